@@ -1,0 +1,1 @@
+//! Measures Mayfly beside the machine's own limits, in the same run.

@@ -1,0 +1,1 @@
+//! Lease, connect, invoke, retry: the microsecond path.

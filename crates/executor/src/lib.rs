@@ -1,0 +1,1 @@
+//! The user-code side: warm parent, workers, dispatch loop, function loading.

@@ -1,0 +1,1 @@
+//! The one-sided transport contract and its backends: shm, tcp, inproc.

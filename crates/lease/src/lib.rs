@@ -1,0 +1,1 @@
+//! Pure lease policy: capability tokens, lease state machine, resource ledger, placement and billing arithmetic.

@@ -1,0 +1,1 @@
+//! The agent on one host: verifies leases, starts and supervises executors, meters them.

@@ -1,0 +1,351 @@
+//! The manager's HTTP bodies, and what a node and its manager say over the WebSocket that the node opened.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::Failure;
+use crate::ids::{LeaseId, NodeId, PublicKey, TenantId};
+
+/// Which runtime the workers need.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Runtime {
+    /// Shared libraries with C-ABI symbols.
+    Native,
+    /// Python callables.
+    Python {
+        /// Full version of the client's interpreter, such as `3.11.7`.
+        version: String,
+        /// Version of the client's cloudpickle.
+        cloudpickle: String,
+        /// The client's own interpreter, used when the node runs on the same host as the same user.
+        executable: Option<String>,
+        /// Directories to put on the workers' module path (same host only).
+        #[serde(default)]
+        path: Vec<String>,
+    },
+}
+
+/// Whether workers poll or sleep while they wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Each worker owns its core and polls, for `hot_for_ms` after each invocation.
+    Hot,
+    /// Workers sleep until woken and share cores.
+    Warm,
+    /// Hot where the node has the cores, else warm; the grant says which.
+    Auto,
+}
+
+/// `POST /v1/leases`, and `lease` on a node's control connection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseRequest {
+    /// Number of workers, 1 to 1,024.
+    pub workers: u16,
+    /// Cores of each worker.
+    #[serde(default = "one")]
+    pub cores_per_worker: u16,
+    /// Memory of the whole lease in bytes; 0 for the node's share per worker.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Length in milliseconds from first use.
+    pub duration_ms: u64,
+    /// Polling or sleeping.
+    pub mode: Mode,
+    /// Milliseconds a hot worker polls before it sleeps; `4294967295` for ever.
+    #[serde(default = "for_ever")]
+    pub hot_for_ms: u32,
+    /// What the workers run.
+    pub runtime: Runtime,
+    /// `process`, the only level of this version.
+    #[serde(default = "process")]
+    pub sandbox: String,
+    /// Ed25519 key whose holder may use the lease.
+    pub holder: PublicKey,
+    /// Milliseconds after which a lease with no open channel is released, once it had one; 0 for never.
+    #[serde(default = "idle_release")]
+    pub idle_release_ms: u64,
+    /// Wanted node, if any.
+    #[serde(default)]
+    pub node: Option<NodeId>,
+}
+
+fn one() -> u16 {
+    1
+}
+fn for_ever() -> u32 {
+    u32::MAX
+}
+fn process() -> String {
+    "process".into()
+}
+fn idle_release() -> u64 {
+    10_000
+}
+
+/// A lease as its holder gets it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Grant {
+    /// Its id.
+    pub lease: LeaseId,
+    /// The signed [`crate::hello::Token`], in hexadecimal.
+    pub token: String,
+    /// Where to use it.
+    pub node: NodeAddress,
+    /// Workers granted.
+    pub workers: u16,
+    /// What `auto` became, or what was asked.
+    pub mode: Mode,
+    /// Memory granted, in bytes.
+    pub memory_bytes: u64,
+    /// Length in milliseconds.
+    pub duration_ms: u64,
+    /// Milliseconds since the Unix epoch when the token ends, for people; the node counts by its own clock.
+    pub expires_at_ms: u64,
+}
+
+/// How to reach a node and how to know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeAddress {
+    /// Its id.
+    pub id: NodeId,
+    /// Its name, for people.
+    pub name: String,
+    /// Boot id of its host: a client with the same one shares its memory.
+    pub host: String,
+    /// Unix socket for clients of the same host.
+    pub unix: Option<String>,
+    /// `address:port` for everybody else.
+    pub tcp: Option<String>,
+    /// Key with which it signs verdicts.
+    pub key: PublicKey,
+}
+
+/// What a node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Capacity {
+    /// Cores that leases may take.
+    pub cores: u16,
+    /// Memory in bytes that leases may take.
+    pub memory_bytes: u64,
+    /// Warm workers it will run at most.
+    pub workers: u16,
+}
+
+/// A node as `GET /v1/nodes` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeStatus {
+    /// Where it is.
+    pub address: NodeAddress,
+    /// What it has.
+    pub capacity: Capacity,
+    /// What is not leased.
+    pub free: Capacity,
+    /// `up`, `lost` or `leaving`.
+    pub state: String,
+    /// Milliseconds since its last heartbeat.
+    pub heartbeat_age_ms: u64,
+    /// Leases it holds.
+    pub leases: u32,
+}
+
+/// A lease as `GET /v1/leases` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseStatus {
+    /// Its id.
+    pub lease: LeaseId,
+    /// Who holds it.
+    pub tenant: TenantId,
+    /// Where.
+    pub node: NodeId,
+    /// `granted`, `active`, `released`, `expired`, `revoked` or `lost`.
+    pub state: String,
+    /// Workers.
+    pub workers: u16,
+    /// Polling or sleeping.
+    pub mode: Mode,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// When it was granted, milliseconds since the Unix epoch.
+    pub granted_at_ms: u64,
+    /// When it will end, milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+    /// What it used so far.
+    pub usage: Usage,
+}
+
+/// What a lease used: the quantities of the papers' bill. All but `calls` and `failures` in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct Usage {
+    /// Sum over workers of time spent inside functions.
+    pub computing_us: u64,
+    /// Sum over workers of time spent polling for work.
+    pub polling_us: u64,
+    /// Time since first use, times the workers.
+    pub allocated_us: u64,
+    /// Invocations that ended.
+    pub calls: u64,
+    /// Of them, those that ended in an error.
+    pub failures: u64,
+}
+
+/// `POST /v1/leases/{id}/renew`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RenewRequest {
+    /// New length from now, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// Body of every HTTP error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What happened and what to do.
+    pub error: Failure,
+}
+
+/// Node to manager.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum NodeMessage {
+    /// First message: who I am, what I have, what I already hold.
+    Register {
+        /// Wire version.
+        version: u16,
+        /// Where clients reach it.
+        address: NodeAddress,
+        /// What it has.
+        capacity: Capacity,
+        /// What is free.
+        free: Capacity,
+        /// Leases it still holds, from before this connection.
+        leases: Vec<crate::node_api::HeldLease>,
+    },
+    /// Every `heartbeat_ms`.
+    Heartbeat {
+        /// What is free now.
+        free: Capacity,
+        /// The node's wall clock, milliseconds since the Unix epoch, from which the manager measures skew.
+        clock_ms: u64,
+    },
+    /// Answer to [`ManagerMessage::Offer`], `Renew` or `End`.
+    Answer {
+        /// Which request.
+        request: u64,
+        /// Why not, if not. For an offer the free capacity follows in the next heartbeat.
+        refused: Option<Failure>,
+        /// What `auto` became, for offers.
+        mode: Option<Mode>,
+    },
+    /// A lease ended here, for whatever cause.
+    LeaseEnded {
+        /// Which.
+        lease: LeaseId,
+        /// `released`, `expired`, `revoked` or `lost`.
+        state: String,
+    },
+    /// A lease was used for the first time.
+    LeaseActive {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// Usage of leases, cumulative per lease, under the node's own growing sequence number; sent again until acknowledged.
+    Meters {
+        /// Number of this entry in the node's journal.
+        sequence: u64,
+        /// Lease and all it used so far.
+        usage: Vec<(LeaseId, Usage)>,
+    },
+}
+
+/// Manager to node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ManagerMessage {
+    /// Registered: your epoch, and how often to send heartbeats.
+    Registered {
+        /// Ownership epoch of this manager over the node.
+        epoch: u64,
+        /// Keys whose tokens to accept.
+        signing_keys: Vec<PublicKey>,
+        /// Heartbeat interval.
+        heartbeat_ms: u64,
+    },
+    /// Refused to register.
+    Refused(Failure),
+    /// Take this lease, if there is room.
+    Offer {
+        /// To be answered under.
+        request: u64,
+        /// Its id.
+        lease: LeaseId,
+        /// Who pays.
+        tenant: TenantId,
+        /// What was asked.
+        spec: LeaseRequest,
+        /// Must equal the epoch of `Registered`.
+        epoch: u64,
+        /// Milliseconds within which it must be used, or its capacity comes back.
+        start_by_ms: u64,
+    },
+    /// Count this lease's length anew from now.
+    Renew {
+        /// To be answered under.
+        request: u64,
+        /// Which.
+        lease: LeaseId,
+        /// New length.
+        duration_ms: u64,
+    },
+    /// End this lease: `released` or `revoked`.
+    End {
+        /// To be answered under.
+        request: u64,
+        /// Which.
+        lease: LeaseId,
+        /// How its record ends.
+        state: String,
+    },
+    /// Meters up to this sequence number are booked.
+    Booked {
+        /// Last booked.
+        sequence: u64,
+    },
+}
+
+/// What `GET /v1/events` (WebSocket) tells.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A node registered.
+    NodeUp {
+        /// Which.
+        node: NodeId,
+    },
+    /// A node's heartbeats stopped or its connection broke.
+    NodeLost {
+        /// Which.
+        node: NodeId,
+    },
+    /// A lease changed its state.
+    Lease {
+        /// Which.
+        lease: LeaseId,
+        /// Where.
+        node: NodeId,
+        /// As in [`LeaseStatus::state`].
+        state: String,
+    },
+}
+
+/// What a daemon writes into its state directory (mode 0600) so that clients of the same user find it, and what
+/// `MAYFLY_MANAGER` may name the path of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// `https://127.0.0.1:7070`.
+    pub manager: String,
+    /// The certificate authority's certificate, PEM.
+    pub ca_pem: String,
+    /// Bearer token.
+    pub token: String,
+}

@@ -1,0 +1,138 @@
+//! What a node and its executors say over the executor's control socket (a Unix `SOCK_SEQPACKET` pair; one JSON message
+//! per packet, descriptors beside it), and the payload of the worker's own `load` function.
+//!
+//! The node trusts nothing it reads here: user code lives in the executor.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ChannelId, CodeHash, Incarnation, WorkerIndex};
+
+/// No packet is longer.
+pub const MAX_PACKET_BYTES: usize = 64 << 10;
+/// The descriptor under which an executor finds its control socket.
+pub const CONTROL_FD: i32 = 3;
+
+/// Node to executor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToExecutor {
+    /// Become the executor of a lease: fork its workers. Descriptor: the meters file
+    /// ([`crate::executor::METER_BYTES`] for each worker).
+    Assign {
+        /// How many workers.
+        workers: u16,
+        /// Core of each worker for a hot lease; empty for a warm one, whose workers use `shared_cores`.
+        cores: Vec<u16>,
+        /// Cores that warm workers and the parent may use.
+        shared_cores: Vec<u16>,
+        /// Milliseconds that a worker polls after an invocation before it sleeps; `u32::MAX` for ever.
+        hot_for_ms: u32,
+        /// Directory of code files, each named by its hash.
+        code_dir: String,
+        /// Most bytes that one output may have.
+        max_output_bytes: u64,
+    },
+    /// Serve a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls).
+    Attach {
+        /// Which worker.
+        worker: WorkerIndex,
+        /// The channel.
+        channel: ChannelId,
+        /// One of [`crate::hello::transport`].
+        transport: u8,
+        /// Slots of each ring.
+        slots: u16,
+        /// Stride of each ring.
+        stride_bytes: u32,
+        /// Bulk bytes of each side.
+        bulk_bytes: u64,
+        /// For tls: PKCS#8 of the executor's key for this lease.
+        executor_key_pkcs8: Option<Vec<u8>>,
+        /// For tls: the only client key to accept.
+        client_key: Option<crate::ids::PublicKey>,
+    },
+    /// Kill and replace this worker.
+    Kill {
+        /// Which worker.
+        worker: WorkerIndex,
+    },
+}
+
+/// Executor to node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromExecutor {
+    /// Started and waiting to be assigned.
+    Ready {
+        /// What it runs: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
+        runtime: String,
+    },
+    /// A worker was forked, at first or again.
+    WorkerStarted {
+        /// Which.
+        worker: WorkerIndex,
+        /// Its incarnation.
+        incarnation: Incarnation,
+        /// Its process id.
+        pid: u32,
+    },
+    /// A worker ended by itself (`signal` 0) or by a signal.
+    WorkerEnded {
+        /// Which.
+        worker: WorkerIndex,
+        /// Its incarnation.
+        incarnation: Incarnation,
+        /// Exit status, when `signal` is 0.
+        status: i32,
+        /// Signal that killed it, or 0.
+        signal: i32,
+    },
+    /// The worker is done with a channel whose peer went away (streams only).
+    Detached {
+        /// Which.
+        worker: WorkerIndex,
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// The executor cannot go on; it exits after this.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Payload of an invocation of [`crate::ids::FunctionIndex::LOAD`]; the reply is the index as two little-endian bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadFunction {
+    /// Hash of the code, which the node must have.
+    pub hash: CodeHash,
+    /// What the code is.
+    #[serde(flatten)]
+    pub form: Form,
+}
+
+/// What a piece of code is and how to call it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "form", rename_all = "snake_case")]
+pub enum Form {
+    /// A symbol `uint32_t f(void* in, uint32_t size, void* out)` of a shared library.
+    Plain {
+        /// Its name.
+        symbol: String,
+    },
+    /// A symbol `int32_t f(mf_context*, const void* in, size_t in_len, void* out, size_t out_capacity, size_t* out_len)`.
+    Checked {
+        /// Its name.
+        symbol: String,
+    },
+    /// A Python callable, pickled by cloudpickle.
+    Python {
+        /// `major.minor` of the Python that pickled it.
+        python: String,
+        /// Version of the cloudpickle that pickled it.
+        cloudpickle: String,
+    },
+}
+
+/// Meter of one worker in the meters file: three 128-byte blocks, each with one writer.
+pub const METER_BYTES: usize = 384;

@@ -1,0 +1,177 @@
+//! The first bytes on every connection to a node.
+//!
+//! A client sends one [`Hello`] and nothing more until it has read the node's [`Verdict`]. Both are of fixed size, so a
+//! node reads exactly that much and allocates nothing for a peer that it has not verified. The signature covers every
+//! byte of the hello before it and is made with the holder key that the token names, so a stolen token opens nothing.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::ids::{ChannelId, KeyId, LeaseId, NodeId, PublicKey, TenantId};
+use crate::slot::Geometry;
+
+/// First bytes of every hello.
+pub const MAGIC: [u8; 8] = *b"MAYFLY\r\n";
+
+/// What a connection is for.
+pub mod purpose {
+    /// Open a channel to one worker of the lease.
+    pub const CHANNEL: u8 = 1;
+    /// Make framed [`crate::node_api`] requests.
+    pub const CONTROL: u8 = 2;
+}
+
+/// Transport that the client wants for a channel.
+pub mod transport {
+    /// Shared memory: the connection must be the node's Unix socket.
+    pub const SHM: u8 = 1;
+    /// The connection itself, in clear. Nodes refuse it from off the loopback unless site policy trusts the fabric.
+    pub const TCP: u8 = 2;
+    /// The connection itself under mutual TLS 1.3 with raw public keys.
+    pub const TLS: u8 = 3;
+}
+
+/// What a token allows.
+pub mod kind {
+    /// Channels to, and control of, one lease.
+    pub const LEASE: u8 = 1;
+    /// Leasing from the node directly, without a manager.
+    pub const ALLOWANCE: u8 = 2;
+}
+
+/// Whose expiry, in [`Token::expires_at_ms`]: the wall clock never alone ends a lease (the node counts its length by its
+/// own monotonic clock), it only bounds how long the signed bytes mean anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Token {
+    /// [`crate::WIRE_VERSION`] of the issuer.
+    pub version: U16,
+    /// One of [`kind`].
+    pub kind: u8,
+    /// Sandbox level: 0 process.
+    pub sandbox: u8,
+    /// Workers of the lease.
+    pub workers: U16,
+    /// Cores of each worker, for hot leases; the cap for allowances.
+    pub cores: U16,
+    /// Memory of the whole lease in bytes.
+    pub memory_bytes: U64,
+    /// The lease (zero in an allowance).
+    pub lease: LeaseId,
+    /// Who pays.
+    pub tenant: TenantId,
+    /// The only node that may honour it.
+    pub node: NodeId,
+    /// Who may use it: the key that signs hellos.
+    pub holder: PublicKey,
+    /// Ownership epoch of the manager that granted it; 0 when the node signed for itself.
+    pub epoch: U64,
+    /// Milliseconds since the Unix epoch before which it is not valid.
+    pub not_before_ms: U64,
+    /// Milliseconds since the Unix epoch after which it is not valid.
+    pub expires_at_ms: U64,
+    /// Length of the lease in milliseconds, counted by the node from first use.
+    pub duration_ms: U64,
+    /// Key that signed.
+    pub issuer: KeyId,
+    /// Ed25519 over every byte before it.
+    pub signature: [u8; 64],
+}
+
+/// Bytes of a [`Token`].
+pub const TOKEN_BYTES: usize = size_of::<Token>();
+
+/// The opening of a connection, client to node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`crate::WIRE_VERSION`] of the client.
+    pub version: U16,
+    /// One of [`purpose`].
+    pub purpose: u8,
+    /// One of [`transport`]; 0 for control.
+    pub transport: u8,
+    /// Wanted worker.
+    pub worker: U16,
+    /// [`Geometry::slots`].
+    pub slots: U16,
+    /// [`Geometry::stride_bytes`].
+    pub stride_bytes: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// [`Geometry::bulk_bytes`].
+    pub bulk_bytes: U64,
+    /// The channel to be, drawn at random; also what makes a replayed hello recognisable.
+    pub channel: ChannelId,
+    /// The client's clock, milliseconds since the Unix epoch, for the replay window.
+    pub sent_at_ms: U64,
+    /// What allows it.
+    pub token: Token,
+    /// Ed25519 by the token's holder over every byte before it.
+    pub signature: [u8; 64],
+}
+
+/// Bytes of a [`Hello`].
+pub const HELLO_BYTES: usize = size_of::<Hello>();
+
+impl Hello {
+    /// The wanted geometry, not yet checked.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            slots: self.slots.get(),
+            stride_bytes: self.stride_bytes.get(),
+            bulk_bytes: self.bulk_bytes.get(),
+        }
+    }
+
+    /// The bytes that its signature covers.
+    pub fn signed_bytes(&self) -> &[u8] {
+        &self.as_bytes()[..HELLO_BYTES - 64]
+    }
+}
+
+impl Token {
+    /// The bytes that its signature covers.
+    pub fn signed_bytes(&self) -> &[u8] {
+        &self.as_bytes()[..TOKEN_BYTES - 64]
+    }
+}
+
+/// The node's answer. For a shared-memory channel the memory file rides along with it (SCM_RIGHTS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Verdict {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`crate::WIRE_VERSION`] of the node.
+    pub version: U16,
+    /// 0 when accepted, else a [`crate::error::Code`] number.
+    pub code: U16,
+    /// Incarnation of the worker behind the channel.
+    pub incarnation: U32,
+    /// Process id of the worker on its host, for people.
+    pub worker_pid: U32,
+    /// Bytes of UTF-8 in `text`.
+    pub text_length: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Key with which the executor proves itself in TLS; signed below by the node.
+    pub executor_key: PublicKey,
+    /// Ed25519 by the node over channel id and executor key. Zero when refused.
+    pub signature: [u8; 64],
+    /// Why it was refused and what to do, for people.
+    pub text: [u8; 392],
+}
+
+/// Bytes of a [`Verdict`].
+pub const VERDICT_BYTES: usize = size_of::<Verdict>();
+
+impl Verdict {
+    /// The text, as far as it is UTF-8.
+    pub fn message(&self) -> String {
+        let length = (self.text_length.get() as usize).min(self.text.len());
+        String::from_utf8_lossy(&self.text[..length]).into_owned()
+    }
+}

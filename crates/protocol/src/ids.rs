@@ -1,0 +1,101 @@
+//! Identities as types, so that a lease's id can never be passed where a node's is wanted.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// An id was not the expected number of hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not {kind}: expected {digits} hexadecimal digits")]
+pub struct ParseIdError {
+    text: String,
+    kind: &'static str,
+    digits: usize,
+}
+
+macro_rules! byte_id {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name(pub [u8; $bytes]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&hex::encode(self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseIdError;
+            fn from_str(text: &str) -> Result<Self, ParseIdError> {
+                let mut bytes = [0; $bytes];
+                hex::decode_to_slice(text, &mut bytes).map_err(|_| ParseIdError {
+                    text: text.chars().take(80).collect(),
+                    kind: $kind,
+                    digits: $bytes * 2,
+                })?;
+                Ok(Self(bytes))
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+                String::schema()
+            }
+        }
+        impl utoipa::ToSchema for $name {}
+    };
+}
+
+byte_id!(/** One lease, drawn at random by whoever grants it. */ LeaseId, 16, "a lease id");
+byte_id!(/** One node, drawn at random when its state directory is made and kept there. */ NodeId, 16, "a node id");
+byte_id!(/** One tenant: whom a lease is granted to and who pays for it. */ TenantId, 16, "a tenant id");
+byte_id!(/** One channel, drawn at random by the client that opens it. */ ChannelId, 16, "a channel id");
+byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");
+byte_id!(/** An Ed25519 public key. */ PublicKey, 32, "an Ed25519 public key");
+byte_id!(/** First eight bytes of the SHA-256 of a public key; lets signing keys rotate. */ KeyId, 8, "a key id");
+
+/// A worker's place among its lease's workers, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(transparent)]
+pub struct WorkerIndex(pub u16);
+
+/// How often the worker at one [`WorkerIndex`] has been started, from 1. State kept in a worker lives as long as this
+/// number stays the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(transparent)]
+pub struct Incarnation(pub u32);
+
+/// The index under which a worker knows a resolved function on one channel. Index 0 is the worker's own `load`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FunctionIndex(pub u16);
+
+impl FunctionIndex {
+    /// Resolves a function and answers its index; the payload is [`crate::executor::LoadFunction`] as JSON.
+    pub const LOAD: Self = Self(0);
+}

@@ -1,0 +1,22 @@
+//! The words that Mayfly's processes say to each other: ids, wire structs, versions and error codes.
+//!
+//! Nothing here does I/O, reads a clock or holds a key. Four conversations are defined:
+//!
+//! - [`slot`]: what a client and a worker write into each other's rings, once per invocation;
+//! - [`hello`]: the fixed-size opening of every connection to a node, and the node's verdict;
+//! - [`node_api`]: the framed requests a verified peer may make of a node (lease, release, code, cancel, fate);
+//! - [`executor`]: what a node and its executors say over the executor's one control socket;
+//! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection.
+//!
+//! Every failure that can reach a user has an [`error::Code`], which is stable and documented.
+
+pub mod api;
+pub mod error;
+pub mod executor;
+pub mod hello;
+pub mod ids;
+pub mod node_api;
+pub mod slot;
+
+/// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
+pub const WIRE_VERSION: u16 = 1;

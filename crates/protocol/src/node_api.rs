@@ -1,0 +1,168 @@
+//! Requests to a node over a control connection (after an accepted [`crate::hello::Hello`] with purpose `CONTROL`).
+//!
+//! A frame is a little-endian `u32` length and that many bytes of JSON. `PutCode` is followed by the announced number
+//! of raw bytes, which are not JSON. One response frame answers each request, in order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Grant, LeaseRequest};
+use crate::error::Failure;
+use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, WorkerIndex};
+
+/// No JSON frame is longer.
+pub const MAX_FRAME_BYTES: u32 = 1 << 20;
+/// No code is longer.
+pub const MAX_CODE_BYTES: u64 = 4 << 30;
+
+/// What a verified peer may ask. An allowance permits `Lease`; a lease token the others, on its own lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Request {
+    /// A lease straight from this node.
+    Lease(Box<LeaseRequest>),
+    /// More time: the new length of the lease, from now.
+    Renew {
+        /// Milliseconds from now.
+        duration_ms: u64,
+    },
+    /// The lease is no longer needed.
+    Release,
+    /// Whether the node has this code.
+    HasCode {
+        /// SHA-256 of it.
+        hash: CodeHash,
+    },
+    /// `length` raw bytes follow this frame; the node keeps them under their hash.
+    PutCode {
+        /// SHA-256 of them.
+        hash: CodeHash,
+        /// How many bytes follow.
+        length: u64,
+    },
+    /// End the invocation `sequence` on `channel`, by killing its worker, if it is the one that runs.
+    Cancel {
+        /// The channel it was sent on.
+        channel: ChannelId,
+        /// Its sequence number.
+        sequence: u32,
+    },
+    /// What became of a channel that broke.
+    Fate {
+        /// The broken channel.
+        channel: ChannelId,
+    },
+}
+
+/// The node's answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Response {
+    /// To `Lease`.
+    Granted(Box<Grant>),
+    /// To `Renew`: a fresh grant with a later expiry.
+    Renewed(Box<Grant>),
+    /// To `Release`, `PutCode`, `Cancel`.
+    Done,
+    /// To `HasCode`.
+    Code {
+        /// Whether the node has it.
+        present: bool,
+    },
+    /// To `Fate`.
+    Fate(Fate),
+    /// To anything.
+    Failed(Failure),
+}
+
+/// What became of a channel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fate {
+    /// Worker it led to.
+    pub worker: WorkerIndex,
+    /// Incarnation it led to.
+    pub incarnation: Incarnation,
+    /// Last sequence number that the worker began.
+    pub started: u32,
+    /// Last sequence number that the worker finished. Equal to `started` when it died between calls.
+    pub finished: u32,
+    /// Why the channel ended; none while it is alive.
+    pub end: Option<End>,
+}
+
+/// Why a channel or a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum End {
+    /// The worker called exit.
+    Exited {
+        /// Its exit status.
+        status: i32,
+    },
+    /// The worker was killed by a signal that Mayfly did not send: a crash.
+    Signalled {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Killed because a call ran past its deadline.
+    Deadline,
+    /// Killed because the caller cancelled a running call.
+    Cancelled,
+    /// The whole executor died.
+    ExecutorDied,
+    /// The lease expired.
+    Expired,
+    /// The lease was released.
+    Released,
+    /// The lease was revoked.
+    Revoked,
+    /// The client went away.
+    ClientGone,
+    /// The client broke the protocol.
+    Violation,
+}
+
+impl End {
+    /// Number under which it is written into a shared-memory channel's header; 0 there means alive.
+    pub fn to_word(self) -> u32 {
+        let (kind, detail) = match self {
+            Self::Exited { status } => (1, status as u32 & 0xffff),
+            Self::Signalled { signal } => (2, signal as u32 & 0xffff),
+            Self::Deadline => (3, 0),
+            Self::Cancelled => (4, 0),
+            Self::ExecutorDied => (5, 0),
+            Self::Expired => (6, 0),
+            Self::Released => (7, 0),
+            Self::Revoked => (8, 0),
+            Self::ClientGone => (9, 0),
+            Self::Violation => (10, 0),
+        };
+        kind << 16 | detail
+    }
+
+    /// Reads [`End::to_word`]; anything unknown (the page is shared) counts as a dead executor.
+    pub fn from_word(word: u32) -> Option<Self> {
+        let detail = (word & 0xffff) as i32;
+        Some(match word >> 16 {
+            0 => return None,
+            1 => Self::Exited { status: detail },
+            2 => Self::Signalled { signal: detail },
+            3 => Self::Deadline,
+            4 => Self::Cancelled,
+            6 => Self::Expired,
+            7 => Self::Released,
+            8 => Self::Revoked,
+            9 => Self::ClientGone,
+            10 => Self::Violation,
+            _ => Self::ExecutorDied,
+        })
+    }
+}
+
+/// A lease as the node that holds it reports it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeldLease {
+    /// Which.
+    pub lease: LeaseId,
+    /// Milliseconds left by the node's clock.
+    pub remaining_ms: u64,
+}

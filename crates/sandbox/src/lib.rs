@@ -1,0 +1,1 @@
+//! Starts processes that cannot outlive or escape their node.

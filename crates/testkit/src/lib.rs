@@ -1,0 +1,1 @@
+//! In-process cluster, fake clock, fault injection. Dev-dependency only.

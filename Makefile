@@ -1,0 +1,51 @@
+# The front door. Each target works on a fresh Debian or Ubuntu with a Rust toolchain and Python 3.11 or later: it
+# installs what else is missing, or says what to install. Caches live in $MAYFLY_CACHE (~/.cache/mayfly), never here.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint build fmt generate test-rust test-python loom soak miri valgrind clean
+export MAYFLY_CACHE MAYFLY_PYTHON MAYFLY_PEERS
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+demo: ## build, then run functions over real input and show their latencies
+	@scripts/demo
+
+test: ## build, then run every test
+	@scripts/test
+
+bench: ## measure beside the machine's limits and beside the peers
+	@scripts/bench
+
+lint: ## formatting, clippy, ruff, mypy, drift of generated files
+	@scripts/lint
+
+build: ## programs, C library and Python package, released
+	@scripts/build
+
+fmt: ## format everything
+	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples
+
+generate: ## rewrite the generated files (C header, OpenAPI)
+	@scripts/generate
+
+test-rust: ## the Rust tests alone
+	@scripts/test rust
+
+test-python: ## the black-box tests alone: real processes, driven from Python
+	@scripts/test python
+
+loom: ## model-check the lock-free code (LOOM_MAX_PREEMPTIONS=3)
+	@scripts/test loom
+
+soak: ## the long tests
+	@scripts/test soak
+
+miri: ## unsafe code under Miri (needs a nightly toolchain)
+	@scripts/test miri
+
+valgrind: ## unsafe code under valgrind
+	@scripts/test valgrind
+
+clean: ## remove what was built, here and in the cache
+	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/mayfly/bin "$$MAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'

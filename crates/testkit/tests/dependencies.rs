@@ -1,0 +1,159 @@
+//! Dependencies flow one way, as ARCHITECTURE.md says. Who audits the hot path reads client, fabric and executor, and
+//! what keeps that true is this test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Each crate's level. A crate depends on lower levels only.
+const LEVELS: &[(&str, u8)] = &[
+    ("mayfly-protocol", 0),
+    ("mayfly-fabric", 1),
+    ("mayfly-lease", 1),
+    ("mayfly-harvest", 1),
+    ("mayfly-sandbox", 1),
+    ("mayfly-client", 2),
+    ("mayfly-executor", 2),
+    ("mayfly-comm", 2),
+    ("mayfly-node", 3),
+    ("mayfly-manager", 3),
+    ("mayfly-frame", 4),
+    ("mayfly-bench", 4),
+    ("mayfly-cli", 5),
+    ("mayfly-c", 5),
+    ("mayfly-python", 5),
+    ("mayfly-testkit", 6),
+];
+
+/// Other people's crates that would break a promise of the crate on the left: the hot path is synchronous and ends in
+/// other people's programs, and policy has neither I/O nor a clock.
+const FORBIDDEN: &[(&str, &[&str])] = &[
+    (
+        "mayfly-protocol",
+        &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
+    ),
+    (
+        "mayfly-lease",
+        &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
+    ),
+    (
+        "mayfly-harvest",
+        &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
+    ),
+    ("mayfly-fabric", &["tokio", "axum", "tracing"]),
+    ("mayfly-client", &["tokio", "axum", "tracing"]),
+    ("mayfly-executor", &["tokio", "axum", "tracing"]),
+];
+
+/// Dependencies of one crate, by kind: what is linked into it, and what only its tests use.
+struct Dependencies {
+    linked: BTreeSet<String>,
+    tests: BTreeSet<String>,
+}
+
+fn workspace() -> BTreeMap<String, Dependencies> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(mayfly_testkit::root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "cargo metadata failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let packages = metadata["packages"].as_array().expect("metadata lists packages");
+    packages
+        .iter()
+        .map(|package| {
+            let name = package["name"].as_str().expect("a package has a name").to_owned();
+            let mut dependencies = Dependencies {
+                linked: BTreeSet::new(),
+                tests: BTreeSet::new(),
+            };
+            for dependency in package["dependencies"]
+                .as_array()
+                .expect("a package lists its dependencies")
+            {
+                let of = dependency["name"].as_str().expect("a dependency has a name").to_owned();
+                match dependency["kind"].as_str() {
+                    Some("dev") => dependencies.tests.insert(of),
+                    _ => dependencies.linked.insert(of),
+                };
+            }
+            (name, dependencies)
+        })
+        .collect()
+}
+
+fn level(name: &str) -> u8 {
+    let found = LEVELS.iter().find(|(crate_name, _)| *crate_name == name);
+    found
+        .unwrap_or_else(|| panic!("{name} has no level yet: add it to LEVELS here and to ARCHITECTURE.md"))
+        .1
+}
+
+#[test]
+fn every_crate_depends_on_lower_levels_only() {
+    let mut wrong = Vec::new();
+    for (name, dependencies) in workspace() {
+        let own = level(&name);
+        for other in dependencies.linked.iter().filter(|other| other.starts_with("mayfly-")) {
+            if level(other) >= own {
+                wrong.push(format!(
+                    "{name} (level {own}) depends on {other} (level {})",
+                    level(other)
+                ));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "dependencies must flow one way:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn tests_may_use_any_crate_but_nothing_links_the_testkit() {
+    for (name, dependencies) in workspace() {
+        assert!(
+            !dependencies.linked.contains("mayfly-testkit"),
+            "{name} links mayfly-testkit, which is for tests"
+        );
+        for other in dependencies.tests.iter().filter(|other| other.starts_with("mayfly-")) {
+            level(other);
+        }
+    }
+}
+
+#[test]
+fn the_hot_path_has_no_runtime_and_policy_has_no_io() {
+    let workspace = workspace();
+    for (name, forbidden) in FORBIDDEN {
+        let Some(dependencies) = workspace.get(*name) else {
+            continue;
+        };
+        for other in *forbidden {
+            assert!(
+                !dependencies.linked.contains(*other),
+                "{name} must not depend on {other}"
+            );
+        }
+    }
+}
+
+#[test]
+fn cryptography_has_one_provider() {
+    let lock = std::fs::read_to_string(mayfly_testkit::root().join("Cargo.lock")).expect("Cargo.lock is committed");
+    assert!(
+        !lock.contains("name = \"aws-lc-rs\""),
+        "rustls is to use ring alone; something pulled in aws-lc-rs"
+    );
+    assert!(
+        !lock.contains("name = \"openssl-sys\""),
+        "no crate may link the system's OpenSSL"
+    );
+}

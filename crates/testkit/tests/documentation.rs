@@ -1,0 +1,67 @@
+//! docs/errors.md is where an error message sends its reader: it has a section for every code, with a remedy.
+
+use std::collections::BTreeSet;
+
+use mayfly_protocol::error::{Code, Retry};
+
+/// The page's sections by heading: `## 17 output_overflow`.
+fn sections() -> Vec<(String, String)> {
+    let page = std::fs::read_to_string(mayfly_testkit::root().join("docs/errors.md")).expect("docs/errors.md is there");
+    let mut sections = Vec::new();
+    for part in page.split("\n## ").skip(1) {
+        let (heading, body) = part.split_once('\n').unwrap_or((part, ""));
+        sections.push((heading.trim().to_owned(), body.to_owned()));
+    }
+    sections
+}
+
+fn heading(code: Code) -> String {
+    format!("{} {}", code as u16, code.name())
+}
+
+/// What the page says about repeating a request, by what the code says.
+fn retry_sentence(retry: Retry) -> &'static str {
+    match retry {
+        Retry::Never => "Retry: no.",
+        Retry::Later => "Retry: later.",
+        Retry::Elsewhere => "Retry: at once, elsewhere.",
+        Retry::IfIdempotent => "Retry: only if idempotent.",
+    }
+}
+
+#[test]
+fn every_code_has_a_section_with_its_status_its_retry_and_a_remedy() {
+    let sections = sections();
+    let mut wrong = Vec::new();
+    for code in Code::ALL {
+        let wanted = heading(*code);
+        match sections.iter().find(|(found, _)| *found == wanted) {
+            None => wrong.push(format!("no section '## {wanted}'")),
+            Some((_, body)) => {
+                for sentence in [
+                    format!("HTTP {}.", code.http_status()),
+                    retry_sentence(code.retry()).to_owned(),
+                ] {
+                    if !body.contains(&sentence) {
+                        wrong.push(format!("'## {wanted}' does not say '{sentence}'"));
+                    }
+                }
+                if !body.contains("**What to do.**") {
+                    wrong.push(format!("'## {wanted}' has no remedy under '**What to do.**'"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "docs/errors.md:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_section_is_left_over_from_a_code_that_is_gone() {
+    let known: BTreeSet<String> = Code::ALL.iter().map(|code| heading(*code)).collect();
+    for (found, _) in sections() {
+        assert!(
+            known.contains(&found),
+            "docs/errors.md describes '{found}', which is no code"
+        );
+    }
+}

@@ -1,1 +1,26 @@
 //! Pure lease policy: capability tokens, lease state machine, resource ledger, placement and billing arithmetic.
+//!
+//! No I/O, no clock, no randomness: time comes in as milliseconds, random bytes as bytes, and what should be done comes
+//! out as a value. The daemons and the simulator run the same code.
+//!
+//! - [`key`]: Ed25519 keys, and their encodings for TLS raw public keys;
+//! - [`token`]: signing and checking of tokens, hellos and verdicts; [`replay`] remembers hellos that were seen;
+//! - [`state`]: the life of one lease by its node's monotonic clock;
+//! - [`ledger`]: what one node has and who holds it;
+//! - [`placement`]: which node should get a lease;
+//! - [`billing`]: what a lease used, and what it costs.
+
+pub mod billing;
+pub mod key;
+pub mod ledger;
+pub mod placement;
+pub mod replay;
+pub mod state;
+pub mod token;
+
+pub use billing::{Account, Prices};
+pub use key::SigningKey;
+pub use ledger::{Ledger, Reservation};
+pub use replay::ReplayWindow;
+pub use state::{Lease, State, Step, Terms};
+pub use token::TokenError;

@@ -261,6 +261,10 @@ pub enum NodeMessage {
 /// Manager to node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "each lives for one send or one receive, and an offer is the common one"
+)]
 pub enum ManagerMessage {
     /// Registered: your epoch, and how often to send heartbeats.
     Registered {
@@ -270,6 +274,10 @@ pub enum ManagerMessage {
         signing_keys: Vec<PublicKey>,
         /// Heartbeat interval.
         heartbeat_ms: u64,
+        /// In exchange for a join token: the bearer with which this node, and no other, connects from now on. Keep it
+        /// with mode 0600; the join token is used up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        credential: Option<String>,
     },
     /// Refused to register.
     Refused(Failure),
@@ -348,4 +356,52 @@ pub struct Connection {
     pub ca_pem: String,
     /// Bearer token.
     pub token: String,
+}
+
+/// `POST /v1/nodes/join-tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinTokenRequest {
+    /// Milliseconds after which an unused token means nothing; an hour when absent.
+    #[serde(default = "an_hour")]
+    pub valid_for_ms: u64,
+}
+
+fn an_hour() -> u64 {
+    3_600_000
+}
+
+/// Answer to [`JoinTokenRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinToken {
+    /// Bearer for one first connection to `/v1/nodes/connect`.
+    pub token: String,
+    /// `https://127.0.0.1:7070`.
+    pub manager: String,
+    /// The certificate authority's certificate, PEM.
+    pub ca_pem: String,
+    /// When it ends, milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+}
+
+/// `GET /v1/version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VersionInfo {
+    /// Release of the manager.
+    pub version: String,
+    /// Its [`crate::WIRE_VERSION`].
+    pub wire_version: u16,
+}
+
+/// `GET /v1/health`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// `ok`, or `degraded` while the store cannot write.
+    pub status: String,
+    /// Nodes that are up.
+    pub nodes_up: u32,
+    /// Leases that are granted or active.
+    pub leases: u32,
+    /// What the store said last, while degraded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_error: Option<String>,
 }

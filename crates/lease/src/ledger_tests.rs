@@ -1,0 +1,192 @@
+use mayfly_protocol::api::Runtime;
+use mayfly_protocol::ids::PublicKey;
+use proptest::prelude::*;
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn request(workers: u16, mode: Mode) -> LeaseRequest {
+    LeaseRequest {
+        workers,
+        cores_per_worker: 1,
+        memory_bytes: 0,
+        duration_ms: 1_000,
+        mode,
+        hot_for_ms: u32::MAX,
+        runtime: Runtime::Native,
+        sandbox: "process".into(),
+        holder: PublicKey([0; 32]),
+        idle_release_ms: 0,
+        node: None,
+    }
+}
+
+fn ledger(cores: u16) -> Ledger {
+    Ledger::new(Resources::of_machine((0..cores).collect(), 8 * GIB))
+}
+
+fn lease(n: u16) -> LeaseId {
+    let mut id = [0; 16];
+    id[..2].copy_from_slice(&n.to_le_bytes());
+    LeaseId(id)
+}
+
+#[test]
+fn a_hot_lease_owns_cores_and_one_stays_shared() {
+    let mut ledger = ledger(4);
+    let taken = ledger.reserve(lease(1), &request(3, Mode::Hot)).unwrap().clone();
+    assert_eq!(taken.cores, vec![3, 2, 1]);
+    assert_eq!(ledger.shared_cores(), vec![0]);
+    assert_eq!(ledger.free().cores, 0);
+}
+
+#[test]
+fn of_two_that_race_for_the_last_core_exactly_one_wins() {
+    let mut ledger = ledger(2);
+    assert!(ledger.reserve(lease(1), &request(1, Mode::Hot)).is_ok());
+    let error = ledger.reserve(lease(2), &request(1, Mode::Hot)).unwrap_err();
+    assert_eq!(
+        error,
+        LedgerError::NoCapacity {
+            what: "cores",
+            asked: 1,
+            free: 0,
+            total: 1
+        }
+    );
+    assert_eq!(error.code(), Code::NoCapacity);
+    ledger.release(&lease(1)).unwrap();
+    assert!(ledger.reserve(lease(2), &request(1, Mode::Hot)).is_ok());
+}
+
+#[test]
+fn more_than_there_ever_is_is_too_large_and_says_what_there_is() {
+    let error = ledger(2).reserve(lease(1), &request(2, Mode::Hot)).unwrap_err();
+    assert_eq!(error.code(), Code::TooLarge);
+    assert_eq!(
+        error.to_string(),
+        "the lease asks for 2 cores and the node has 1 in all; ask for less or for mode warm, which shares cores"
+    );
+    let greedy = LeaseRequest {
+        memory_bytes: 9 * GIB,
+        ..request(1, Mode::Warm)
+    };
+    assert_eq!(ledger(2).reserve(lease(1), &greedy).unwrap_err().code(), Code::TooLarge);
+}
+
+#[test]
+fn auto_is_hot_while_there_are_cores_and_warm_after() {
+    let mut ledger = ledger(2);
+    assert_eq!(
+        ledger.reserve(lease(1), &request(1, Mode::Auto)).unwrap().mode,
+        Mode::Hot
+    );
+    let second = ledger.reserve(lease(2), &request(1, Mode::Auto)).unwrap().clone();
+    assert_eq!((second.mode, second.cores), (Mode::Warm, vec![]));
+}
+
+#[test]
+fn one_core_serves_only_warm_leases() {
+    let mut ledger = ledger(1);
+    assert_eq!(ledger.capacity().cores, 0);
+    assert_eq!(
+        ledger.reserve(lease(1), &request(1, Mode::Auto)).unwrap().mode,
+        Mode::Warm
+    );
+    assert_eq!(
+        ledger.reserve(lease(2), &request(1, Mode::Hot)).unwrap_err().code(),
+        Code::TooLarge
+    );
+}
+
+#[test]
+fn nonsense_is_refused_before_anything_is_taken() {
+    let mut ledger = ledger(4);
+    let before = ledger.free();
+    for bad in [
+        request(0, Mode::Warm),
+        LeaseRequest {
+            cores_per_worker: 0,
+            ..request(1, Mode::Warm)
+        },
+        LeaseRequest {
+            duration_ms: 0,
+            ..request(1, Mode::Warm)
+        },
+        LeaseRequest {
+            sandbox: "container".into(),
+            ..request(1, Mode::Warm)
+        },
+    ] {
+        assert_eq!(ledger.reserve(lease(1), &bad).unwrap_err().code(), Code::InvalidRequest);
+    }
+    assert_eq!(
+        ledger.reserve(lease(1), &request(1025, Mode::Warm)).unwrap_err().code(),
+        Code::TooLarge
+    );
+    assert_eq!(ledger.free(), before);
+}
+
+#[test]
+fn a_lease_cannot_be_reserved_twice_nor_released_twice() {
+    let mut ledger = ledger(4);
+    ledger.reserve(lease(1), &request(1, Mode::Warm)).unwrap();
+    assert!(ledger.reserve(lease(1), &request(1, Mode::Warm)).is_err());
+    assert!(ledger.release(&lease(1)).is_some());
+    assert!(ledger.release(&lease(1)).is_none());
+}
+
+fn any_request() -> impl Strategy<Value = LeaseRequest> {
+    let mode = prop_oneof![Just(Mode::Hot), Just(Mode::Warm), Just(Mode::Auto)];
+    (
+        0..12u16,
+        0..4u16,
+        prop_oneof![Just(0), 1..10 * GIB, Just(u64::MAX)],
+        mode,
+    )
+        .prop_map(|(workers, cores_per_worker, memory_bytes, mode)| LeaseRequest {
+            cores_per_worker,
+            memory_bytes,
+            ..request(workers, mode)
+        })
+}
+
+proptest! {
+    #[test]
+    fn books_always_balance(
+        cores in 0..9u16,
+        steps in proptest::collection::vec((0..6u16, proptest::option::weighted(0.7, any_request())), 1..60),
+    ) {
+        let mut ledger = ledger(cores);
+        let empty = ledger.free();
+        for (n, step) in steps {
+            let before = ledger.free();
+            match step {
+                Some(asked) => match ledger.reserve(lease(n), &asked).cloned() {
+                    Ok(got) => {
+                        prop_assert!(got.mode != Mode::Auto);
+                        prop_assert!(got.memory_bytes >= asked.memory_bytes);
+                        let wanted = if got.mode == Mode::Hot { cores_of(&asked) } else { 0 };
+                        prop_assert_eq!(got.cores.len() as u64, wanted);
+                    }
+                    Err(_) => prop_assert_eq!(ledger.free(), before, "a refused lease took something"),
+                },
+                None => { ledger.release(&lease(n)); }
+            }
+            let held: Vec<_> = (0..6).filter_map(|n| ledger.held(&lease(n))).collect();
+            let owned: Vec<u16> = held.iter().flat_map(|r| r.cores.clone()).collect();
+            let distinct: BTreeSet<u16> = owned.iter().copied().collect();
+            prop_assert_eq!(owned.len(), distinct.len(), "one core has two owners");
+            prop_assert!(ledger.shared_cores().iter().all(|core| !distinct.contains(core)));
+            prop_assert!(cores == 0 || !ledger.shared_cores().is_empty());
+            let memory: u64 = held.iter().map(|r| r.memory_bytes).sum();
+            prop_assert_eq!(memory + ledger.free().memory_bytes, empty.memory_bytes);
+            let warm: u16 = held.iter().filter(|r| r.mode == Mode::Warm).map(|r| r.workers).sum();
+            prop_assert_eq!(warm + ledger.free().workers, empty.workers);
+            prop_assert_eq!(owned.len() as u16 + ledger.free().cores, empty.cores);
+        }
+        for n in 0..6 { ledger.release(&lease(n)); }
+        prop_assert_eq!(ledger.free(), empty, "release returns everything");
+    }
+}

@@ -1,0 +1,293 @@
+//! Which nodes to offer a lease to, in which order. A choice only: the node alone allocates, and may refuse.
+
+use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::NodeId;
+
+use crate::ledger::{LedgerError, validate};
+
+/// A node as placement sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// Which.
+    pub node: NodeId,
+    /// Whether it takes leases: connected, heard from in time, not leaving.
+    pub up: bool,
+    /// What it has.
+    pub capacity: Capacity,
+    /// What is free, as last heard.
+    pub free: Capacity,
+}
+
+/// Why no node can take a lease.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// The request itself.
+    #[error(transparent)]
+    Invalid(#[from] LedgerError),
+    /// Nobody is here.
+    #[error("no node is connected to this manager; start one with `mayfly node`, or wait for one to come back")]
+    NoNodes,
+    /// The wanted node is not here.
+    #[error("node {0} is not connected to this manager; `mayfly status` lists those that are")]
+    UnknownNode(NodeId),
+    /// Would fit when others are gone.
+    #[error(
+        "no node has {workers} {mode} workers of {cores_per_worker} cores with {memory_bytes} bytes free now ({nodes} up); try later or ask for less"
+    )]
+    NoCapacity {
+        /// Asked.
+        workers: u16,
+        /// Asked.
+        mode: &'static str,
+        /// Asked.
+        cores_per_worker: u16,
+        /// Asked.
+        memory_bytes: u64,
+        /// Nodes that are up.
+        nodes: usize,
+    },
+    /// Would fit nowhere, ever.
+    #[error(
+        "{workers} {mode} workers of {cores_per_worker} cores with {memory_bytes} bytes are more than any node has \
+         (the largest: {} cores, {} warm workers, {} bytes); ask for less or split the lease",
+        largest.cores, largest.workers, largest.memory_bytes
+    )]
+    TooLarge {
+        /// Asked.
+        workers: u16,
+        /// Asked.
+        mode: &'static str,
+        /// Asked.
+        cores_per_worker: u16,
+        /// Asked.
+        memory_bytes: u64,
+        /// Most that any node has of each.
+        largest: Capacity,
+    },
+}
+
+impl PlacementError {
+    /// The code under which a client hears of it.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Invalid(error) => error.code(),
+            Self::NoNodes | Self::NoCapacity { .. } => Code::NoCapacity,
+            Self::UnknownNode(_) => Code::NotFound,
+            Self::TooLarge { .. } => Code::TooLarge,
+        }
+    }
+}
+
+impl From<PlacementError> for Failure {
+    fn from(error: PlacementError) -> Self {
+        Failure::new(error.code(), error.to_string())
+    }
+}
+
+/// Nodes that should be able to take the lease, best first. Hot leases go where they leave the fewest cores over, so
+/// that large holes stay large; warm ones where the most workers are free, so that sleepers spread. `spin` (any
+/// number) decides between equals, so that equal nodes take turns.
+pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<NodeId>, PlacementError> {
+    validate(request)?;
+    let up: Vec<&View> = nodes
+        .iter()
+        .filter(|view| view.up && request.node.is_none_or(|id| id == view.node))
+        .collect();
+    if up.is_empty() {
+        return Err(request
+            .node
+            .map_or(PlacementError::NoNodes, PlacementError::UnknownNode));
+    }
+    let mut fitting: Vec<(&View, Mode)> = up
+        .iter()
+        .filter_map(|view| mode_on(request, view.free).map(|mode| (*view, mode)))
+        .collect();
+    if fitting.is_empty() {
+        return Err(refusal(request, &up));
+    }
+    let count = fitting.len() as u64;
+    fitting.sort_by_key(|(view, _)| view.node);
+    fitting.rotate_left((spin % count) as usize);
+    // Stable, so that the rotation decides between equals; every hot place comes before any warm one.
+    fitting.sort_by_key(|(view, mode)| match mode {
+        Mode::Hot => (0, u64::from(view.free.cores)),
+        _ => (1, u64::from(u16::MAX - view.free.workers)),
+    });
+    Ok(fitting.into_iter().map(|(view, _)| view.node).collect())
+}
+
+/// How a request would run in this capacity, if it fits.
+fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
+    if request.memory_bytes > capacity.memory_bytes {
+        return None;
+    }
+    let hot = u32::from(request.workers) * u32::from(request.cores_per_worker) <= u32::from(capacity.cores);
+    let warm = request.workers <= capacity.workers;
+    match request.mode {
+        Mode::Hot | Mode::Auto if hot => Some(Mode::Hot),
+        Mode::Warm | Mode::Auto if warm => Some(Mode::Warm),
+        _ => None,
+    }
+}
+
+fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
+    let (workers, cores_per_worker, memory_bytes) = (request.workers, request.cores_per_worker, request.memory_bytes);
+    let mode = match request.mode {
+        Mode::Hot => "hot",
+        Mode::Warm => "warm",
+        Mode::Auto => "hot or warm",
+    };
+    if up.iter().any(|view| mode_on(request, view.capacity).is_some()) {
+        return PlacementError::NoCapacity {
+            workers,
+            mode,
+            cores_per_worker,
+            memory_bytes,
+            nodes: up.len(),
+        };
+    }
+    let most = |of: fn(&Capacity) -> u64| up.iter().map(|view| of(&view.capacity)).max().unwrap_or(0);
+    let largest = Capacity {
+        cores: most(|c| c.cores.into()) as u16,
+        memory_bytes: most(|c| c.memory_bytes),
+        workers: most(|c| c.workers.into()) as u16,
+    };
+    PlacementError::TooLarge {
+        workers,
+        mode,
+        cores_per_worker,
+        memory_bytes,
+        largest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::api::Runtime;
+    use mayfly_protocol::ids::PublicKey;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(workers: u16, mode: Mode) -> LeaseRequest {
+        LeaseRequest {
+            workers,
+            cores_per_worker: 1,
+            memory_bytes: 0,
+            duration_ms: 1_000,
+            mode,
+            hot_for_ms: 0,
+            runtime: Runtime::Native,
+            sandbox: "process".into(),
+            holder: PublicKey([0; 32]),
+            idle_release_ms: 0,
+            node: None,
+        }
+    }
+
+    fn view(n: u8, free_cores: u16, free_workers: u16) -> View {
+        let capacity = Capacity {
+            cores: 8,
+            memory_bytes: 1 << 30,
+            workers: 64,
+        };
+        let free = Capacity {
+            cores: free_cores,
+            workers: free_workers,
+            ..capacity
+        };
+        View {
+            node: NodeId([n; 16]),
+            up: true,
+            capacity,
+            free,
+        }
+    }
+
+    fn ids(numbers: &[u8]) -> Vec<NodeId> {
+        numbers.iter().map(|&n| NodeId([n; 16])).collect()
+    }
+
+    #[test]
+    fn a_hot_lease_goes_where_it_leaves_least_over() {
+        let nodes = [view(1, 8, 64), view(2, 2, 64), view(3, 1, 64)];
+        assert_eq!(choose(&request(2, Mode::Hot), &nodes, 0), Ok(ids(&[2, 1])));
+    }
+
+    #[test]
+    fn a_warm_lease_goes_where_most_is_free() {
+        let nodes = [view(1, 0, 3), view(2, 0, 60), view(3, 0, 30)];
+        assert_eq!(choose(&request(1, Mode::Warm), &nodes, 0), Ok(ids(&[2, 3, 1])));
+    }
+
+    #[test]
+    fn auto_prefers_any_hot_place_over_a_warm_one() {
+        let nodes = [view(1, 0, 64), view(2, 4, 0)];
+        assert_eq!(choose(&request(2, Mode::Auto), &nodes, 0), Ok(ids(&[2, 1])));
+    }
+
+    #[test]
+    fn equal_nodes_take_turns() {
+        let nodes = [view(1, 4, 64), view(2, 4, 64)];
+        assert_eq!(choose(&request(1, Mode::Hot), &nodes, 0), Ok(ids(&[1, 2])));
+        assert_eq!(choose(&request(1, Mode::Hot), &nodes, 1), Ok(ids(&[2, 1])));
+    }
+
+    #[test]
+    fn a_lost_node_is_never_chosen() {
+        let nodes = [View {
+            up: false,
+            ..view(1, 8, 64)
+        }];
+        assert_eq!(choose(&request(1, Mode::Hot), &nodes, 0), Err(PlacementError::NoNodes));
+    }
+
+    #[test]
+    fn full_is_told_from_too_large() {
+        let nodes = [view(1, 0, 0)];
+        assert_eq!(
+            choose(&request(8, Mode::Hot), &nodes, 0).unwrap_err().code(),
+            Code::NoCapacity
+        );
+        let error = choose(&request(9, Mode::Hot), &nodes, 0).unwrap_err();
+        assert_eq!(error.code(), Code::TooLarge);
+        assert!(error.to_string().contains("the largest: 8 cores"), "{error}");
+    }
+
+    #[test]
+    fn a_wanted_node_is_the_only_choice() {
+        let nodes = [view(1, 8, 64), view(2, 8, 64)];
+        let wanted = LeaseRequest {
+            node: Some(NodeId([2; 16])),
+            ..request(1, Mode::Hot)
+        };
+        assert_eq!(choose(&wanted, &nodes, 0), Ok(ids(&[2])));
+        let missing = LeaseRequest {
+            node: Some(NodeId([9; 16])),
+            ..wanted
+        };
+        assert_eq!(choose(&missing, &nodes, 0).unwrap_err().code(), Code::NotFound);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_chosen_fits(
+            sizes in proptest::collection::vec((0..9u16, 0..65u16), 0..8),
+            workers in 1..20u16,
+            hot in any::<bool>(),
+            spin in any::<u64>(),
+        ) {
+            let nodes: Vec<View> = sizes.iter().enumerate().map(|(n, &(c, w))| view(n as u8, c, w)).collect();
+            let mode = if hot { Mode::Hot } else { Mode::Warm };
+            if let Ok(chosen) = choose(&request(workers, mode), &nodes, spin) {
+                prop_assert!(!chosen.is_empty());
+                for id in chosen {
+                    let free = nodes[id.0[0] as usize].free;
+                    let room = if hot { free.cores } else { free.workers };
+                    prop_assert!(workers <= room);
+                }
+            }
+        }
+    }
+}

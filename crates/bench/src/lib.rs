@@ -1,1 +1,20 @@
 //! Measures Mayfly beside the machine's own limits, in the same run.
+//!
+//! - [`tsc`], [`stats`], [`alternate`]: reading time, describing latencies, measuring two things in turns.
+//! - [`baseline`]: what the machine itself can do, with no Mayfly code on the way.
+//! - [`busy`]: whether the machine was quiet enough for the figures to be believed.
+//! - [`report`], [`table`], [`picture`]: figures for machines, for people, and to look at.
+
+pub mod alternate;
+pub mod baseline;
+pub mod busy;
+pub mod error;
+pub mod proc;
+pub mod stats;
+pub mod table;
+pub mod tsc;
+
+pub use alternate::{Alternated, Block, Difference, Plan, alternate, measure};
+pub use error::Error;
+pub use stats::{Histogram, Samples, Summary};
+pub use tsc::Tsc;

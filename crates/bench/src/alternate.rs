@@ -1,0 +1,258 @@
+//! Baseline and subject in turns, so that both see the same drift of the machine.
+
+use crate::error::Error;
+use crate::stats::{Samples, Summary, percentile};
+use serde::{Deserialize, Serialize};
+
+/// Something that can make calls in blocks and time each of them.
+pub trait Block {
+    /// Makes `calls` calls one after the other and records the latency of each.
+    fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error>;
+
+    /// Wakes what [`Block::pause`] put to sleep. Called before each block.
+    fn resume(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes the other side stop polling, so that it does not take the core from whoever is measured next.
+    fn pause(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl<F: FnMut(usize, &mut Samples) -> Result<(), Error>> Block for F {
+    fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error> {
+        self(calls, samples)
+    }
+}
+
+/// How many calls to make, and in how many turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Turns of each of the two.
+    pub blocks: usize,
+    /// Measured calls of each in one turn.
+    pub calls: usize,
+    /// Calls before those, which warm caches, branch predictors and the clock of the core, and are not counted.
+    pub warm_up: usize,
+}
+
+impl Plan {
+    /// A plan for the given number of measured calls in all, in 20 turns (fewer when there are few calls).
+    pub fn of_calls(calls: usize) -> Self {
+        let blocks = calls.clamp(1, 20);
+        let per_block = calls.div_ceil(blocks).max(1);
+        Plan {
+            blocks,
+            calls: per_block,
+            warm_up: (per_block / 10).clamp(1, 2000),
+        }
+    }
+}
+
+/// How the subject stands beside the baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Subject's median less the baseline's.
+    pub overhead_p50_ns: f64,
+    /// Subject's 99th percentile less the baseline's.
+    pub overhead_p99_ns: f64,
+    /// Subject's 99.9th percentile less the baseline's.
+    pub overhead_p999_ns: f64,
+    /// The median, over the turns, of the difference of the two medians of one turn: drift that lasts longer than a
+    /// turn cancels out of it.
+    pub overhead_paired_p50_ns: f64,
+    /// Subject's median as a multiple of the baseline's.
+    pub ratio_p50: f64,
+    /// Subject's 99th percentile as a multiple of the baseline's.
+    pub ratio_p99: f64,
+}
+
+/// Both sets of samples of one alternating measurement.
+#[derive(Debug, Clone)]
+pub struct Alternated {
+    /// Latencies of the baseline.
+    pub baseline: Samples,
+    /// Latencies of the subject.
+    pub subject: Samples,
+    /// Of each turn, the subject's median less the baseline's, in nanoseconds.
+    pub turns: Vec<f64>,
+}
+
+impl Alternated {
+    /// The baseline's percentiles.
+    pub fn baseline(&self) -> Summary {
+        self.baseline.summary()
+    }
+
+    /// The subject's percentiles.
+    pub fn subject(&self) -> Summary {
+        self.subject.summary()
+    }
+
+    /// Difference and ratio of the two.
+    pub fn difference(&self) -> Difference {
+        Difference::between(&self.baseline(), &self.subject(), &self.turns)
+    }
+}
+
+impl Difference {
+    /// Compares two summaries; `turns` are the differences of the medians of each pair of blocks.
+    pub fn between(baseline: &Summary, subject: &Summary, turns: &[f64]) -> Self {
+        let mut turns = turns.to_vec();
+        turns.sort_unstable_by(f64::total_cmp);
+        let tenth = |ns: f64| (ns * 10.0).round() / 10.0;
+        let ratio = |a: f64, b: f64| {
+            if b > 0.0 {
+                (a / b * 1000.0).round() / 1000.0
+            } else {
+                0.0
+            }
+        };
+        Difference {
+            overhead_p50_ns: tenth(subject.p50_ns - baseline.p50_ns),
+            overhead_p99_ns: tenth(subject.p99_ns - baseline.p99_ns),
+            overhead_p999_ns: tenth(subject.p999_ns - baseline.p999_ns),
+            overhead_paired_p50_ns: tenth(percentile(&turns, 0.5)),
+            ratio_p50: ratio(subject.p50_ns, baseline.p50_ns),
+            ratio_p99: ratio(subject.p99_ns, baseline.p99_ns),
+        }
+    }
+}
+
+/// Measures one alone: as [`alternate`] does, without the other.
+pub fn measure(subject: &mut dyn Block, plan: Plan) -> Result<Samples, Error> {
+    let mut samples = Samples::with_capacity(plan.blocks * plan.calls);
+    let mut scratch = Samples::with_capacity(plan.warm_up);
+    for _ in 0..plan.blocks {
+        turn(subject, plan, &mut samples, &mut scratch)?;
+    }
+    Ok(samples)
+}
+
+/// Measures baseline and subject in turns. Which of the two goes first changes from turn to turn.
+pub fn alternate(baseline: &mut dyn Block, subject: &mut dyn Block, plan: Plan) -> Result<Alternated, Error> {
+    let room = plan.blocks * plan.calls;
+    let mut both = Alternated {
+        baseline: Samples::with_capacity(room),
+        subject: Samples::with_capacity(room),
+        turns: Vec::with_capacity(plan.blocks),
+    };
+    let mut scratch = Samples::with_capacity(plan.warm_up);
+    for number in 0..plan.blocks {
+        let (first_baseline, first_subject) = (both.baseline.len(), both.subject.len());
+        if number % 2 == 0 {
+            turn(baseline, plan, &mut both.baseline, &mut scratch)?;
+            turn(subject, plan, &mut both.subject, &mut scratch)?;
+        } else {
+            turn(subject, plan, &mut both.subject, &mut scratch)?;
+            turn(baseline, plan, &mut both.baseline, &mut scratch)?;
+        }
+        both.turns
+            .push(both.subject.median_from(first_subject) - both.baseline.median_from(first_baseline));
+    }
+    Ok(both)
+}
+
+fn turn(block: &mut dyn Block, plan: Plan, samples: &mut Samples, scratch: &mut Samples) -> Result<(), Error> {
+    block.resume()?;
+    scratch.clear();
+    let measured = block
+        .block(plan.warm_up, scratch)
+        .and_then(|()| block.block(plan.calls, samples));
+    // The other one is measured next, so the pollers must be told to stop even when this one failed.
+    measured.and(block.pause())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn fixed(ns: f64, log: &RefCell<String>, name: char) -> impl FnMut(usize, &mut Samples) -> Result<(), Error> {
+        move |calls, samples| {
+            if calls > 1 {
+                log.borrow_mut().push(name);
+            }
+            (0..calls).for_each(|_| samples.push_ns(ns));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn turns_alternate_and_so_does_who_goes_first() {
+        let log = RefCell::new(String::new());
+        let (mut b, mut s) = (fixed(100.0, &log, 'b'), fixed(150.0, &log, 's'));
+        let both = alternate(
+            &mut b,
+            &mut s,
+            Plan {
+                blocks: 4,
+                calls: 10,
+                warm_up: 1,
+            },
+        )
+        .unwrap();
+        assert_eq!(*log.borrow(), "bssbbssb");
+        assert_eq!((both.baseline.len(), both.subject.len(), both.turns.len()), (40, 40, 4));
+    }
+
+    #[test]
+    fn difference_and_ratio_compare_subject_with_baseline() {
+        let log = RefCell::new(String::new());
+        let (mut b, mut s) = (fixed(10_000.0, &log, 'b'), fixed(15_000.0, &log, 's'));
+        let d = alternate(
+            &mut b,
+            &mut s,
+            Plan {
+                blocks: 3,
+                calls: 5,
+                warm_up: 1,
+            },
+        )
+        .unwrap()
+        .difference();
+        assert!((d.overhead_p50_ns - 5000.0).abs() < 2.0, "{d:?}");
+        assert!((d.overhead_paired_p50_ns - 5000.0).abs() < 2.0, "{d:?}");
+        assert!(
+            (d.ratio_p50 - 1.5).abs() < 0.01 && (d.ratio_p99 - 1.5).abs() < 0.01,
+            "{d:?}"
+        );
+    }
+
+    #[test]
+    fn drift_of_the_machine_cancels_out_of_the_paired_difference() {
+        // The machine becomes ten times slower half-way; the subject is always 50 ns over the baseline.
+        let summary = Summary::of([0.0]);
+        let d = Difference::between(&summary, &summary, &[50.0, 51.0, 49.0, 50.0]);
+        assert_eq!(d.overhead_paired_p50_ns, 50.0);
+    }
+
+    #[test]
+    fn a_failing_subject_is_paused_and_its_error_handed_on() {
+        struct Broken(bool);
+        impl Block for Broken {
+            fn block(&mut self, _: usize, _: &mut Samples) -> Result<(), Error> {
+                Err(Error::Subject("no such function".into()))
+            }
+            fn pause(&mut self) -> Result<(), Error> {
+                self.0 = true;
+                Ok(())
+            }
+        }
+        let mut broken = Broken(false);
+        let error = measure(&mut broken, Plan::of_calls(10)).unwrap_err();
+        assert!(error.to_string().contains("no such function") && broken.0);
+    }
+
+    #[test]
+    fn a_plan_makes_at_least_the_calls_asked_for() {
+        for calls in [1, 7, 20, 1001, 1_000_000] {
+            let plan = Plan::of_calls(calls);
+            assert!(
+                plan.blocks * plan.calls >= calls && plan.blocks * plan.calls < calls + plan.blocks,
+                "{plan:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Reads the kernel's accounts of processor time.
+
+use crate::busy::Snapshot;
+use std::collections::BTreeMap;
+
+/// The machine's account of processor time, in ticks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// Spent running anything.
+    pub busy: u64,
+    /// All time, of all cores.
+    pub total: u64,
+    /// Given to other guests by the hypervisor.
+    pub stolen: u64,
+    /// Cores.
+    pub cores: u32,
+}
+
+/// One process's account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its parent's number.
+    pub parent: u32,
+    /// Its command's name.
+    pub name: String,
+    /// Ticks that it ran.
+    pub ticks: u64,
+    /// When it started, which tells it from another of the same number.
+    pub started: u64,
+}
+
+/// The calling process's account.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Usage {
+    /// Times that it was made to leave a core.
+    pub preemptions: u64,
+    /// Seconds used by children that have ended.
+    pub reaped_s: f64,
+}
+
+/// The kernel's accounts now. What cannot be read counts as zero.
+pub fn snapshot() -> Snapshot {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let mut processes = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if let Some(process) = parse_process(&read(&format!("/proc/{pid}/stat"))) {
+            processes.insert(pid, process);
+        }
+    }
+    Snapshot {
+        cpu: parse_cpu(&read("/proc/stat")),
+        processes,
+        own: usage(),
+    }
+}
+
+/// Ticks per second of the kernel's accounts.
+pub fn hertz() -> f64 {
+    // SAFETY: sysconf has no preconditions.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    if ticks > 0 { ticks as f64 } else { 100.0 }
+}
+
+/// Reads the form of `/proc/stat`.
+fn parse_cpu(text: &str) -> Cpu {
+    let cores = text
+        .lines()
+        .filter(|l| l.starts_with("cpu") && !l.starts_with("cpu "))
+        .count() as u32;
+    let all = text.lines().find_map(|l| l.strip_prefix("cpu ")).unwrap_or_default();
+    // user nice system idle iowait irq softirq steal; guest time behind them is part of user time already.
+    let field: Vec<u64> = all.split_whitespace().take(8).map(|f| f.parse().unwrap_or(0)).collect();
+    let at = |i: usize| field.get(i).copied().unwrap_or(0);
+    Cpu {
+        busy: at(0) + at(1) + at(2) + at(5) + at(6),
+        total: field.iter().sum(),
+        stolen: at(7),
+        cores,
+    }
+}
+
+/// Reads the form of `/proc/<pid>/stat`.
+fn parse_process(text: &str) -> Option<Process> {
+    // The name stands in brackets and may itself contain brackets and spaces.
+    let (open, close) = (text.find('(')?, text.rfind(')')?);
+    let name = text.get(open + 1..close)?.to_owned();
+    let field: Vec<&str> = text.get(close + 1..)?.split_whitespace().collect();
+    let number = |i: usize| field.get(i)?.parse::<u64>().ok();
+    Some(Process {
+        parent: number(1)? as u32,
+        name,
+        ticks: number(11)? + number(12)?,
+        started: number(19)?,
+    })
+}
+
+fn usage() -> Usage {
+    // SAFETY: an all-zero rusage is valid, and getrusage only writes into it.
+    let of = |who| unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(who, &mut usage);
+        usage
+    };
+    let (own, children) = (of(libc::RUSAGE_SELF), of(libc::RUSAGE_CHILDREN));
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    Usage {
+        preemptions: own.ru_nivcsw as u64,
+        reaped_s: seconds(children.ru_utime) + seconds(children.ru_stime),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machines_account_counts_waiting_for_disks_as_idle() {
+        let cpu = parse_cpu("cpu  10 1 5 100 20 2 3 4 7 0\ncpu0 5 0 0 0\ncpu1 5 0 0 0\nintr 5\n");
+        assert_eq!(
+            cpu,
+            Cpu {
+                busy: 21,
+                total: 145,
+                stolen: 4,
+                cores: 2
+            }
+        );
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_is_read_whole() {
+        let text = "42 (tmux: (x) y) S 7 42 42 0 -1 4194304 1 2 3 4 11 22 0 0 20 0 1 0 12345 1 1";
+        let process = parse_process(text).unwrap();
+        assert_eq!(
+            process,
+            Process {
+                parent: 7,
+                name: "tmux: (x) y".into(),
+                ticks: 33,
+                started: 12345
+            }
+        );
+    }
+
+    #[test]
+    fn garbage_is_no_process() {
+        for text in ["", "1", "1 (x", "1 (x) S", ")(", "1 (x) S a b c"] {
+            assert_eq!(parse_process(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_in_the_real_table() {
+        let now = snapshot();
+        assert!(now.processes.contains_key(&std::process::id()) && now.cpu.total > 0);
+    }
+}

@@ -1,0 +1,90 @@
+"""Fixtures of the black-box tests.
+
+``up`` is a running ``mayfly up``; ``start`` starts any daemon; ``state`` is a private directory. Whatever a test
+started is ended when it ends, and the test fails if anything was left: a process, a memory file, a descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness.daemons import Daemon, private_directory
+from harness.leaks import Snapshot, become_subreaper, descendants, kill
+from harness.programs import bin_dir
+
+Start = Callable[..., Daemon]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    become_subreaper()
+    # Clients that look for a daemon find the programs under test, and no manager of the person who runs the tests.
+    for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in ("MAYFLY_BIN_DIR", "MAYFLY_CACHE")]:
+        del os.environ[name]
+    os.environ["MAYFLY_BIN_DIR"] = str(bin_dir())
+    os.environ["PATH"] = f"{bin_dir()}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Puts the logs of a failed test's daemons into its report."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        for daemon in item.stash.get(DAEMONS, []):
+            report.sections.append((f"log of {daemon!r}", daemon.output()[-20000:]))
+
+
+DAEMONS = pytest.StashKey[list[Daemon]]()
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A private directory for state, with a short path."""
+    with private_directory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """``start("up", ...)`` starts ``mayfly up ...`` and waits until it is ready. Its ``state`` may be given."""
+    before = Snapshot()
+    daemons = request.node.stash.setdefault(DAEMONS, [])
+
+    def start_daemon(*args: str, **options: object) -> Daemon:
+        options.setdefault("state", state / f"d{len(daemons)}")
+        daemon = Daemon(*args, **options)  # type: ignore[arg-type]
+        daemons.append(daemon)
+        return daemon
+
+    yield start_daemon
+    failures = []
+    # In reverse, as the later ones depend on the earlier.
+    for daemon in reversed(daemons):
+        if daemon.alive:
+            try:
+                daemon.stop()
+            except AssertionError as failure:
+                failures.append(str(failure))
+    try:
+        before.assert_no_leaks()
+    except AssertionError as failure:
+        failures.append(str(failure))
+        kill([pid for pid in descendants() if pid not in before.processes])
+    assert not failures, "\n".join(failures)
+
+
+@pytest.fixture
+def up(start: Start) -> Daemon:
+    """A running ``mayfly up``: manager and node on this machine, in a private directory."""
+    return start("up")
+
+
+@pytest.fixture
+def leakless() -> Iterator[Callable[..., None]]:
+    """Fails the test if it leaks anything in or below the test's process."""
+    before = Snapshot()
+    yield before.assert_no_leaks
+    before.assert_no_leaks()

@@ -1,0 +1,139 @@
+"""Real daemons in private directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.leaks import descendants, die_with_parent, kill
+from harness.programs import clean_environment, program, run_json
+
+
+class DaemonError(AssertionError):
+    """A daemon did not start; carries what it wrote."""
+
+
+class Daemon:
+    """``mayfly up``, ``mayfly manager`` or ``mayfly node``: a process with a state directory and a log of its own.
+
+    A daemon says that it is ready by one line of JSON on its standard output, which becomes ``ready``.
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        state: Path,
+        env: dict[str, str] | None = None,
+        timeout: float = 20,
+        expect_ready: bool = True,
+    ) -> None:
+        state.mkdir(parents=True, exist_ok=True)
+        self.state = state
+        self.args = args
+        self.log = state.parent / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
+        self.environment = clean_environment(**(env or {}))
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [program(), *args, "--state-dir", state, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self.environment,
+                # Of its own session, so that a signal to the tests' terminal does not end it before its test.
+                start_new_session=True,
+                # But nothing outlives the tests, however they end.
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+            )
+        self.pid = self.process.pid
+        self.ready: dict[str, Any] = self._wait_ready(timeout) if expect_ready else {}
+
+    def _wait_ready(self, timeout: float) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        received = b""
+        descriptor = self.process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in received:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    self.kill()
+                    raise DaemonError(f"{self} was not ready within {timeout} s; it wrote:\n{self.output()}")
+                chunk = os.read(descriptor, 65536)
+                if not chunk:
+                    status = self.process.wait(timeout=10)
+                    raise DaemonError(f"{self} ended with {status} before it was ready; it wrote:\n{self.output()}")
+                received += chunk
+        ready: dict[str, Any] = json.loads(received.partition(b"\n")[0])
+        return ready
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """What a client needs to reach it: the content of ``connection.json``."""
+        found: dict[str, Any] = json.loads((self.state / "connection.json").read_text())
+        return found
+
+    def cli(self, *args: str, timeout: float = 60) -> Any:
+        """``mayfly ARGS --json`` against this daemon."""
+        return run_json(*args, "--state-dir", str(self.state), timeout=timeout, env=self.environment)
+
+    def output(self) -> str:
+        """What it wrote to its log so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def processes(self) -> dict[int, str]:
+        """The processes below it, with their command lines: executors and their workers."""
+        return descendants(self.pid)
+
+    def stop(self, timeout: float = 10) -> int:
+        """Asks it to end (SIGTERM) and gives its exit status. A daemon that does not end is an error."""
+        if self.alive:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise DaemonError(f"{self} did not end within {timeout} s of SIGTERM; it wrote:\n{self.output()}") from None
+        self._close()
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon alone: what is below it has to end by itself."""
+        if self.alive:
+            self.process.kill()
+        self.process.wait(10)
+        self._close()
+
+    def kill_tree(self) -> None:
+        """Kills it and everything below it, whatever state that is in."""
+        below = list(self.processes())
+        self.kill()
+        kill([pid for pid in below if pid in descendants()])
+
+    def restart(self, timeout: float = 20) -> Daemon:
+        """A new daemon with the same arguments on the same state."""
+        return Daemon(*self.args, state=self.state, env=self.environment, timeout=timeout)
+
+    def _close(self) -> None:
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def __repr__(self) -> str:
+        return f"mayfly {' '.join(self.args)} (process {self.pid}, state {self.state})"
+
+
+def private_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory with a path short enough for Unix sockets below it, which end at 107 bytes."""
+    return tempfile.TemporaryDirectory(prefix="mf-")

@@ -1,0 +1,162 @@
+"""Proof that nothing leaks: processes below us, memory files, descriptors.
+
+The test process is a subreaper (``conftest.py`` sets it), so that whatever a killed daemon leaves behind becomes a
+child of ours and is seen, and killed, here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+# Loaded here, because a child between fork and exec must not load anything.
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's."""
+    if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """For a child before its exec: the kernel kills it when its parent dies."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 10) -> None:
+    """Looks every few milliseconds, for what announces itself in no other way; fails after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(0.005)
+
+
+def _stat(pid: int) -> tuple[int, str, int] | None:
+    """Parent, state and start time of a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return int(fields[1]), fields[0], int(fields[19])
+
+
+def descendants(of: int | None = None) -> dict[int, str]:
+    """Living processes below one (this one), by id, with their command lines. Zombies do not count."""
+    root = os.getpid() if of is None else of
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := _stat(int(entry))) and stat[1] not in "ZX":
+            children.setdefault(stat[0], []).append(int(entry))
+    found: dict[int, str] = {}
+    todo = [root]
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[child] = command.strip()
+                todo.append(child)
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    """Kills processes of ours and waits until they are gone."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        # Orphans that came to us are ours to reap; those whose parent lives are not.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.waitpid(pid, 0)
+    wait_until(lambda: not set(pids) & set(descendants()), f"processes {pids} are gone")
+
+
+def descriptors(pid: int | None = None) -> list[str]:
+    """What a process has open. Pipes, sockets and the like lose their numbers, so that lists can be compared."""
+    directory = f"/proc/{pid or os.getpid()}/fd"
+    found = []
+    for entry in os.listdir(directory):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"{directory}/{entry}")
+            # The listing itself, and random numbers of the kernel's.
+            if not target.startswith(f"/proc/{pid or os.getpid()}/fd"):
+                found.append(target.split(":[")[0])
+    return sorted(found)
+
+
+def memory_files(pids: list[int] | None = None) -> list[str]:
+    """Memory files that processes (by default this one and all below it) hold open or mapped."""
+    found = []
+    for pid in pids if pids is not None else [os.getpid(), *descendants()]:
+        with contextlib.suppress(OSError):
+            found += [f"{pid} has {d} open" for d in descriptors(pid) if d.startswith("/memfd:")]
+            with open(f"/proc/{pid}/maps") as maps:
+                lines = [line.split(maxsplit=5) for line in maps]
+            found += [f"{pid} has {f[5].strip()} mapped" for f in lines if len(f) == 6 and f[5].startswith("/memfd:")]
+    return sorted(found)
+
+
+def shared_files() -> set[str]:
+    """Files of ours in /dev/shm. Mayfly makes none there; this proves it."""
+    with contextlib.suppress(FileNotFoundError):
+        return {name for name in os.listdir("/dev/shm") if "mayfly" in name.lower()}
+    return set()
+
+
+@dataclass
+class Snapshot:
+    """What there was at some moment below and in this process, and in one daemon if given."""
+
+    daemon: int | None = None
+    processes: dict[int, str] = field(init=False)
+    memory: list[str] = field(init=False)
+    shared: set[str] = field(init=False)
+    own: list[str] = field(init=False)
+    theirs: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.processes = descendants()
+        self.memory = memory_files()
+        self.shared = shared_files()
+        self.own = descriptors()
+        self.theirs = descriptors(self.daemon) if self.daemon else []
+
+    def leaks(self) -> list[str]:
+        """What is there now that was not then; empty when nothing leaked."""
+        now = Snapshot(self.daemon)
+        leaks = [f"process {pid}: {cmd}" for pid, cmd in now.processes.items() if pid not in self.processes]
+        leaks += [f"memory file: {line}" for line in _more(now.memory, self.memory)]
+        leaks += [f"/dev/shm/{name}" for name in sorted(now.shared - self.shared)]
+        leaks += [f"descriptor of the test: {line}" for line in _more(now.own, self.own)]
+        leaks += [f"descriptor of process {self.daemon}: {line}" for line in _more(now.theirs, self.theirs)]
+        return leaks
+
+    def assert_no_leaks(self, timeout: float = 10) -> None:
+        """Gives what is ending the time to end, then fails with a list of what is left."""
+        deadline = time.monotonic() + timeout
+        while leaks := self.leaks():
+            if time.monotonic() > deadline:
+                raise AssertionError("leaked:\n  " + "\n  ".join(leaks))
+            time.sleep(0.01)
+
+
+def _more(now: list[str], then: list[str]) -> list[str]:
+    """What ``now`` has more often than ``then``."""
+    left = list(then)
+    extra = []
+    for item in now:
+        if item in left:
+            left.remove(item)
+        else:
+            extra.append(item)
+    return extra

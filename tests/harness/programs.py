@@ -1,0 +1,70 @@
+"""The programs under test, and how to run one to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def target_dir() -> Path:
+    """Where cargo builds, by the same rule as scripts/environment.sh."""
+    cache = os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")
+    return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / "target")
+
+
+def bin_dir() -> Path:
+    """Where the released programs and libraries are: ``MAYFLY_BIN_DIR``, or cargo's release directory."""
+    return Path(os.environ.get("MAYFLY_BIN_DIR") or target_dir() / "release")
+
+
+def program(name: str = "mayfly") -> Path:
+    """The path of a program or library, or an error that says how to make it."""
+    path = bin_dir() / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there: run `make build`, or set MAYFLY_BIN_DIR")
+    return path
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """Our environment without any Mayfly setting of the person who runs the tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MAYFLY_") or k in ("MAYFLY_BIN_DIR",)}
+    kept.setdefault("RUST_BACKTRACE", "1")
+    # Programs that start their own daemons must find the ones under test.
+    kept["PATH"] = f"{bin_dir()}{os.pathsep}{kept.get('PATH', '')}"
+    return kept | extra
+
+
+def run(
+    *args: str | os.PathLike[str],
+    timeout: float = 60,
+    check: bool = True,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end. Fails the test with its whole output when it fails and ``check`` is set."""
+    done = subprocess.run(
+        [os.fspath(a) for a in args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=env or clean_environment(),
+        cwd=cwd,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        raise AssertionError(
+            f"{' '.join(map(str, args))} ended with {done.returncode}\n"
+            f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        )
+    return done
+
+
+def run_json(*args: str | os.PathLike[str], timeout: float = 60, env: dict[str, str] | None = None) -> Any:
+    """Runs ``mayfly ARGS --json`` and gives what it printed."""
+    return json.loads(run(program(), *args, "--json", timeout=timeout, env=env).stdout)

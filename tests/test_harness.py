@@ -1,0 +1,67 @@
+"""The harness itself: a proof that nothing leaks is worth what its instruments see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from harness import Snapshot, descendants
+from harness.leaks import descriptors, kill, memory_files, wait_until
+
+
+def test_a_child_left_behind_is_seen_as_a_leak() -> None:
+    before = Snapshot()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert any(f"process {child.pid}:" in leak for leak in before.leaks())
+        child.kill()
+    assert before.leaks() == []
+
+
+def test_an_orphan_of_a_dead_child_is_seen_and_can_be_killed() -> None:
+    before = Snapshot()
+    # The child starts a grandchild that waits for ever on a pipe that nobody closes, then exits.
+    script = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], stdout=-3)\n"
+        "print(p.pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, text=True)
+    orphan = int(done.stdout)
+    assert orphan in descendants()
+    assert any(f"process {orphan}:" in leak for leak in before.leaks())
+    kill([orphan])
+    assert before.leaks() == []
+
+
+def test_a_memory_file_is_seen_open_and_mapped() -> None:
+    before = Snapshot()
+    with os.fdopen(os.memfd_create("harness-test"), "r+b") as memory:
+        assert any("harness-test" in line for line in memory_files([os.getpid()]))
+        assert any("harness-test" in leak for leak in before.leaks())
+        assert memory.fileno() > 2
+    assert before.leaks() == []
+
+
+def test_a_descriptor_is_seen() -> None:
+    before = Snapshot()
+    with tempfile.NamedTemporaryFile() as file:
+        assert any(file.name in leak for leak in before.leaks())
+    assert before.leaks() == []
+
+
+def test_a_leak_fails_with_its_name() -> None:
+    before = Snapshot()
+    with tempfile.NamedTemporaryFile() as file, pytest.raises(AssertionError, match=os.path.basename(file.name)):
+        before.assert_no_leaks(timeout=0.05)
+
+
+def test_two_looks_at_the_same_process_see_the_same() -> None:
+    assert descriptors() == descriptors()
+
+
+def test_waiting_for_what_does_not_come_fails_and_names_it() -> None:
+    with pytest.raises(AssertionError, match="the moon is full"):
+        wait_until(lambda: False, "the moon is full", timeout=0.02)

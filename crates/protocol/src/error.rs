@@ -136,6 +136,9 @@ pub struct Failure {
 impl Failure {
     /// A failure with a sentence.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self {
+            code,
+            message: message.into(),
+        }
     }
 }

@@ -46,6 +46,8 @@ pub enum ToExecutor {
         stride_bytes: u32,
         /// Bulk bytes of each side.
         bulk_bytes: u64,
+        /// Union of [`crate::hello::options`] that both sides promised.
+        options: u32,
         /// For tls: PKCS#8 of the executor's key for this lease.
         executor_key_pkcs8: Option<Vec<u8>>,
         /// For tls: the only client key to accept.

@@ -31,6 +31,14 @@ pub mod transport {
     pub const TLS: u8 = 3;
 }
 
+/// What each side promises about itself, so that the other may leave out the fence that sleeping would need.
+pub mod options {
+    /// In a hello: this client never sleeps while it waits for a response.
+    pub const CLIENT_NEVER_SLEEPS: u32 = 1;
+    /// In a verdict: this worker never sleeps while it waits for a request.
+    pub const WORKER_NEVER_SLEEPS: u32 = 2;
+}
+
 /// What a token allows.
 pub mod kind {
     /// Channels to, and control of, one lease.
@@ -39,8 +47,8 @@ pub mod kind {
     pub const ALLOWANCE: u8 = 2;
 }
 
-/// Whose expiry, in [`Token::expires_at_ms`]: the wall clock never alone ends a lease (the node counts its length by its
-/// own monotonic clock), it only bounds how long the signed bytes mean anything.
+/// The signed right to a lease, or to lease. The wall clock of [`Token::expires_at_ms`] never alone ends a lease (the node
+/// counts its length by its own monotonic clock); it bounds how long the signed bytes mean anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Token {
@@ -99,8 +107,8 @@ pub struct Hello {
     pub slots: U16,
     /// [`Geometry::stride_bytes`].
     pub stride_bytes: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// Union of [`options`].
+    pub options: U32,
     /// [`Geometry::bulk_bytes`].
     pub bulk_bytes: U64,
     /// The channel to be, drawn at random; also what makes a replayed hello recognisable.
@@ -155,8 +163,8 @@ pub struct Verdict {
     pub worker_pid: U32,
     /// Bytes of UTF-8 in `text`.
     pub text_length: U16,
-    /// Zero.
-    pub reserved: U16,
+    /// Union of [`options`].
+    pub options: U16,
     /// Key with which the executor proves itself in TLS; signed below by the node.
     pub executor_key: PublicKey,
     /// Ed25519 by the node over channel id and executor key. Zero when refused.

@@ -44,8 +44,12 @@ pub mod flags {
     pub const ROOM: u16 = 2;
     /// The reply was written into the room that its request named.
     pub const IN_ROOM: u16 = 4;
+    /// In a response: the worker still uses the request's bulk block and will mark it free itself.
+    pub const RETAINED: u16 = 8;
     /// Every flag that this version knows; a message with another is malformed.
-    pub const KNOWN: u16 = BULK | ROOM | IN_ROOM;
+    pub const KNOWN: u16 = BULK | ROOM | IN_ROOM | RETAINED;
+    /// The flags under which a [`super::Descriptor`] precedes the inline payload.
+    pub const DESCRIBED: u16 = BULK | ROOM | IN_ROOM;
 }
 
 /// Where a bulk payload lies, and where the reply may be written. Offsets count from the start of the sender's bulk
@@ -145,7 +149,11 @@ pub const MAX_BULK_BYTES: u64 = 64 << 30;
 impl Geometry {
     /// What a lease gets when it does not say: 64 slots of 1 KiB, so that a ring stays inside the L2 cache, and 8 GiB
     /// of address space for bulk payloads each way.
-    pub const DEFAULT: Self = Self { slots: 64, stride_bytes: 1024, bulk_bytes: 8 << 30 };
+    pub const DEFAULT: Self = Self {
+        slots: 64,
+        stride_bytes: 1024,
+        bulk_bytes: 8 << 30,
+    };
 
     /// Checks the limits of every field.
     pub fn check(self) -> Result<Self, GeometryError> {

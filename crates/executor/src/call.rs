@@ -1,0 +1,181 @@
+//! One invocation as its runtime sees it: an input that lies where it landed, and an output that is written where it leaves.
+
+use mayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
+use mayfly_protocol::slot::Status;
+
+/// How the output leaves.
+#[derive(Debug)]
+enum Reply {
+    Inline(usize),
+    InRoom(usize),
+    Lent(Buffer, usize),
+}
+
+/// One invocation.
+#[derive(Debug)]
+pub struct Call<'a> {
+    link: &'a mut AnyLink,
+    reply: Reply,
+    max_output: u64,
+    deadline_ms: u32,
+    start_ticks: u64,
+}
+
+/// The output does not fit into what the lease allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "an output of {wanted} bytes exceeds the {limit} bytes that this lease allows; lease with more memory for outputs"
+)]
+pub struct OutputTooLarge {
+    /// What was wanted.
+    pub wanted: usize,
+    /// What is allowed.
+    pub limit: u64,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(link: &'a mut AnyLink, max_output: u64, deadline_ms: u32, start_ticks: u64) -> Self {
+        Self {
+            link,
+            reply: Reply::Inline(0),
+            max_output,
+            deadline_ms,
+            start_ticks,
+        }
+    }
+
+    /// The input, where it landed.
+    #[inline(always)]
+    pub fn input(&mut self) -> &[u8] {
+        self.link.current().input
+    }
+
+    /// Takes the input along beyond this call, if it came through bulk memory. [`Call::retain`] must follow, before the
+    /// call ends, if it is still held then.
+    pub fn take_input(&mut self) -> Option<Received> {
+        self.link.take()
+    }
+
+    /// The input that was taken is still in use: the client must not use its memory for anything else yet.
+    pub fn retain(&mut self) {
+        self.link.retain();
+    }
+
+    /// How large an output the caller expects at most; 0 when it did not say.
+    #[inline(always)]
+    pub fn expected_output(&mut self) -> usize {
+        self.link.current().room_length
+    }
+
+    /// Largest output that the lease allows.
+    pub fn max_output(&self) -> u64 {
+        self.max_output
+    }
+
+    /// Milliseconds of execution allowed, and ticks when they began; none without a deadline.
+    pub fn deadline(&self) -> Option<(u32, u64)> {
+        (self.deadline_ms > 0).then_some((self.deadline_ms, self.start_ticks))
+    }
+
+    /// Input, and a place for up to the inline bytes of output that costs nothing. [`Call::set_inline`] sets its length.
+    #[inline(always)]
+    pub fn inline(&mut self) -> (&[u8], &mut [u8]) {
+        let current = self.link.current();
+        (current.input, current.compose)
+    }
+
+    /// The output is the first `length` bytes of the inline place.
+    #[inline(always)]
+    pub fn set_inline(&mut self, length: usize) {
+        self.reply = Reply::Inline(length);
+    }
+
+    /// A place for `capacity` bytes of output: the slot if they fit, else the caller's room, else bulk memory. Its start
+    /// and true capacity stay valid until the next call of this function or the end of the call.
+    pub fn place(&mut self, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
+        let too_large = OutputTooLarge {
+            wanted: capacity,
+            limit: self.max_output,
+        };
+        let current = self.link.current();
+        if capacity <= current.compose.len() {
+            self.reply = Reply::Inline(0);
+            return Ok((current.compose.as_mut_ptr(), current.compose.len()));
+        }
+        if let Some(room) = current.room
+            && capacity <= room.len()
+        {
+            self.reply = Reply::InRoom(0);
+            return Ok((room.as_mut_ptr(), room.len()));
+        }
+        if capacity as u64 > self.max_output {
+            return Err(too_large);
+        }
+        let buffer = self.link.allocate(capacity).map_err(|_| too_large)?;
+        let start = buffer.as_ptr();
+        self.reply = Reply::Lent(buffer, 0);
+        Ok((start, capacity))
+    }
+
+    /// Keeps what was written so far and goes on in a larger place.
+    pub fn grow(&mut self, used: usize, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
+        let too_large = OutputTooLarge {
+            wanted: capacity,
+            limit: self.max_output,
+        };
+        if capacity as u64 > self.max_output {
+            return Err(too_large);
+        }
+        let old = std::mem::replace(&mut self.reply, Reply::Inline(0));
+        let mut buffer = self.link.allocate(capacity).map_err(|_| too_large)?;
+        let current = self.link.current();
+        let written: &[u8] = match &old {
+            Reply::Inline(_) => current.compose,
+            Reply::InRoom(_) => current.room.as_deref().unwrap_or_default(),
+            Reply::Lent(old, _) => old.as_slice(),
+        };
+        let used = used.min(written.len()).min(capacity);
+        buffer.as_mut_slice()[..used].copy_from_slice(&written[..used]);
+        let start = buffer.as_ptr();
+        self.reply = Reply::Lent(buffer, 0);
+        Ok((start, capacity))
+    }
+
+    /// The output is the first `length` bytes of the place that was made last; `length` must not exceed its capacity.
+    pub fn set_length(&mut self, length: usize) {
+        match &mut self.reply {
+            Reply::Inline(bytes) | Reply::InRoom(bytes) | Reply::Lent(_, bytes) => *bytes = length,
+        }
+    }
+
+    /// Copies a whole output.
+    pub fn put(&mut self, output: &[u8]) -> Result<(), OutputTooLarge> {
+        let (start, _) = self.place(output.len())?;
+        // SAFETY: `place` made room for as many bytes, in memory that `output` cannot lie in but for the input, and an
+        // input is never part of a place.
+        unsafe { std::ptr::copy_nonoverlapping(output.as_ptr(), start, output.len()) };
+        self.set_length(output.len());
+        Ok(())
+    }
+
+    /// Makes a text the output, cut to what fits inline.
+    pub fn fail(&mut self, text: &str) {
+        let (_, place) = self.inline();
+        let mut length = text.len().min(place.len());
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        place[..length].copy_from_slice(&text.as_bytes()[..length]);
+        self.set_inline(length);
+    }
+
+    /// Sends the reply.
+    #[inline(always)]
+    pub(crate) fn send(self, status: Status) -> Result<u32, LinkError> {
+        match self.reply {
+            Reply::Inline(length) => self.link.post(status as u16, 0, length),
+            Reply::InRoom(length) => self.link.post_in_room(status as u16, length),
+            Reply::Lent(buffer, length) => self.link.post_lent(status as u16, buffer, length),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A worker: waits for a channel, serves it until it ends, and waits again.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mayfly_fabric::{AnyLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
+use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor};
+use mayfly_protocol::hello::{options, transport};
+use mayfly_protocol::ids::{FunctionIndex, WorkerIndex};
+use mayfly_protocol::slot::{Geometry, Status};
+
+use crate::meter::{Activity, Meter};
+use crate::{Call, Runtime};
+
+/// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
+/// hot is exact to a microsecond.
+const POLLS_PER_LOOK: u32 = 1024;
+/// Empty polls of a stream are system calls; look at the clock more often.
+const STREAM_POLLS_PER_LOOK: u32 = 16;
+/// A sleeping worker looks around this often even if nobody wakes it. The wake-up protocol needs it not; a lost
+/// kernel notification of a dead node would.
+const SLEEP_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a worker knows from its parent.
+pub struct Worker<'a, R: Runtime> {
+    pub runtime: &'a mut R,
+    pub index: WorkerIndex,
+    pub meter: Meter,
+    pub code_dir: PathBuf,
+    pub hot_for_ms: u32,
+    pub max_output_bytes: u64,
+}
+
+impl<R: Runtime> Worker<'_, R> {
+    /// Serves channels that come over `parent`, until the parent is gone.
+    pub fn serve(&mut self, parent: &OwnedFd) {
+        let mut packet = vec![0; MAX_PACKET_BYTES];
+        loop {
+            self.meter.set_activity(Activity::Asleep);
+            let Ok((length, files)) = descriptors::receive(parent, &mut packet) else {
+                return;
+            };
+            if length == 0 {
+                return;
+            }
+            let Ok(message) = serde_json::from_slice::<ToExecutor>(&packet[..length]) else {
+                continue;
+            };
+            let ToExecutor::Attach { channel, .. } = &message else {
+                continue;
+            };
+            let channel = *channel;
+            self.meter.attach();
+            self.meter.set_activity(Activity::Awake);
+            match open(message, files) {
+                Ok(mut link) => {
+                    if let Err(error) = self.serve_channel(&mut link)
+                        && !matches!(error, LinkError::Ended(_) | LinkError::PeerGone)
+                    {
+                        eprintln!("mayfly worker {}: channel {channel} ended: {error}", self.index.0);
+                    }
+                }
+                Err(error) => eprintln!(
+                    "mayfly worker {}: channel {channel} did not open: {error}",
+                    self.index.0
+                ),
+            }
+            let detached = FromExecutor::Detached {
+                worker: self.index,
+                channel,
+            };
+            let Ok(bytes) = serde_json::to_vec(&detached) else {
+                return;
+            };
+            if descriptors::send(parent, &bytes, &[]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn serve_channel(&mut self, link: &mut AnyLink) -> Result<(), LinkError> {
+        let looks = match link {
+            AnyLink::Mapped(_) => POLLS_PER_LOOK,
+            AnyLink::Stream(_) => STREAM_POLLS_PER_LOOK,
+        };
+        let hot_ticks = match self.hot_for_ms {
+            u32::MAX => u64::MAX,
+            ms => clock::ticks_of_ms(ms.into()),
+        };
+        let mut since = clock::ticks();
+        let mut polls = 0;
+        loop {
+            match link.poll() {
+                Ok(Some(meta)) => {
+                    since = self.run(link, meta, since)?;
+                    polls = 0;
+                }
+                Ok(None) => {
+                    polls += 1;
+                    if polls >= looks || hot_ticks == 0 {
+                        polls = 0;
+                        if clock::ticks() - since >= hot_ticks {
+                            since = self.sleep(link, since)?;
+                        }
+                    }
+                }
+                Err(LinkError::Malformed(text)) => {
+                    let mut call = Call::new(link, self.max_output_bytes, 0, since);
+                    call.fail(text);
+                    call.send(Status::MalformedRequest)?;
+                }
+                Err(error) => {
+                    self.meter.polled(clock::ticks() - since);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn sleep(&mut self, link: &mut AnyLink, since: u64) -> Result<u64, LinkError> {
+        if self.hot_for_ms > 0 {
+            self.meter.polled(clock::ticks() - since);
+        }
+        self.meter.set_activity(Activity::Asleep);
+        let result = link.wait(SLEEP_LIMIT);
+        self.meter.set_activity(Activity::Awake);
+        result.map(|()| clock::ticks())
+    }
+
+    #[inline(always)]
+    fn run(&mut self, link: &mut AnyLink, meta: mayfly_fabric::Meta, since: u64) -> Result<u64, LinkError> {
+        let start = clock::ticks();
+        self.meter.begin(meta.sequence, meta.deadline_ms, start);
+        let mut call = Call::new(link, self.max_output_bytes, meta.deadline_ms, start);
+        let status = match meta.function {
+            index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
+            index => self.runtime.invoke(index - 1, &mut call),
+        };
+        let sent = call.send(status);
+        let end = clock::ticks();
+        // Waiting before a call on a warm channel is sleep, which nobody pays for.
+        let polling = if self.hot_for_ms > 0 { start - since } else { 0 };
+        self.meter
+            .finish(meta.sequence, status != Status::Ok, end - start, polling);
+        link.done();
+        sent.map(|_| end)
+    }
+
+    fn load(&mut self, call: &mut Call<'_>) -> Status {
+        let loaded = serde_json::from_slice::<LoadFunction>(call.input())
+            .map_err(|error| format!("the request to load a function is malformed: {error}"))
+            .and_then(|function| {
+                let code = self.code_dir.join(function.hash.to_string());
+                if !code.exists() {
+                    return Err(format!("the node has no code {}; send it first", function.hash));
+                }
+                self.runtime.load(&code, &function)
+            })
+            .and_then(|number| {
+                number
+                    .checked_add(1)
+                    .ok_or_else(|| "too many functions in one worker".into())
+            });
+        match loaded {
+            Ok(index) if call.put(&index.to_le_bytes()).is_ok() => Status::Ok,
+            Ok(_) => Status::OutOfMemory,
+            Err(text) => {
+                call.fail(&text);
+                Status::LoadFailed
+            }
+        }
+    }
+}
+
+fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkError> {
+    let ToExecutor::Attach {
+        transport: wanted,
+        slots,
+        stride_bytes,
+        bulk_bytes,
+        options: set,
+        executor_key_pkcs8,
+        client_key,
+        ..
+    } = message
+    else {
+        return Err(LinkError::Malformed("not a channel"));
+    };
+    let geometry = Geometry {
+        slots,
+        stride_bytes,
+        bulk_bytes,
+    }
+    .check()
+    .map_err(|_| LinkError::Malformed("a geometry that no channel can have"))?;
+    let Some(file) = files.pop() else {
+        return Err(LinkError::Malformed("a channel without a descriptor"));
+    };
+    match wanted {
+        transport::SHM => {
+            let never_sleeps = set & options::CLIENT_NEVER_SLEEPS != 0;
+            Ok(AnyLink::Mapped(shm::worker(file, geometry, never_sleeps)?))
+        }
+        transport::TCP => Ok(AnyLink::Stream(Box::new(StreamLink::tcp(file, geometry)?))),
+        transport::TLS => {
+            let (Some(pkcs8), Some(client)) = (executor_key_pkcs8, client_key) else {
+                return Err(LinkError::Malformed("a TLS channel without keys"));
+            };
+            let identity = tls::Identity::from_pkcs8(pkcs8).map_err(|e| LinkError::Violation(e.to_string()))?;
+            let session = tls::worker(&identity, &client).map_err(|e| LinkError::Violation(e.to_string()))?;
+            Ok(AnyLink::Stream(Box::new(StreamLink::tls(file, session, geometry)?)))
+        }
+        _ => Err(LinkError::Malformed("an unknown transport")),
+    }
+}
+
+/// Turns the process into a worker that its parent's death ends, alone in its process group so that it can be ended with
+/// everything it started.
+pub fn settle(cores: &[u16]) {
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let _ = rustix::process::setsid();
+    pin(cores);
+}
+
+/// Restricts this process to some cores; to none in the list means to leave it as it is.
+pub fn pin(cores: &[u16]) {
+    if cores.is_empty() {
+        return;
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    for core in cores {
+        set.set(*core as usize);
+    }
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        eprintln!("mayfly worker: cannot be pinned to cores {cores:?}: {error}");
+    }
+}
+
+/// Descriptor 3 as the node left it.
+pub fn borrow(raw: i32) -> BorrowedFd<'static> {
+    // SAFETY: the node starts an executor with its control socket there, and nothing in this process closes it.
+    unsafe { BorrowedFd::borrow_raw(raw) }
+}

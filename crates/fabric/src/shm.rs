@@ -1,0 +1,60 @@
+//! Shared memory between processes: a memory file per channel, which the node makes and gives to the two ends alone.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use mayfly_protocol::node_api::End;
+use mayfly_protocol::slot::Geometry;
+
+use crate::mapped::{self, MappedLink, Side};
+use crate::memory::{Mapping, check_sealed, sealed_memory};
+use crate::{LinkError, Transport};
+
+/// What the node keeps of a channel: enough to end it.
+#[derive(Debug)]
+pub struct ChannelMemory {
+    file: OwnedFd,
+    first_page: Mapping,
+}
+
+impl ChannelMemory {
+    /// Makes the memory of a channel.
+    pub fn create(geometry: Geometry) -> std::io::Result<Self> {
+        let file = sealed_memory("mayfly-channel", mapped::memory_bytes(geometry) as u64)?;
+        let first_page = Mapping::of(&file, 4096)?;
+        Ok(Self { file, first_page })
+    }
+
+    /// The file to give to both ends.
+    pub fn file(&self) -> impl AsFd + '_ {
+        &self.file
+    }
+
+    /// Ends the channel for both.
+    pub fn close(&self, end: End) {
+        mapped::close(&self.first_page, end);
+    }
+}
+
+fn join(file: impl AsFd, geometry: Geometry, side: Side, peer_never_sleeps: bool) -> Result<MappedLink, LinkError> {
+    let length = mapped::memory_bytes(geometry);
+    check_sealed(&file, length as u64)?;
+    let memory = Arc::new(Mapping::of(&file, length)?);
+    Ok(MappedLink::new(
+        memory,
+        Transport::Shm,
+        geometry,
+        side,
+        peer_never_sleeps,
+    ))
+}
+
+/// The client's end.
+pub fn client(file: impl AsFd, geometry: Geometry, worker_never_sleeps: bool) -> Result<MappedLink, LinkError> {
+    join(file, geometry, Side::Client, worker_never_sleeps)
+}
+
+/// The worker's end.
+pub fn worker(file: impl AsFd, geometry: Geometry, client_never_sleeps: bool) -> Result<MappedLink, LinkError> {
+    join(file, geometry, Side::Worker, client_never_sleeps)
+}

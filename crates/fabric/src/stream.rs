@@ -1,0 +1,628 @@
+//! The link over a byte stream: TCP in clear or under TLS.
+//!
+//! A frame is a slot's header, then its descriptor if the flags say so, then the payload. Small frames are received many
+//! at a time into one buffer and read there; a large payload is received straight into the buffer that its reader gets,
+//! or into the room that the caller named. While a sender waits for the socket to drain it keeps receiving, so two sides
+//! that both send large messages cannot block each other.
+
+mod wire;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::memory::{Buffer, Received};
+use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
+use wire::Wire;
+
+/// Receive buffer: a few hundred small frames for one system call, and no less than two of the largest slots.
+const RECEIVE_BYTES: usize = 128 << 10;
+/// A peer that takes nothing for this long while we have something to send is gone.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// How long a TLS handshake may take.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+enum Place {
+    /// In the receive buffer, at.
+    Inline(usize),
+    /// In a buffer of its own.
+    Own(Buffer),
+    /// In the room that the request named.
+    InRoom,
+    /// Taken away.
+    Nowhere,
+}
+
+#[derive(Debug)]
+struct Message {
+    meta: Meta,
+    place: Place,
+    length: usize,
+    room_length: usize,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    message: Message,
+    target: *mut u8,
+    filled: usize,
+}
+
+/// One end of a channel over a stream.
+#[derive(Debug)]
+pub struct StreamLink {
+    wire: Wire,
+    geometry: Geometry,
+    receive: Vec<u8>,
+    start: usize,
+    end: usize,
+    incoming: Option<Incoming>,
+    queue: VecDeque<Message>,
+    current: Option<Message>,
+    spare: Option<Buffer>,
+    compose: Vec<u8>,
+    rooms: Vec<Option<Room>>,
+    next_out: u32,
+    next_in: u32,
+    gone: bool,
+}
+
+// SAFETY: the raw pointer of `incoming` points into the buffer that its message owns, or into a room that the caller
+// keeps until the response (see `Room`); neither is tied to a thread.
+unsafe impl Send for StreamLink {}
+
+impl StreamLink {
+    /// A link over a connected TCP socket, in clear.
+    pub fn tcp(socket: OwnedFd, geometry: Geometry) -> Result<Self, LinkError> {
+        Ok(Self::over(Wire::plain(socket)?, geometry))
+    }
+
+    /// A link over a connected TCP socket under TLS; returns when the handshake is done.
+    pub fn tls(socket: OwnedFd, session: rustls::Connection, geometry: Geometry) -> Result<Self, LinkError> {
+        let mut wire = Wire::tls(socket, session)?;
+        wire.handshake(Instant::now() + HANDSHAKE_LIMIT)?;
+        Ok(Self::over(wire, geometry))
+    }
+
+    fn over(wire: Wire, geometry: Geometry) -> Self {
+        let stride = geometry.stride_bytes as usize;
+        Self {
+            wire,
+            geometry,
+            receive: vec![0; RECEIVE_BYTES.max(2 * stride)],
+            start: 0,
+            end: 0,
+            incoming: None,
+            queue: VecDeque::new(),
+            current: None,
+            spare: None,
+            compose: vec![0; stride],
+            rooms: vec![None; geometry.slots as usize],
+            next_out: 1,
+            next_in: 1,
+            gone: false,
+        }
+    }
+
+    /// Starts numbering both directions after `sequence`, so that tests can cross the wrap. Both ends must do it.
+    #[doc(hidden)]
+    pub fn start_after(&mut self, sequence: u32) {
+        self.next_out = sequence.wrapping_add(1);
+        self.next_in = sequence.wrapping_add(1);
+    }
+
+    fn slot_of(&self, sequence: u32) -> usize {
+        sequence as usize & (self.geometry.slots as usize - 1)
+    }
+
+    /// A buffer for a payload that comes in, reusing the last one: fresh memory costs as much as the copy.
+    fn buffer_for(&mut self, length: usize) -> Result<Buffer, LinkError> {
+        if let Some(mut spare) = self.spare.take()
+            && spare.resize(length)
+        {
+            return Ok(spare);
+        }
+        let buffer = if length as u64 <= self.geometry.bulk_bytes {
+            Buffer::heap(length)
+        } else {
+            None
+        };
+        buffer.ok_or(LinkError::NoRoom {
+            length,
+            limit: self.geometry.bulk_bytes,
+        })
+    }
+
+    /// The next whole message, out of what was received already.
+    fn parse(&mut self) -> Result<Option<Message>, LinkError> {
+        if self.incoming.is_some() {
+            return Ok(None);
+        }
+        let available = &self.receive[self.start..self.end];
+        let Ok((header, rest)) = Header::read_from_prefix(available) else {
+            return Ok(None);
+        };
+        if header.sequence != self.next_in {
+            return Err(LinkError::Violation(format!(
+                "message {} where {} was due",
+                header.sequence, self.next_in
+            )));
+        }
+        if header.flags & !flags::KNOWN != 0 {
+            return Err(LinkError::Violation(format!("unknown flags {:#x}", header.flags)));
+        }
+        let meta = Meta {
+            sequence: header.sequence,
+            function: header.function,
+            deadline_ms: header.deadline_ms,
+        };
+        let mut descriptor = Descriptor::default();
+        let mut head = HEADER_BYTES;
+        if header.flags & flags::DESCRIBED != 0 {
+            let Ok((found, _)) = Descriptor::read_from_prefix(rest) else {
+                return Ok(None);
+            };
+            descriptor = found;
+            head += DESCRIPTOR_BYTES;
+        }
+        let room_length = descriptor.room_length.min(self.geometry.bulk_bytes) as usize;
+        if header.flags & (flags::BULK | flags::IN_ROOM) == 0 {
+            let length = header.length as usize;
+            if length > self.geometry.inline_bytes() {
+                return Err(LinkError::Violation(format!(
+                    "{length} bytes inline in slots of {}",
+                    self.geometry.stride_bytes
+                )));
+            }
+            if available.len() < head + length {
+                return Ok(None);
+            }
+            let place = Place::Inline(self.start + head);
+            self.start += head + length;
+            self.next_in = self.next_in.wrapping_add(1);
+            return Ok(Some(Message {
+                meta,
+                place,
+                length,
+                room_length,
+            }));
+        }
+        let length = usize::try_from(descriptor.length).unwrap_or(usize::MAX);
+        if length as u64 > self.geometry.bulk_bytes {
+            return Err(LinkError::Violation(format!(
+                "a payload of {length} bytes on a channel for {}",
+                self.geometry.bulk_bytes
+            )));
+        }
+        self.start += head;
+        self.next_in = self.next_in.wrapping_add(1);
+        self.begin_incoming(meta, header.flags, length, room_length)
+    }
+
+    fn begin_incoming(
+        &mut self,
+        meta: Meta,
+        set: u16,
+        length: usize,
+        room_length: usize,
+    ) -> Result<Option<Message>, LinkError> {
+        let (place, target) = if set & flags::IN_ROOM != 0 {
+            let slot = self.slot_of(meta.sequence);
+            match self.rooms[slot].take() {
+                Some(room) if length <= room.length => (Place::InRoom, room.start),
+                _ => return Err(LinkError::Violation("a reply into room that was not offered".into())),
+            }
+        } else {
+            let buffer = self.buffer_for(length)?;
+            let target = buffer.as_ptr();
+            (Place::Own(buffer), target)
+        };
+        let here = (self.end - self.start).min(length);
+        // SAFETY: `target` has `length` bytes (a buffer made for them, or a room checked above), `here` is no more.
+        unsafe { std::ptr::copy_nonoverlapping(self.receive[self.start..].as_ptr(), target, here) };
+        self.start += here;
+        let message = Message {
+            meta,
+            place,
+            length,
+            room_length,
+        };
+        if here == length {
+            return Ok(Some(message));
+        }
+        self.incoming = Some(Incoming {
+            message,
+            target,
+            filled: here,
+        });
+        Ok(None)
+    }
+
+    /// Receives what is there, without blocking. Whether anything came.
+    fn fill(&mut self) -> Result<bool, LinkError> {
+        let result = match &mut self.incoming {
+            Some(incoming) => {
+                let rest = incoming.message.length - incoming.filled;
+                // SAFETY: the target has `length` bytes of which `filled` are done; see `begin_incoming`.
+                let target = unsafe { std::slice::from_raw_parts_mut(incoming.target.add(incoming.filled), rest) };
+                self.wire.receive(target).inspect(|n| incoming.filled += n)
+            }
+            None => {
+                if self.start == self.end {
+                    (self.start, self.end) = (0, 0);
+                } else if self.receive.len() - self.end < self.geometry.stride_bytes as usize {
+                    self.receive.copy_within(self.start..self.end, 0);
+                    (self.start, self.end) = (0, self.end - self.start);
+                }
+                self.wire
+                    .receive(&mut self.receive[self.end..])
+                    .inspect(|n| self.end += n)
+            }
+        };
+        match result {
+            Ok(0) => {
+                self.gone = true;
+                Err(LinkError::PeerGone)
+            }
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if is_disconnect(&error) => {
+                self.gone = true;
+                Err(LinkError::PeerGone)
+            }
+            Err(error) => Err(LinkError::Io(error)),
+        }
+    }
+
+    fn next_message(&mut self) -> Result<Option<Message>, LinkError> {
+        if let Some(message) = self.parse()? {
+            return Ok(Some(message));
+        }
+        if !self.fill()? {
+            return Ok(None);
+        }
+        match &self.incoming {
+            Some(incoming) if incoming.filled == incoming.message.length => {
+                Ok(self.incoming.take().map(|incoming| incoming.message))
+            }
+            Some(_) => Ok(None),
+            None => self.parse(),
+        }
+    }
+
+    /// Receives into the queue while a send is blocked. The payloads leave the receive buffer, which moves on.
+    fn receive_aside(&mut self) -> Result<(), LinkError> {
+        while self.queue.len() < self.geometry.slots as usize {
+            let Some(mut message) = self.next_message()? else {
+                return Ok(());
+            };
+            if let Place::Inline(at) = message.place {
+                let mut buffer = Buffer::heap(message.length).ok_or(LinkError::NoRoom {
+                    length: message.length,
+                    limit: self.geometry.bulk_bytes,
+                })?;
+                buffer
+                    .as_mut_slice()
+                    .copy_from_slice(&self.receive[at..at + message.length]);
+                message.place = Place::Own(buffer);
+            }
+            self.queue.push_back(message);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+        let total = head.len() + body.len();
+        let mut sent = 0;
+        let mut progress: Option<Instant> = None;
+        loop {
+            let result = if sent < head.len() {
+                self.wire.send(&head[sent..], body)
+            } else if sent < total {
+                self.wire.send(&body[sent - head.len()..], &[])
+            } else if self.wire.flush()? {
+                return Ok(());
+            } else {
+                Err(std::io::ErrorKind::WouldBlock.into())
+            };
+            match result {
+                Ok(n) => {
+                    sent += n;
+                    progress = None;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    // A message half received in place keeps its memory while we receive aside: only whole ones move.
+                    if self.current_is_inline() {
+                        self.unpin_current()?;
+                    }
+                    self.receive_aside()?;
+                    if progress.get_or_insert_with(Instant::now).elapsed() > STALL_LIMIT {
+                        return Err(LinkError::PeerGone);
+                    }
+                    let full = self.queue.len() >= self.geometry.slots as usize;
+                    self.wire.block(
+                        if full {
+                            PollFlags::OUT
+                        } else {
+                            PollFlags::IN | PollFlags::OUT
+                        },
+                        Duration::from_secs(1),
+                    )?;
+                }
+                Err(error) if is_disconnect(&error) => {
+                    self.gone = true;
+                    return Err(LinkError::PeerGone);
+                }
+                Err(error) => return Err(LinkError::Io(error)),
+            }
+        }
+    }
+
+    fn current_is_inline(&self) -> bool {
+        matches!(
+            &self.current,
+            Some(Message {
+                place: Place::Inline(_),
+                ..
+            })
+        )
+    }
+
+    /// Moves the current message out of the receive buffer, which is about to be reused.
+    fn unpin_current(&mut self) -> Result<(), LinkError> {
+        if let Some(message) = &mut self.current
+            && let Place::Inline(at) = message.place
+        {
+            let mut buffer = Buffer::heap(message.length).ok_or(LinkError::NoRoom {
+                length: message.length,
+                limit: self.geometry.bulk_bytes,
+            })?;
+            buffer
+                .as_mut_slice()
+                .copy_from_slice(&self.receive[at..at + message.length]);
+            message.place = Place::Own(buffer);
+        }
+        Ok(())
+    }
+
+    fn next_header(&mut self, function: u16, set: u16, length: u32, deadline_ms: u32) -> Header {
+        let sequence = self.next_out;
+        self.next_out = sequence.wrapping_add(1);
+        Header {
+            sequence,
+            function,
+            flags: set,
+            length,
+            deadline_ms,
+        }
+    }
+
+    fn send_described(&mut self, header: Header, descriptor: Descriptor, body: &[u8]) -> Result<u32, LinkError> {
+        let mut head = [0; HEADER_BYTES + DESCRIPTOR_BYTES];
+        head[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        head[HEADER_BYTES..].copy_from_slice(descriptor.as_bytes());
+        self.send(&head, body)?;
+        Ok(header.sequence)
+    }
+}
+
+fn is_disconnect(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionReset | ConnectionAborted | UnexpectedEof
+    )
+}
+
+impl Link for StreamLink {
+    fn transport(&self) -> Transport {
+        if self.wire.is_encrypted() {
+            Transport::Tls
+        } else {
+            Transport::Tcp
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    #[inline]
+    fn compose(&mut self) -> &mut [u8] {
+        &mut self.compose[HEADER_BYTES..]
+    }
+
+    fn post(&mut self, function: u16, deadline_ms: u32, length: usize) -> Result<u32, LinkError> {
+        let header = self.next_header(function, 0, length as u32, deadline_ms);
+        // The composed bytes stand behind the header's place, so that one contiguous write sends both.
+        let mut frame = std::mem::take(&mut self.compose);
+        frame[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        let result = self.send(&frame[..HEADER_BYTES + length], &[]);
+        self.compose = frame;
+        result.map(|()| header.sequence)
+    }
+
+    fn post_bulk(
+        &mut self,
+        function: u16,
+        deadline_ms: u32,
+        payload: Payload<'_>,
+        room: Option<Room>,
+    ) -> Result<u32, LinkError> {
+        let body = payload.as_slice();
+        if body.len() as u64 > self.geometry.bulk_bytes {
+            return Err(LinkError::NoRoom {
+                length: body.len(),
+                limit: self.geometry.bulk_bytes,
+            });
+        }
+        let mut descriptor = Descriptor {
+            length: body.len() as u64,
+            ..Descriptor::default()
+        };
+        let mut set = flags::BULK;
+        let slot = self.slot_of(self.next_out);
+        self.rooms[slot] = room;
+        if let Some(room) = room {
+            descriptor.room_length = room.length as u64;
+            set |= flags::ROOM;
+        }
+        let header = self.next_header(function, set, 0, deadline_ms);
+        self.send_described(header, descriptor, body)
+    }
+
+    fn post_lent(&mut self, function: u16, buffer: Buffer, length: usize) -> Result<u32, LinkError> {
+        // A reply that fits the room that its request offered is received straight into it.
+        let room_length = self.current.as_ref().map_or(0, |message| message.room_length);
+        let set = if length <= room_length {
+            flags::IN_ROOM
+        } else {
+            flags::BULK
+        };
+        let header = self.next_header(function, set, 0, 0);
+        let descriptor = Descriptor {
+            length: length as u64,
+            ..Descriptor::default()
+        };
+        let result = self.send_described(header, descriptor, &buffer.as_slice()[..length]);
+        self.spare.get_or_insert(buffer);
+        result
+    }
+
+    fn post_in_room(&mut self, _function: u16, _length: usize) -> Result<u32, LinkError> {
+        Err(LinkError::Malformed("a stream shares no room"))
+    }
+
+    fn poll(&mut self) -> Result<Option<Meta>, LinkError> {
+        let message = match self.queue.pop_front() {
+            Some(message) => Some(message),
+            None if self.gone => return Err(LinkError::PeerGone),
+            None => self.next_message()?,
+        };
+        self.current = message;
+        Ok(self.current.as_ref().map(|message| message.meta))
+    }
+
+    fn current(&mut self) -> Current<'_> {
+        let compose = &mut self.compose[HEADER_BYTES..];
+        match &self.current {
+            None => Current {
+                input: &[],
+                room: None,
+                room_length: 0,
+                compose,
+            },
+            Some(message) => {
+                let input = match &message.place {
+                    Place::Inline(at) => &self.receive[*at..at + message.length],
+                    Place::Own(buffer) => &buffer.as_slice()[..message.length],
+                    Place::InRoom | Place::Nowhere => &[],
+                };
+                Current {
+                    input,
+                    room: None,
+                    room_length: message.room_length,
+                    compose,
+                }
+            }
+        }
+    }
+
+    fn arrived_in_room(&self) -> Option<usize> {
+        match &self.current {
+            Some(Message {
+                place: Place::InRoom,
+                length,
+                ..
+            }) => Some(*length),
+            _ => None,
+        }
+    }
+
+    fn retain(&mut self) {}
+
+    fn take(&mut self) -> Option<Received> {
+        let message = self.current.as_mut()?;
+        match std::mem::replace(&mut message.place, Place::Nowhere) {
+            Place::Own(mut buffer) => {
+                buffer.resize(message.length);
+                Some(Received::Own(buffer))
+            }
+            other => {
+                message.place = other;
+                None
+            }
+        }
+    }
+
+    fn done(&mut self) {
+        if let Some(Message {
+            place: Place::Own(buffer),
+            ..
+        }) = self.current.take()
+            && self
+                .spare
+                .as_ref()
+                .is_none_or(|spare| spare.capacity() < buffer.capacity())
+        {
+            self.spare = Some(buffer);
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<(), LinkError> {
+        if self.gone {
+            return Err(LinkError::PeerGone);
+        }
+        if self.queue.is_empty() && !self.wire.has_plaintext() {
+            self.wire.block(PollFlags::IN, limit)?;
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, length: usize) -> Result<Buffer, LinkError> {
+        self.buffer_for(length)
+    }
+
+    fn room(&self, buffer: &mut Buffer) -> Room {
+        Room {
+            start: buffer.as_ptr(),
+            offset: None,
+            length: buffer.len(),
+        }
+    }
+
+    fn allocator(&self) -> Allocator {
+        Allocator {
+            arena: None,
+            limit: self.geometry.bulk_bytes,
+        }
+    }
+}
+
+/// Blocks until one of the streams is readable, or `limit` has passed.
+pub(crate) fn wait_any(links: &[&StreamLink], limit: Duration) -> Result<(), LinkError> {
+    if links
+        .iter()
+        .any(|link| link.gone || !link.queue.is_empty() || link.wire.has_plaintext())
+    {
+        return Ok(());
+    }
+    let mut waiting: Vec<PollFd<'_>> = links
+        .iter()
+        .map(|link| PollFd::new(link.wire.socket(), PollFlags::IN))
+        .collect();
+    wire::poll(&mut waiting, limit)?;
+    Ok(())
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos() as i64,
+    }
+}

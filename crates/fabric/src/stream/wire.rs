@@ -1,0 +1,205 @@
+//! Bytes in and out of a non-blocking socket, in clear or through a TLS session.
+
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::timespec;
+
+/// Plaintext handed to the session at a time: one TLS record.
+const RECORD_BYTES: usize = 16 << 10;
+
+#[derive(Debug)]
+pub struct Wire {
+    socket: OwnedFd,
+    session: Option<Box<rustls::Connection>>,
+}
+
+/// The socket as rustls wants it.
+struct Raw<'a>(&'a OwnedFd);
+
+impl Read for Raw<'_> {
+    fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        Ok(rustix::net::recv(self.0, target, RecvFlags::DONTWAIT)?.0)
+    }
+}
+
+impl Write for Raw<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(rustix::net::send(
+            self.0,
+            bytes,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        )?)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+pub fn poll(waiting: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
+    match rustix::event::poll(waiting, Some(&timespec(limit))) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn broken(error: rustls::Error) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, error)
+}
+
+impl Wire {
+    pub fn plain(socket: OwnedFd) -> std::io::Result<Self> {
+        // Not an error on a Unix socket, which tests use too.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self { socket, session: None })
+    }
+
+    pub fn tls(socket: OwnedFd, session: rustls::Connection) -> std::io::Result<Self> {
+        let wire = Self::plain(socket)?;
+        Ok(Self {
+            session: Some(Box::new(session)),
+            ..wire
+        })
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.session.is_some()
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Whether decrypted bytes wait that `poll` on the socket would not tell of. The session is drained on every
+    /// receive unless the reader's buffer was full.
+    pub fn has_plaintext(&self) -> bool {
+        // `receive` reads the session before the socket, so bytes can stay behind only there.
+        self.session
+            .as_ref()
+            .is_some_and(|session| !session.wants_read() && !session.is_handshaking())
+    }
+
+    pub fn handshake(&mut self, until: Instant) -> std::io::Result<()> {
+        loop {
+            let Some(session) = &mut self.session else {
+                return Ok(());
+            };
+            if !session.is_handshaking() && !session.wants_write() {
+                return Ok(());
+            }
+            let mut blocked = true;
+            if session.wants_write() {
+                match session.write_tls(&mut Raw(&self.socket)) {
+                    Ok(_) => blocked = false,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            } else if session.wants_read() {
+                match session.read_tls(&mut Raw(&self.socket)) {
+                    Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    Ok(_) => {
+                        blocked = false;
+                        if let Err(error) = session.process_new_packets() {
+                            // The alert tells the peer why.
+                            let _ = session.write_tls(&mut Raw(&self.socket));
+                            return Err(broken(error));
+                        }
+                    }
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if blocked {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(std::io::Error::new(
+                        std::io::ErrorKind::TimedOut,
+                        "the TLS handshake did not finish in time",
+                    ));
+                }
+                let wants = if session.wants_write() {
+                    PollFlags::OUT
+                } else {
+                    PollFlags::IN
+                };
+                self.block(wants, left)?;
+            }
+        }
+    }
+
+    /// Receives into `target`; 0 means that the peer closed.
+    #[inline]
+    pub fn receive(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        let Some(session) = &mut self.session else {
+            return Ok(rustix::net::recv(&self.socket, target, RecvFlags::DONTWAIT)?.0);
+        };
+        loop {
+            match session.reader().read(target) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            if session.read_tls(&mut Raw(&self.socket))? == 0 {
+                return Ok(0);
+            }
+            session.process_new_packets().map_err(broken)?;
+        }
+    }
+
+    /// Sends from `first`, then `second`; how many bytes were taken.
+    #[inline]
+    pub fn send(&mut self, first: &[u8], second: &[u8]) -> std::io::Result<usize> {
+        let Some(session) = &mut self.session else {
+            if second.is_empty() {
+                return Ok(rustix::net::send(
+                    &self.socket,
+                    first,
+                    SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+                )?);
+            }
+            let mut none = rustix::net::SendAncillaryBuffer::default();
+            let parts = [IoSlice::new(first), IoSlice::new(second)];
+            return Ok(rustix::net::sendmsg(
+                &self.socket,
+                &parts,
+                &mut none,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            )?);
+        };
+        if session.wants_write() {
+            session.write_tls(&mut Raw(&self.socket))?;
+            if session.wants_write() {
+                return Err(std::io::ErrorKind::WouldBlock.into());
+            }
+        }
+        let taken = session.writer().write(&first[..first.len().min(RECORD_BYTES)])?;
+        match session.write_tls(&mut Raw(&self.socket)) {
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Whether everything taken has left.
+    pub fn flush(&mut self) -> std::io::Result<bool> {
+        let Some(session) = &mut self.session else {
+            return Ok(true);
+        };
+        while session.wants_write() {
+            match session.write_tls(&mut Raw(&self.socket)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Blocks until the socket is ready for one of `events`, or `limit` has passed.
+    pub fn block(&self, events: PollFlags, limit: Duration) -> std::io::Result<()> {
+        poll(&mut [PollFd::new(&self.socket, events)], limit)
+    }
+}

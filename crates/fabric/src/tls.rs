@@ -1,0 +1,192 @@
+//! TLS 1.3 between a client and a worker, with raw public keys: each side knows the one key it will accept, from the
+//! lease's token and from the node's signed verdict, so no certificate is involved.
+
+use std::sync::Arc;
+
+use mayfly_protocol::ids::PublicKey;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, ClientConnection};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{AlwaysResolvesServerRawPublicKeys, ServerConnection};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CertificateError, ClientConfig, Connection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
+
+/// DER of a SubjectPublicKeyInfo up to the 32 bytes of an Ed25519 key (RFC 8410).
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+fn spki(key: &PublicKey) -> Vec<u8> {
+    [&SPKI_PREFIX[..], &key.0].concat()
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn certified(provider: &CryptoProvider, pkcs8: &[u8], public: &PublicKey) -> Result<Arc<CertifiedKey>, Error> {
+    let key = provider
+        .key_provider
+        .load_private_key(PrivatePkcs8KeyDer::from(pkcs8.to_vec()).into())?;
+    Ok(Arc::new(CertifiedKey::new(
+        vec![CertificateDer::from(spki(public))],
+        key,
+    )))
+}
+
+/// Accepts exactly one peer.
+#[derive(Debug)]
+struct OnlyThis {
+    spki: Vec<u8>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl OnlyThis {
+    fn check(&self, presented: &CertificateDer<'_>) -> Result<(), Error> {
+        if presented.as_ref() == self.spki {
+            Ok(())
+        } else {
+            Err(Error::InvalidCertificate(
+                CertificateError::ApplicationVerificationFailure,
+            ))
+        }
+    }
+
+    fn verify(&self, message: &[u8], dss: &DigitallySignedStruct) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(self.spki.as_slice());
+        verify_tls13_signature_with_raw_key(message, &key, dss, &self.provider.signature_verification_algorithms)
+    }
+}
+
+impl ServerCertVerifier for OnlyThis {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(end_entity).map(|()| ServerCertVerified::assertion())
+    }
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("raw public keys need TLS 1.3".into()))
+    }
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        _cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify(message, dss)
+    }
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for OnlyThis {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(end_entity).map(|()| ClientCertVerified::assertion())
+    }
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("raw public keys need TLS 1.3".into()))
+    }
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        _cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify(message, dss)
+    }
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// One side's own key pair.
+#[derive(Clone)]
+pub struct Identity {
+    /// PKCS#8 DER of the private key.
+    pub pkcs8: Vec<u8>,
+    /// Its public half.
+    pub public: PublicKey,
+}
+
+/// The client's half of a session with the worker that holds `worker`'s private key.
+pub fn client(identity: &Identity, worker: &PublicKey) -> Result<Connection, Error> {
+    let provider = provider();
+    let own = certified(&provider, &identity.pkcs8, &identity.public)?;
+    let only = OnlyThis {
+        spki: spki(worker),
+        provider: provider.clone(),
+    };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(only))
+        .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(own)));
+    let name = ServerName::try_from("worker.mayfly.invalid").map_err(|_| Error::General("name".into()))?;
+    Ok(ClientConnection::new(Arc::new(config), name)?.into())
+}
+
+/// The worker's half of a session with the client that holds `holder`'s private key.
+pub fn worker(identity: &Identity, holder: &PublicKey) -> Result<Connection, Error> {
+    let provider = provider();
+    let own = certified(&provider, &identity.pkcs8, &identity.public)?;
+    let only = OnlyThis {
+        spki: spki(holder),
+        provider: provider.clone(),
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(only))
+        .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(own)));
+    // A session is never resumed: a channel has one handshake.
+    config.send_tls13_tickets = 0;
+    Ok(ServerConnection::new(Arc::new(config))?.into())
+}
+
+impl Identity {
+    /// Reads a PKCS#8 Ed25519 private key.
+    pub fn from_pkcs8(pkcs8: Vec<u8>) -> Result<Self, Error> {
+        let key = provider()
+            .key_provider
+            .load_private_key(PrivatePkcs8KeyDer::from(pkcs8.clone()).into())?;
+        let malformed = || Error::General("not an Ed25519 private key in PKCS#8".into());
+        let spki = key.public_key().ok_or_else(malformed)?;
+        let public = spki.as_ref().strip_prefix(&SPKI_PREFIX).ok_or_else(malformed)?;
+        Ok(Self {
+            public: PublicKey(public.try_into().map_err(|_| malformed())?),
+            pkcs8,
+        })
+    }
+}

@@ -1,9 +1,12 @@
-//! Prints what this machine can do, with no Mayfly code on the way.
+//! Prints what this machine can do, with no Mayfly code on the way. With a directory as its argument it also draws the
+//! distributions of the round trips there, as `limits.png` and `limits.svg`.
 
 use mayfly_bench::baseline::{
     Baseline, CacheLine, Copy, CopyInPeer, Cores, Futex, Ring, Spawn, TcpEcho, TcpSink, TlsEcho, pin,
 };
 use mayfly_bench::busy::Watch;
+use mayfly_bench::machine::Machine;
+use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::table::{Table, bandwidth, duration, rate};
 use mayfly_bench::{Error, Plan, measure};
 
@@ -18,8 +21,11 @@ fn main() -> Result<(), Error> {
         "Bandwidths, counting bytes read and bytes written",
         &["baseline", "p50", "what"],
     );
+    let mut series = Vec::new();
     let mut row = |mut baseline: Box<dyn Baseline>, calls: usize| -> Result<(), Error> {
-        let s = measure(&mut *baseline, Plan::of_calls(calls))?.summary();
+        let samples = measure(&mut *baseline, Plan::of_calls(calls))?;
+        let s = samples.summary();
+        series.push(Series::invocation(baseline.name(), baseline.name(), &samples));
         let about = baseline.about();
         let cells = [
             baseline.name().into(),
@@ -80,6 +86,17 @@ fn main() -> Result<(), Error> {
     }
     let noise = watch.finish().judge(true)?;
     let warning = noise.warning.unwrap_or_else(|| "quiet enough to believe".into());
+    if let Some(directory) = std::env::args_os().nth(1) {
+        let machine = Machine::this();
+        let subtitle = format!("{}, {} cores, Linux {}", machine.cpu, machine.cores, machine.kernel);
+        let picture = Picture {
+            title: "What this machine can do".into(),
+            subtitle,
+            series,
+        };
+        let (png, svg) = picture.write(directory.as_ref(), "limits")?;
+        println!("Wrote {} and {}.", png.display(), svg.display());
+    }
     println!("Other processes used {:.2} cores: {warning}.", noise.foreign_cores);
     Ok(())
 }

@@ -323,12 +323,14 @@ mod tests {
     #[test]
     fn foreign_work_by_unseen_processes_still_counts() {
         let before = Snapshot::default();
-        let mut after = Snapshot::default();
-        after.cpu = Cpu {
-            busy: 100,
-            total: 200,
-            stolen: 0,
-            cores: 2,
+        let after = Snapshot {
+            cpu: Cpu {
+                busy: 100,
+                total: 200,
+                stolen: 0,
+                cores: 2,
+            },
+            ..Snapshot::default()
         };
         let busy = between(&before, &after, &[1], Duration::from_secs(1), 100.0)
             .judge(false)
@@ -338,14 +340,20 @@ mod tests {
 
     #[test]
     fn children_that_ended_meanwhile_are_not_foreign() {
-        let (before, mut after) = (Snapshot::default(), Snapshot::default());
-        after.cpu = Cpu {
-            busy: 100,
-            total: 200,
-            stolen: 0,
-            cores: 2,
+        let before = Snapshot::default();
+        let after = Snapshot {
+            cpu: Cpu {
+                busy: 100,
+                total: 200,
+                stolen: 0,
+                cores: 2,
+            },
+            own: Usage {
+                reaped_s: 0.95,
+                ..Usage::default()
+            },
+            ..Snapshot::default()
         };
-        after.own.reaped_s = 0.95;
         let noise = between(&before, &after, &[1], Duration::from_secs(1), 100.0);
         assert_eq!(noise.foreign_cores, 0.05);
     }

@@ -74,7 +74,7 @@ impl Watchdog {
     #[inline(always)]
     pub(super) fn poll(&mut self, peer: &Peer) -> Result<(), Error> {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls % (1 << 16) == 0 {
+        if self.polls.is_multiple_of(1 << 16) {
             return peer.check(*self.since.get_or_insert_with(Instant::now));
         }
         Ok(())

@@ -145,7 +145,9 @@ fn receive<D>(
         }
         match tls.read_tls(socket) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(_) => drop(tls.process_new_packets().map_err(std::io::Error::other)?),
+            Ok(_) => {
+                tls.process_new_packets().map_err(std::io::Error::other)?;
+            }
             Err(e) if e.kind() == ErrorKind::WouldBlock => between()?,
             Err(e) if e.kind() == ErrorKind::Interrupted => (),
             Err(e) => return Err(e),

@@ -1,0 +1,81 @@
+//! What the figures were measured on.
+
+use crate::tsc::Tsc;
+use serde::{Deserialize, Serialize};
+
+/// The machine of a measurement, as far as figures depend on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: u32,
+    /// The kernel's version.
+    pub kernel: String,
+    /// Architecture, such as `x86_64`.
+    pub arch: String,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Whether it is a guest of a hypervisor.
+    pub virtual_machine: bool,
+    /// Frequency of the time stamp counter in MHz.
+    pub tsc_mhz: f64,
+    /// Frequency governor of the first core, when the system tells.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub governor: Option<String>,
+    /// Version of Mayfly.
+    pub mayfly: String,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn this() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
+        let memory = read("/proc/meminfo").unwrap_or_default();
+        let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+        Machine {
+            cpu: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
+            cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+            arch: std::env::consts::ARCH.into(),
+            memory_mib: field(&memory, "MemTotal")
+                .and_then(|m| m.split(' ').next()?.parse().ok())
+                .unwrap_or(0)
+                / 1024,
+            virtual_machine: field(&cpuinfo, "flags").is_some_and(|f| f.split(' ').any(|flag| flag == "hypervisor")),
+            tsc_mhz: Tsc::get().mhz().round(),
+            governor: governor.map(|g| g.trim().to_owned()),
+            mayfly: env!("CARGO_PKG_VERSION").into(),
+        }
+    }
+}
+
+/// The value of the first line `name : value`.
+fn field(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_whatever_their_spacing() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2: x\n";
+        assert_eq!(field(text, "model name").as_deref(), Some("Some CPU @ 2: x"));
+        assert_eq!(field(text, "flags"), None);
+    }
+
+    #[test]
+    fn this_machine_has_cores_memory_and_a_kernel() {
+        let machine = Machine::this();
+        assert!(
+            machine.cores > 0 && machine.memory_mib > 0 && !machine.kernel.is_empty(),
+            "{machine:?}"
+        );
+    }
+}

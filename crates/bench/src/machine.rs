@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// Cores that this process may use.
+    /// Cores that are online.
     pub cores: u32,
     /// The kernel's version.
     pub kernel: String,
@@ -20,6 +20,8 @@ pub struct Machine {
     pub virtual_machine: bool,
     /// Frequency of the time stamp counter in MHz.
     pub tsc_mhz: f64,
+    /// The counter's smallest step in nanoseconds: single latencies are multiples of it.
+    pub tsc_step_ns: f64,
     /// Frequency governor of the first core, when the system tells.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub governor: Option<String>,
@@ -36,7 +38,9 @@ impl Machine {
         let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
         Machine {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-            cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            // Not those of this thread, which is pinned to one when it measures.
+            // SAFETY: sysconf has no preconditions.
+            cores: unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32,
             kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
             arch: std::env::consts::ARCH.into(),
             memory_mib: field(&memory, "MemTotal")
@@ -45,6 +49,7 @@ impl Machine {
                 / 1024,
             virtual_machine: field(&cpuinfo, "flags").is_some_and(|f| f.split(' ').any(|flag| flag == "hypervisor")),
             tsc_mhz: Tsc::get().mhz().round(),
+            tsc_step_ns: (Tsc::step_ns() * 10.0).round() / 10.0,
             governor: governor.map(|g| g.trim().to_owned()),
             mayfly: env!("CARGO_PKG_VERSION").into(),
         }

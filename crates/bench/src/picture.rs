@@ -61,15 +61,17 @@ pub struct Picture {
 const WIDTH: f64 = 1280.0;
 const LEFT: f64 = 92.0;
 const RIGHT: f64 = 900.0;
-const TOP: f64 = 108.0;
+const TOP: f64 = 130.0;
 const LEGEND_STEP: f64 = 50.0;
+/// Lines begin here: the one call in hundreds that was lucky would draw a long foot along the axis.
+const SKIPPED: f64 = 0.005;
 /// Up to this share the vertical axis is linear, above it each further nine takes the same height.
 const LINEAR_TO: f64 = 0.9;
 /// The linear part's share of the height.
 const LINEAR_HEIGHT: f64 = 0.54;
 /// Told apart by people with any colour vision, and on paper (Okabe and Ito).
-const COLOURS: [&str; 8] = [
-    "#0072B2", "#D55E00", "#009E73", "#A6467F", "#E69F00", "#56B4E9", "#5B4A9E", "#4D4D4D",
+const COLOURS: [&str; 10] = [
+    "#0072B2", "#D55E00", "#009E73", "#A6467F", "#E69F00", "#56B4E9", "#5B4A9E", "#4D4D4D", "#8C564B", "#7A7A00",
 ];
 const INK: &str = "#1f2933";
 const FAINT: &str = "#616e7c";
@@ -88,7 +90,7 @@ impl Axes {
         let trusted = series.iter().map(|s| s.trusted()).fold(0.5, f64::max);
         let nines = (-(1.0 - trusted).log10()).clamp(2.0, 4.0).floor();
         let top = 1.0 - 10f64.powf(-nines);
-        let low = series.iter().map(|s| s.at(0.001)).reduce(f64::min).unwrap_or(100.0);
+        let low = series.iter().map(|s| s.at(SKIPPED)).reduce(f64::min).unwrap_or(100.0);
         let high = series.iter().map(|s| s.at(s.trusted().min(top))).fold(1.0, f64::max);
         let rows = series.len() as f64;
         let bottom = (TOP + 480.0).max(TOP + 20.0 + rows * LEGEND_STEP);
@@ -315,7 +317,10 @@ fn curve(page: &mut Page, axes: &Axes, s: &Series, colour: &str) {
         if share > s.trusted() {
             break;
         }
-        let at = (axes.x(s.at(share.max(0.001)).clamp(axes.low, axes.high)), axes.y(share));
+        let at = (
+            axes.x(s.at(share.max(SKIPPED)).clamp(axes.low, axes.high)),
+            axes.y(share),
+        );
         // A point per pixel is enough.
         if (at.0 - last.0).abs() + (at.1 - last.1).abs() < 1.0 {
             continue;

@@ -65,6 +65,21 @@ impl Tsc {
         1000.0 / self.ns_per_tick
     }
 
+    /// The smallest step of the counter that can be seen, in nanoseconds: some processors and hypervisors advance it by
+    /// many ticks at once, and then no single latency is known better than that.
+    pub fn step_ns() -> f64 {
+        let mut last = Self::now();
+        let mut step = u64::MAX;
+        for _ in 0..10_000 {
+            let now = Self::now();
+            if now > last {
+                step = step.min(now - last);
+            }
+            last = now;
+        }
+        if step == u64::MAX { 0.0 } else { Self::get().ns(step) }
+    }
+
     fn calibrate() -> Self {
         if cfg!(not(target_arch = "x86_64")) {
             return Tsc { ns_per_tick: 1.0 };

@@ -1,1 +1,44 @@
-//! Lease, connect, invoke, retry: the microsecond path.
+//! Lease, connect, invoke: how a program uses workers.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), mayfly_client::Error> {
+//! use mayfly_client::{CallOptions, Client, Form, LeaseOptions};
+//!
+//! let client = Client::connect(None)?;                        // finds a manager, or starts one of its own
+//! let lease = client.lease(LeaseOptions::native(2))?;         // two workers
+//! let code = lease.put_code(&std::fs::read("libsquare.so").unwrap())?;
+//! let pool = lease.pool(Default::default())?;                 // opens a channel to each worker
+//! let square = pool.register(code, Form::Plain { symbol: "square".into() })?;
+//! let reply = pool.call(square, &2.0f64.to_le_bytes(), CallOptions::default())?;
+//! # let _ = reply; Ok(()) }
+//! ```
+//!
+//! A [`Client`] speaks to a manager (or to one node directly) over HTTP and sockets, rarely. A [`Lease`] is the signed
+//! right to some workers; it opens channels. From then on nothing but the channel is involved:
+//!
+//! - [`Channel`] is one channel to one worker, used by one thread at a time: the shortest way, nothing is shared, nothing
+//!   is allocated.
+//! - [`Pool`] spreads calls over all workers of a lease, from any thread. The thread that waits for a call drives the
+//!   rings, so no other thread has to be woken; calls that were not executed because their worker died go elsewhere.
+
+mod channel;
+mod client;
+mod discover;
+mod embedded;
+mod error;
+mod lease;
+mod manager;
+mod node;
+mod pool;
+
+pub use channel::{Channel, ChannelOptions, Completion, Reply};
+pub use client::{Client, Node};
+pub use error::{CallError, Error};
+pub use lease::{Lease, LeaseOptions};
+pub use mayfly_fabric::{Allocator, Buffer, Received, Transport};
+pub use mayfly_protocol::api::{Grant, LeaseStatus, Mode, NodeStatus, Runtime};
+pub use mayfly_protocol::error::{Code, Failure, Retry};
+pub use mayfly_protocol::executor::Form;
+pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+pub use mayfly_protocol::slot::{Geometry, Status};
+pub use pool::{CallId, CallOptions, FunctionId, Outcome, Output, Pool, PoolOptions};

@@ -178,6 +178,8 @@ pub trait Link: Send {
     fn poll(&mut self) -> Result<Option<Meta>, LinkError>;
     /// The current message. Only after [`Link::poll`] answered with one and before [`Link::done`].
     fn current(&mut self) -> Current<'_>;
+    /// The payload of the current message.
+    fn input(&self) -> &[u8];
     /// Whether the current message was written into the room that its request named; then its length.
     fn arrived_in_room(&self) -> Option<usize>;
     /// Says in the next response that the current request's payload, taken along, is still in use.
@@ -277,6 +279,10 @@ impl Link for AnyLink {
         each!(self, link => link.current())
     }
     #[inline]
+    fn input(&self) -> &[u8] {
+        each!(self, link => link.input())
+    }
+    #[inline]
     fn arrived_in_room(&self) -> Option<usize> {
         each!(self, link => link.arrived_in_room())
     }
@@ -304,35 +310,42 @@ impl Link for AnyLink {
     }
 }
 
+/// Something to block on that borrows nothing of its link, so that others may send over the link meanwhile.
+#[derive(Debug)]
+pub enum Sleeper {
+    /// A word of mapped memory, announced as asleep.
+    Mapped(mapped::MappedSleeper),
+    /// A socket.
+    Stream(std::sync::Arc<std::os::fd::OwnedFd>),
+}
+
+impl AnyLink {
+    /// Announces that the caller will block in [`sleep_any`]; none if there is something to poll for already.
+    pub fn prepare_sleep(&mut self) -> Option<Sleeper> {
+        match self {
+            Self::Mapped(link) => link.prepare_sleep().map(Sleeper::Mapped),
+            Self::Stream(link) => link.prepare_sleep().map(Sleeper::Stream),
+        }
+    }
+}
+
 /// Blocks until one of several links may have something, or `limit` has passed.
-pub fn wait_any(links: &mut [&mut AnyLink], limit: Duration) -> Result<(), LinkError> {
-    if let [link] = links {
-        return link.wait(limit);
+pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError> {
+    let mut words = Vec::new();
+    let mut sockets = Vec::new();
+    for sleeper in sleepers {
+        match sleeper {
+            Sleeper::Mapped(mapped) => words.push(mapped.word()),
+            Sleeper::Stream(socket) => sockets.push(&**socket),
+        }
     }
-    let streams = links.iter().filter(|link| matches!(link, AnyLink::Stream(_))).count();
-    // Links of both kinds never share a lease today; should they, the sleepers are looked at every millisecond.
-    let limit = if streams > 0 && streams < links.len() {
-        limit.min(Duration::from_millis(1))
-    } else {
-        limit
-    };
-    if streams > 0 {
-        let streams: Vec<&StreamLink> = links
-            .iter()
-            .filter_map(|link| match &**link {
-                AnyLink::Stream(stream) => Some(&**stream),
-                AnyLink::Mapped(_) => None,
-            })
-            .collect();
-        return stream::wait_any(&streams, limit);
+    match (words.is_empty(), sockets.is_empty()) {
+        (_, true) => futex::wait_any(&words, limit),
+        (true, false) => stream::wait_any(&sockets, limit)?,
+        (false, false) => {
+            // Links of both kinds never share a lease today; should they, the words are looked at every millisecond.
+            stream::wait_any(&sockets, limit.min(Duration::from_millis(1)))?;
+        }
     }
-    let mapped: Vec<&MappedLink> = links
-        .iter()
-        .filter_map(|link| match &**link {
-            AnyLink::Mapped(mapped) => Some(mapped),
-            AnyLink::Stream(_) => None,
-        })
-        .collect();
-    mapped::wait_any(&mapped, limit);
     Ok(())
 }

@@ -434,6 +434,13 @@ impl Link for MappedLink {
     }
 
     #[inline(always)]
+    fn input(&self) -> &[u8] {
+        let length = if self.current.in_room { 0 } else { self.current.length };
+        // SAFETY: the range was checked to lie in the mapping when the message came.
+        unsafe { std::slice::from_raw_parts(self.memory.at(self.current.input), length) }
+    }
+
+    #[inline(always)]
     fn arrived_in_room(&self) -> Option<usize> {
         self.current.in_room.then_some(self.current.length)
     }
@@ -519,19 +526,41 @@ pub(crate) fn close(memory: &Mapping, end: End) {
     }
 }
 
-pub(crate) fn wait_any(links: &[&MappedLink], limit: Duration) {
-    let mut words = Vec::with_capacity(links.len());
-    let mut ready = false;
-    for link in links {
-        let asleep = link.memory.word(link.own_asleep);
-        let slot = link.memory.word(link.slot(link.incoming, link.next_in));
-        ready |= !ring::fall_asleep(asleep, slot, link.next_in) || link.end().is_some();
-        words.push(asleep);
+/// The word on which one end of a channel sleeps; dropping it takes the announcement back.
+#[derive(Debug)]
+pub struct MappedSleeper {
+    memory: Arc<Mapping>,
+    asleep: usize,
+}
+
+impl MappedSleeper {
+    pub(crate) fn word(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.word(self.asleep)
     }
-    if !ready {
-        futex::wait_any(&words, limit);
+}
+
+impl Drop for MappedSleeper {
+    fn drop(&mut self) {
+        ring::wake_up(self.word());
     }
-    for word in words {
-        ring::wake_up(word);
+}
+
+impl MappedLink {
+    pub(crate) fn prepare_sleep(&mut self) -> Option<MappedSleeper> {
+        let slot = self.slot(self.incoming, self.next_in);
+        let asleep = self.memory.word(self.own_asleep);
+        if !ring::fall_asleep(asleep, self.memory.word(slot), self.next_in) {
+            return None;
+        }
+        let sleeper = MappedSleeper {
+            memory: self.memory.clone(),
+            asleep: self.own_asleep,
+        };
+        // The next poll finds the end at once, not after its usual number of misses.
+        if self.end().is_some() {
+            self.misses = CLOSED_EVERY - 1;
+            return None;
+        }
+        Some(sleeper)
     }
 }

@@ -9,6 +9,7 @@ mod wire;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
@@ -411,6 +412,22 @@ impl StreamLink {
     }
 }
 
+fn payload<'a>(current: &'a Option<Message>, receive: &'a [u8]) -> &'a [u8] {
+    match current {
+        Some(Message {
+            place: Place::Inline(at),
+            length,
+            ..
+        }) => &receive[*at..at + length],
+        Some(Message {
+            place: Place::Own(buffer),
+            length,
+            ..
+        }) => &buffer.as_slice()[..*length],
+        _ => &[],
+    }
+}
+
 fn is_disconnect(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(
@@ -509,28 +526,17 @@ impl Link for StreamLink {
     }
 
     fn current(&mut self) -> Current<'_> {
-        let compose = &mut self.compose[HEADER_BYTES..];
-        match &self.current {
-            None => Current {
-                input: &[],
-                room: None,
-                room_length: 0,
-                compose,
-            },
-            Some(message) => {
-                let input = match &message.place {
-                    Place::Inline(at) => &self.receive[*at..at + message.length],
-                    Place::Own(buffer) => &buffer.as_slice()[..message.length],
-                    Place::InRoom | Place::Nowhere => &[],
-                };
-                Current {
-                    input,
-                    room: None,
-                    room_length: message.room_length,
-                    compose,
-                }
-            }
+        let room_length = self.current.as_ref().map_or(0, |message| message.room_length);
+        Current {
+            input: payload(&self.current, &self.receive),
+            room: None,
+            room_length,
+            compose: &mut self.compose[HEADER_BYTES..],
         }
+    }
+
+    fn input(&self) -> &[u8] {
+        payload(&self.current, &self.receive)
     }
 
     fn arrived_in_room(&self) -> Option<usize> {
@@ -604,17 +610,18 @@ impl Link for StreamLink {
     }
 }
 
-/// Blocks until one of the streams is readable, or `limit` has passed.
-pub(crate) fn wait_any(links: &[&StreamLink], limit: Duration) -> Result<(), LinkError> {
-    if links
-        .iter()
-        .any(|link| link.gone || !link.queue.is_empty() || link.wire.has_plaintext())
-    {
-        return Ok(());
+impl StreamLink {
+    pub(crate) fn prepare_sleep(&mut self) -> Option<Arc<OwnedFd>> {
+        let idle = !self.gone && self.queue.is_empty() && !self.wire.has_plaintext();
+        idle.then(|| self.wire.socket().clone())
     }
-    let mut waiting: Vec<PollFd<'_>> = links
+}
+
+/// Blocks until one of the sockets is readable, or `limit` has passed.
+pub(crate) fn wait_any(sockets: &[&OwnedFd], limit: Duration) -> Result<(), LinkError> {
+    let mut waiting: Vec<PollFd<'_>> = sockets
         .iter()
-        .map(|link| PollFd::new(link.wire.socket(), PollFlags::IN))
+        .map(|socket| PollFd::new(socket, PollFlags::IN))
         .collect();
     wire::poll(&mut waiting, limit)?;
     Ok(())

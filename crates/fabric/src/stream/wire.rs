@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -14,7 +15,7 @@ const RECORD_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
 pub struct Wire {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     session: Option<Box<rustls::Connection>>,
 }
 
@@ -56,7 +57,10 @@ impl Wire {
         // Not an error on a Unix socket, which tests use too.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket, session: None })
+        Ok(Self {
+            socket: Arc::new(socket),
+            session: None,
+        })
     }
 
     pub fn tls(socket: OwnedFd, session: rustls::Connection) -> std::io::Result<Self> {
@@ -71,7 +75,7 @@ impl Wire {
         self.session.is_some()
     }
 
-    pub fn socket(&self) -> &OwnedFd {
+    pub fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 

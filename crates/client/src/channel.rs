@@ -1,0 +1,549 @@
+//! One channel to one worker, used by one thread at a time.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::{
+    Allocator, AnyLink, Buffer, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
+};
+use mayfly_lease::token::Opening;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::executor::{Form, LoadFunction};
+use mayfly_protocol::hello::{options as hello_options, transport as wire_transport};
+use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
+use mayfly_protocol::node_api::{End, Fate, Request};
+use mayfly_protocol::slot::{Geometry, Status};
+
+use crate::error::{CallError, Error};
+use crate::lease::Lease;
+use crate::node;
+
+/// Between two looks at the clock while spinning: 256 empty polls, under a microsecond of shared memory.
+const POLLS_PER_LOOK: u32 = 256;
+/// How often a sleeper looks around although nobody woke it.
+const SLEEP_LIMIT: Duration = Duration::from_millis(500);
+/// How long the node may take to notice that a worker died.
+const FATE_LIMIT: Duration = Duration::from_secs(3);
+
+/// How a channel is opened.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelOptions {
+    /// Which transport; none for the best one.
+    pub transport: Option<Transport>,
+    /// Size of the rings and of the bulk memory.
+    pub geometry: Geometry,
+    /// How long a wait spins before it sleeps; none for ever. A client that spins for ever spares its worker a fence.
+    pub spin: Option<Duration>,
+}
+
+impl Default for ChannelOptions {
+    /// Sleeps after 50 us: about as long as sleeping and waking cost, so a wait costs at most twice what it must.
+    fn default() -> Self {
+        Self {
+            transport: None,
+            geometry: Geometry::DEFAULT,
+            spin: Some(Duration::from_micros(50)),
+        }
+    }
+}
+
+/// A channel to one worker.
+pub struct Channel {
+    link: AnyLink,
+    lease: Lease,
+    id: ChannelId,
+    worker: WorkerIndex,
+    incarnation: Incarnation,
+    worker_pid: u32,
+    spin: Option<Duration>,
+    outstanding: u16,
+    /// Keeps the connection on which the node sees that this client lives. Streams are that connection themselves.
+    _control: Option<OwnedFd>,
+}
+
+/// The output of a call, where it landed. Dropping it frees its slot.
+pub struct Reply<'a> {
+    channel: &'a mut Channel,
+}
+
+impl Reply<'_> {
+    /// Takes a large output along, without a copy; none if it is small and lies in the slot.
+    pub fn take(self) -> Option<Received> {
+        self.channel.link.take()
+    }
+}
+
+impl std::ops::Deref for Reply<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.channel.link.input()
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        self.channel.link.done();
+    }
+}
+
+/// A response to an earlier [`Channel::submit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The number that `submit` answered.
+    pub sequence: u32,
+    /// [`Status`] as the worker wrote it.
+    pub status: u16,
+    /// Bytes of output in the room that the request named, if it did.
+    pub in_room: Option<usize>,
+}
+
+impl Channel {
+    pub(crate) fn open(lease: &Lease, worker: WorkerIndex, options: &ChannelOptions) -> Result<Self, Error> {
+        let geometry = options
+            .geometry
+            .check()
+            .map_err(|error| Error::new(Code::InvalidRequest, error.to_string()))?;
+        let inner = &lease.inner;
+        let transport = options.transport.unwrap_or_else(|| node::best_transport(&inner.node));
+        let wire = match transport {
+            Transport::Shm => wire_transport::SHM,
+            Transport::Tcp => wire_transport::TCP,
+            Transport::Tls => wire_transport::TLS,
+            Transport::Inproc => return Err(Error::new(Code::TransportRefused, "inproc reaches no other process")),
+        };
+        let set = if options.spin.is_none() {
+            hello_options::CLIENT_NEVER_SLEEPS
+        } else {
+            0
+        };
+        let opening = Opening::Channel {
+            worker,
+            transport: wire,
+            geometry,
+            options: set,
+        };
+        let id = node::random_channel()?;
+        let mut socket = node::connect(&inner.node, transport == Transport::Shm)?;
+        let (verdict, file) = node::open(&inner.node, &mut socket, opening, &inner.token(), &inner.holder, id)?;
+        let never_sleeps = u32::from(verdict.options.get()) & hello_options::WORKER_NEVER_SLEEPS != 0;
+        let (link, control) = match transport {
+            Transport::Shm => {
+                let file = file.ok_or_else(|| {
+                    Error::new(
+                        Code::ProtocolViolation,
+                        "the node accepted a shared-memory channel and sent no memory",
+                    )
+                })?;
+                (
+                    AnyLink::Mapped(shm::client(file, geometry, never_sleeps)?),
+                    Some(socket.into_fd()),
+                )
+            }
+            Transport::Tls => {
+                let identity = tls::Identity {
+                    pkcs8: inner.holder.to_pkcs8(),
+                    public: inner.holder.public(),
+                };
+                let session = tls::client(&identity, &verdict.executor_key)
+                    .map_err(|error| Error::new(Code::Unauthorized, format!("TLS cannot be set up: {error}")))?;
+                (
+                    AnyLink::Stream(Box::new(StreamLink::tls(socket.into_fd(), session, geometry)?)),
+                    None,
+                )
+            }
+            Transport::Tcp | Transport::Inproc => (
+                AnyLink::Stream(Box::new(StreamLink::tcp(socket.into_fd(), geometry)?)),
+                None,
+            ),
+        };
+        Ok(Self {
+            link,
+            lease: lease.clone(),
+            id,
+            worker,
+            incarnation: Incarnation(verdict.incarnation.get()),
+            worker_pid: verdict.worker_pid.get(),
+            spin: options.spin,
+            outstanding: 0,
+            _control: control,
+        })
+    }
+
+    /// Which transport it uses.
+    pub fn transport(&self) -> Transport {
+        self.link.transport()
+    }
+
+    /// Its size.
+    pub fn geometry(&self) -> Geometry {
+        self.link.geometry()
+    }
+
+    /// The worker that it leads to.
+    pub fn worker(&self) -> WorkerIndex {
+        self.worker
+    }
+
+    /// How often that worker has been started. State in it lives as long as this number.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Process id of the worker on its host.
+    pub fn worker_pid(&self) -> u32 {
+        self.worker_pid
+    }
+
+    /// Calls sent and not yet answered.
+    pub fn outstanding(&self) -> u16 {
+        self.outstanding
+    }
+
+    /// Largest input that travels inside a slot.
+    pub fn inline_bytes(&self) -> usize {
+        self.link.geometry().inline_bytes()
+    }
+
+    /// A buffer in memory that this channel sends from, and receives into, without a copy.
+    pub fn allocate(&mut self, length: usize) -> Result<Buffer, Error> {
+        Ok(self.link.allocate(length)?)
+    }
+
+    /// Allocates such buffers from any thread.
+    pub fn allocator(&self) -> Allocator {
+        self.link.allocator()
+    }
+
+    pub(crate) fn link(&mut self) -> &mut AnyLink {
+        &mut self.link
+    }
+
+    /// Resolves a function whose code the node has ([`Lease::put_code`]).
+    pub fn load(&mut self, hash: CodeHash, form: &Form) -> Result<FunctionIndex, CallError> {
+        let reply = self.call(FunctionIndex::LOAD, &load_request(hash, form)?)?;
+        read_index(&reply)
+    }
+
+    /// Calls a function and waits. Every earlier [`Channel::submit`] must have been answered.
+    #[inline]
+    pub fn call(&mut self, function: FunctionIndex, input: &[u8]) -> Result<Reply<'_>, CallError> {
+        self.call_within(function, input, 0)
+    }
+
+    /// As [`Channel::call`], with so many milliseconds of execution allowed; the worker is ended when they are over.
+    #[inline]
+    pub fn call_within(
+        &mut self,
+        function: FunctionIndex,
+        input: &[u8],
+        deadline_ms: u32,
+    ) -> Result<Reply<'_>, CallError> {
+        if self.outstanding > 0 {
+            return Err(CallError::new(
+                Code::InvalidRequest,
+                "collect the submitted calls before a synchronous one",
+            ));
+        }
+        let sequence = self.submit(function, input, deadline_ms)?;
+        let completion = self.receive(sequence)?;
+        self.reply(completion)
+    }
+
+    /// Calls a function on the first `length` bytes of a buffer and has the output written into another, both of this
+    /// channel; answers the output's length. Over shared memory nothing is copied.
+    pub fn call_into(
+        &mut self,
+        function: FunctionIndex,
+        input: &Buffer,
+        length: usize,
+        output: &mut Buffer,
+        deadline_ms: u32,
+    ) -> Result<usize, CallError> {
+        if self.outstanding > 0 {
+            return Err(CallError::new(
+                Code::InvalidRequest,
+                "collect the submitted calls before a synchronous one",
+            ));
+        }
+        let room = self.link.room(output);
+        let sequence = self
+            .link
+            .post_bulk(function.0, deadline_ms, Payload::Buffer(input, length), Some(room))?;
+        self.outstanding += 1;
+        let completion = self.receive(sequence)?;
+        if let Some(length) = completion.in_room {
+            self.link.done();
+            return Ok(length);
+        }
+        let reply = self.reply(completion)?;
+        let length = reply.len();
+        if length > output.len() {
+            return Err(CallError::new(
+                Code::OutputOverflow,
+                format!("an output of {length} bytes for a buffer of {}", output.len()),
+            ));
+        }
+        // A small output came inside the slot.
+        output.as_mut_slice()[..length].copy_from_slice(&reply);
+        Ok(length)
+    }
+
+    #[inline]
+    fn reply(&mut self, completion: Completion) -> Result<Reply<'_>, CallError> {
+        if completion.status == Status::Ok as u16 {
+            return Ok(Reply { channel: self });
+        }
+        let error = CallError::answered(completion.status, self.link.current().input);
+        self.link.done();
+        Err(error)
+    }
+
+    /// Sends a call without waiting and answers its number. At most as many may be outstanding as the ring has slots.
+    #[inline]
+    pub fn submit(&mut self, function: FunctionIndex, input: &[u8], deadline_ms: u32) -> Result<u32, CallError> {
+        if self.outstanding >= self.link.geometry().slots {
+            return Err(CallError::new(
+                Code::Rejected,
+                "the ring is full; take a completion first",
+            ));
+        }
+        let sequence = self.submit_uncounted(function, input, deadline_ms)?;
+        self.count_sent();
+        Ok(sequence)
+    }
+
+    #[inline]
+    pub(crate) fn submit_uncounted(
+        &mut self,
+        function: FunctionIndex,
+        input: &[u8],
+        deadline_ms: u32,
+    ) -> Result<u32, CallError> {
+        let place = self.link.compose();
+        if input.len() <= place.len() {
+            place[..input.len()].copy_from_slice(input);
+            return Ok(self.link.post(function.0, deadline_ms, input.len())?);
+        }
+        Ok(self
+            .link
+            .post_bulk(function.0, deadline_ms, Payload::Bytes(input), None)?)
+    }
+
+    #[inline]
+    pub(crate) fn count_sent(&mut self) {
+        self.outstanding += 1;
+    }
+
+    /// As [`Channel::submit`], with a buffer of this channel's that the channel keeps until the call is answered.
+    pub fn submit_buffer(
+        &mut self,
+        function: FunctionIndex,
+        input: Buffer,
+        length: usize,
+        deadline_ms: u32,
+    ) -> Result<u32, CallError> {
+        if self.outstanding >= self.link.geometry().slots {
+            return Err(CallError::new(
+                Code::Rejected,
+                "the ring is full; take a completion first",
+            ));
+        }
+        let sequence = self
+            .link
+            .post_bulk(function.0, deadline_ms, Payload::Owned(input, length), None)?;
+        self.outstanding += 1;
+        Ok(sequence)
+    }
+
+    /// The next completion, in the order of submission, if it is here. Its output is [`Channel::output`] until
+    /// [`Channel::done`], which must follow.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Completion>, LinkError> {
+        let Some(Meta { sequence, function, .. }) = self.link.poll()? else {
+            return Ok(None);
+        };
+        self.outstanding = self.outstanding.saturating_sub(1);
+        Ok(Some(Completion {
+            sequence,
+            status: function,
+            in_room: self.link.arrived_in_room(),
+        }))
+    }
+
+    /// Waits for the next completion.
+    pub fn wait(&mut self, limit: Duration) -> Result<Completion, CallError> {
+        let oldest = self.outstanding;
+        if oldest == 0 {
+            return Err(CallError::new(Code::InvalidRequest, "no call is outstanding"));
+        }
+        match self.spin_or_sleep(Some(Instant::now() + limit)) {
+            Ok(Some(completion)) => Ok(completion),
+            Ok(None) => Err(CallError::new(
+                Code::TimedOut,
+                format!("no completion within {} ms", limit.as_millis()),
+            )),
+            Err(error) => Err(self.broken(error, 0)),
+        }
+    }
+
+    /// Output of the completion that came last.
+    #[inline]
+    pub fn output(&mut self) -> &[u8] {
+        self.link.current().input
+    }
+
+    /// Takes the output of the completion that came last along, if it is large.
+    pub fn take_output(&mut self) -> Option<Received> {
+        self.link.take()
+    }
+
+    /// Done with the completion that came last.
+    #[inline]
+    pub fn done(&mut self) {
+        self.link.done();
+    }
+
+    #[inline]
+    fn receive(&mut self, sequence: u32) -> Result<Completion, CallError> {
+        match self.spin_or_sleep(None) {
+            Ok(Some(completion)) if completion.sequence == sequence => Ok(completion),
+            Ok(_) => Err(CallError::new(Code::ProtocolViolation, "an answer to another call")),
+            Err(error) => Err(self.broken(error, sequence)),
+        }
+    }
+
+    #[inline]
+    fn spin_or_sleep(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
+        for _ in 0..POLLS_PER_LOOK {
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+        }
+        self.wait_longer(until)
+    }
+
+    #[cold]
+    fn wait_longer(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
+        let since = Instant::now();
+        loop {
+            for _ in 0..POLLS_PER_LOOK {
+                if let Some(completion) = self.poll()? {
+                    return Ok(Some(completion));
+                }
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            if self.spin.is_some_and(|spin| since.elapsed() >= spin) {
+                self.link.wait(left.unwrap_or(SLEEP_LIMIT).min(SLEEP_LIMIT))?;
+            }
+        }
+    }
+
+    /// What became of this channel, once the node knows why it ended.
+    pub fn fate(&self) -> Result<Fate, Error> {
+        let until = Instant::now() + FATE_LIMIT;
+        loop {
+            let fate = self.lease.inner.fate(self.id)?;
+            if fate.end.is_some() || Instant::now() >= until {
+                return Ok(fate);
+            }
+            // The node answers from what it saw; it has not yet collected the dead worker.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Has the node end the call `sequence` by ending its worker, if it is the one that runs.
+    pub fn cancel(&self, sequence: u32) -> Result<(), Error> {
+        let channel = self.id;
+        self.lease
+            .inner
+            .with_control(|control| control.ask(&Request::Cancel { channel, sequence }))
+            .map(|_| ())
+    }
+
+    fn broken(&mut self, error: LinkError, sequence: u32) -> CallError {
+        match error {
+            LinkError::Ended(_) | LinkError::PeerGone | LinkError::Io(_) => match self.fate() {
+                Ok(fate) => verdict_on(&fate, sequence),
+                // Whoever could tell is gone too.
+                Err(unknown) => CallError::new(
+                    Code::MaybeExecuted,
+                    format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
+                ),
+            },
+            other => other.into(),
+        }
+    }
+}
+
+/// What the fate of a channel means for call `sequence` on it.
+pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
+    let worker = fate.worker.0;
+    let cause = match fate.end {
+        None => "its channel broke".to_owned(),
+        Some(End::Exited { status }) => format!("its function ended the process with exit status {status}"),
+        Some(End::Signalled { signal }) => {
+            format!("its process crashed with signal {signal} ({})", signal_name(signal))
+        }
+        Some(End::Deadline) => "a call ran past its deadline".to_owned(),
+        Some(End::Cancelled) => "a running call was cancelled".to_owned(),
+        Some(End::ExecutorDied) => "its executor was killed".to_owned(),
+        Some(End::Expired) => "the lease expired; renew it in time, or lease for longer".to_owned(),
+        Some(End::Released) => "the lease was released".to_owned(),
+        Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
+        Some(End::ClientGone) => "the node saw this client go away".to_owned(),
+        Some(End::Violation) => "the node saw a violation of the protocol".to_owned(),
+    };
+    let began = fate.started.wrapping_sub(sequence) < u32::MAX / 2;
+    if !began {
+        let code = match fate.end {
+            Some(End::Expired) => Code::LeaseExpired,
+            Some(End::Released | End::Revoked) => Code::LeaseEnded,
+            _ => Code::NotExecuted,
+        };
+        return CallError::new(
+            code,
+            format!("worker {worker} ended before it began this call: {cause}. It was not executed"),
+        );
+    }
+    let was_running = fate.started == sequence && fate.finished != sequence;
+    let code = match fate.end {
+        Some(End::Deadline) if was_running => Code::DeadlineExceeded,
+        Some(End::Cancelled) if was_running => Code::Cancelled,
+        _ => Code::MaybeExecuted,
+    };
+    CallError::new(
+        code,
+        format!("worker {worker} ended during this call: {cause}. It may have been executed, in part or whole"),
+    )
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGSEGV => "SIGSEGV: memory that is not the function's to touch, such as output beyond its room",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGFPE => "SIGFPE: arithmetic such as a division by zero",
+        libc::SIGILL => "SIGILL",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGKILL => "SIGKILL: killed from outside, perhaps for want of memory",
+        libc::SIGTERM => "SIGTERM",
+        _ => "see `man 7 signal`",
+    }
+}
+
+pub(crate) fn load_request(hash: CodeHash, form: &Form) -> Result<Vec<u8>, CallError> {
+    serde_json::to_vec(&LoadFunction {
+        hash,
+        form: form.clone(),
+    })
+    .map_err(|error| CallError::new(Code::Internal, error.to_string()))
+}
+
+pub(crate) fn read_index(output: &[u8]) -> Result<FunctionIndex, CallError> {
+    let bytes: [u8; 2] = output
+        .try_into()
+        .map_err(|_| CallError::new(Code::ProtocolViolation, "a function index of the wrong size"))?;
+    Ok(FunctionIndex(u16::from_le_bytes(bytes)))
+}

@@ -1,0 +1,180 @@
+//! Where leases come from: a manager, or one node directly.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mayfly_lease::SigningKey;
+use mayfly_protocol::api::{LeaseStatus, NodeAddress, NodeStatus};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::{TOKEN_BYTES, Token};
+use mayfly_protocol::node_api::{Request, Response};
+use zerocopy::FromBytes;
+
+use crate::embedded::{Embedded, getrandom_into};
+use crate::lease::{Lease, LeaseOptions};
+use crate::manager::ManagerClient;
+use crate::node::Control;
+use crate::{Error, discover};
+
+/// The right to lease from one node without a manager, as the node wrote it into `allowance.json`.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub struct Node {
+    /// The signed allowance, in hexadecimal.
+    pub token: String,
+    /// Seed of the key that may use it, in hexadecimal.
+    pub seed: String,
+    /// The node.
+    pub node: NodeAddress,
+}
+
+pub(crate) enum Source {
+    Manager(ManagerClient),
+    Node(Box<Node>),
+}
+
+struct Inner {
+    // Declared before `embedded`: connections close before the processes behind them end.
+    source: Arc<Source>,
+    embedded: Option<Embedded>,
+}
+
+/// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+impl Client {
+    /// Uses the manager that `path` names (a connection file, or a state directory), else the one of the environment
+    /// variable `MAYFLY_MANAGER`, else the one that this user runs, else starts an embedded one that ends with the last
+    /// clone of this client, or with this process.
+    pub fn connect(path: Option<&Path>) -> Result<Self, Error> {
+        match discover::find(path)? {
+            Some(connection) => Self::over(Source::Manager(ManagerClient::new(&connection)?), None),
+            None => Self::embedded(None),
+        }
+    }
+
+    /// Starts an embedded manager and node, whatever else is configured. `binary` names `mayfly` if it is neither beside
+    /// this program nor on PATH.
+    pub fn embedded(binary: Option<&Path>) -> Result<Self, Error> {
+        let (embedded, connection) = Embedded::start(binary)?;
+        Self::over(Source::Manager(ManagerClient::new(&connection)?), Some(embedded))
+    }
+
+    /// Leases from one node directly, with the allowance in the file that the node wrote (`allowance.json`).
+    pub fn node(allowance: &Path) -> Result<Self, Error> {
+        let unusable = |error: String| {
+            Error::new(
+                Code::InvalidRequest,
+                format!("{} is no usable allowance: {error}", allowance.display()),
+            )
+        };
+        let text = std::fs::read_to_string(allowance).map_err(|error| unusable(error.to_string()))?;
+        let node = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
+        Self::over(Source::Node(Box::new(node)), None)
+    }
+
+    fn over(source: Source, embedded: Option<Embedded>) -> Result<Self, Error> {
+        Ok(Self {
+            inner: Arc::new(Inner {
+                source: Arc::new(source),
+                embedded,
+            }),
+        })
+    }
+
+    /// What it is connected to, for people.
+    pub fn describe(&self) -> String {
+        match &*self.inner.source {
+            Source::Manager(manager) if self.inner.embedded.is_some() => {
+                format!("embedded manager at {}", manager.url())
+            }
+            Source::Manager(manager) => format!("manager at {}", manager.url()),
+            Source::Node(node) => format!("node {}", node.node.name),
+        }
+    }
+
+    /// Leases workers.
+    pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
+        let mut seed = [0; 32];
+        getrandom_into(&mut seed)?;
+        let holder = SigningKey::from_seed(seed);
+        let request = options.request(holder.public());
+        let grant = match &*self.inner.source {
+            Source::Manager(manager) => manager.lease(&request)?,
+            Source::Node(node) => {
+                let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
+                match control.ask(&Request::Lease(Box::new(request)))? {
+                    Response::Granted(grant) => *grant,
+                    other => {
+                        return Err(Error::new(
+                            Code::ProtocolViolation,
+                            format!("a lease was answered by {other:?}"),
+                        ));
+                    }
+                }
+            }
+        };
+        Lease::new(self.clone(), self.inner.source.clone(), grant, holder)
+    }
+
+    fn manager(&self) -> Result<&ManagerClient, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => Ok(manager),
+            Source::Node(_) => Err(Error::new(
+                Code::InvalidRequest,
+                "this client uses a node directly; only a manager can answer that",
+            )),
+        }
+    }
+
+    /// The manager's nodes.
+    pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {
+        self.manager()?.nodes()
+    }
+
+    /// The manager's leases.
+    pub fn leases(&self) -> Result<Vec<LeaseStatus>, Error> {
+        self.manager()?.leases()
+    }
+
+    /// Releases a lease by its id.
+    pub fn release(&self, lease: mayfly_protocol::ids::LeaseId) -> Result<(), Error> {
+        self.manager()?.release(lease)
+    }
+
+    /// `GET` of any path of the manager's API, as JSON.
+    pub fn get(&self, path: &str) -> Result<serde_json::Value, Error> {
+        self.manager()?.get(path)
+    }
+
+    /// `POST` to any path of the manager's API, as JSON.
+    pub fn post(&self, path: &str, body: &serde_json::Value) -> Result<serde_json::Value, Error> {
+        self.manager()?.post(path, body)
+    }
+}
+
+impl Node {
+    fn key(&self) -> Result<SigningKey, Error> {
+        let mut seed = [0; 32];
+        hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| {
+            Error::new(
+                Code::InvalidRequest,
+                "the allowance's seed is not 64 hexadecimal digits",
+            )
+        })?;
+        Ok(SigningKey::from_seed(seed))
+    }
+}
+
+pub(crate) fn parse_token(text: &str) -> Result<Token, Error> {
+    let mut bytes = [0; TOKEN_BYTES];
+    hex::decode_to_slice(text, &mut bytes).map_err(|_| {
+        Error::new(
+            Code::InvalidRequest,
+            format!("a token has {} hexadecimal digits", TOKEN_BYTES * 2),
+        )
+    })?;
+    Token::read_from_bytes(&bytes).map_err(|_| Error::new(Code::InvalidRequest, "the token is too short"))
+}

@@ -1,0 +1,63 @@
+//! Where the manager is: by argument, environment or configuration.
+
+use std::path::{Path, PathBuf};
+
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::error::Code;
+
+use crate::Error;
+
+/// Environment variable that names a connection file, or the state directory that holds one.
+pub const MANAGER_VARIABLE: &str = "MAYFLY_MANAGER";
+const CONNECTION_FILE: &str = "connection.json";
+
+/// Where `mayfly up` keeps its state unless told otherwise: `$XDG_STATE_HOME/mayfly`, else `~/.local/state/mayfly`.
+pub fn default_state_dir() -> Option<PathBuf> {
+    let named = |variable: &str| {
+        std::env::var_os(variable)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    named("XDG_STATE_HOME")
+        .or_else(|| Some(named("HOME")?.join(".local/state")))
+        .map(|base| base.join("mayfly"))
+}
+
+/// The configured manager: `argument`, else `MAYFLY_MANAGER`, else the connection file of a manager that this user runs.
+/// None when nothing is configured; an error when something is, and it is unusable.
+pub fn find(argument: Option<&Path>) -> Result<Option<Connection>, Error> {
+    if let Some(path) = argument {
+        return read(path).map(Some);
+    }
+    if let Some(path) = std::env::var_os(MANAGER_VARIABLE).filter(|value| !value.is_empty()) {
+        return read(Path::new(&path)).map(Some);
+    }
+    match default_state_dir().map(|dir| dir.join(CONNECTION_FILE)) {
+        Some(path) if path.exists() => read(&path).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn read(path: &Path) -> Result<Connection, Error> {
+    let path = if path.is_dir() {
+        path.join(CONNECTION_FILE)
+    } else {
+        path.to_owned()
+    };
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        Error::new(
+            Code::Unreachable,
+            format!(
+                "no manager's connection file can be read at {}: {error}. Start one with `mayfly up`, or name the \
+                 file or its directory by {MANAGER_VARIABLE}",
+                path.display()
+            ),
+        )
+    })?;
+    serde_json::from_str(&text).map_err(|error| {
+        Error::new(
+            Code::InvalidRequest,
+            format!("{} is not a manager's connection file: {error}", path.display()),
+        )
+    })
+}

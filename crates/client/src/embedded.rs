@@ -1,0 +1,146 @@
+//! A manager and node of this process's own, for programs that found none.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::error::Code;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::Error;
+
+/// Environment variable that names the `mayfly` binary.
+pub const BINARY_VARIABLE: &str = "MAYFLY_BIN";
+/// How long `mayfly up` may take: it makes keys and a database, some 100 ms on a slow disk.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long it may take to end its workers before it is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// `mayfly up --embedded` as a child, in a private directory. Both go when this value is dropped; the child also ends by
+/// itself when this process dies.
+#[derive(Debug)]
+pub struct Embedded {
+    child: Child,
+    state_dir: PathBuf,
+}
+
+impl Embedded {
+    pub fn start(binary: Option<&Path>) -> Result<(Self, Connection), Error> {
+        let binary = find_binary(binary)?;
+        let state_dir = private_dir()?;
+        let failed = |text: String| Error::new(Code::ExecutorFailed, text);
+        let child = Command::new(&binary)
+            .args(["up", "--embedded", "--json", "--parent"])
+            .arg(std::process::id().to_string())
+            .arg("--state-dir")
+            .arg(&state_dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(format!("{} cannot be started: {error}", binary.display())))?;
+        let mut embedded = Self { child, state_dir };
+        embedded.wait_until_ready()?;
+        let file = embedded.state_dir.join("connection.json");
+        let connection = crate::discover::find(Some(&file))?
+            .ok_or_else(|| failed(format!("{} wrote no connection file", binary.display())))?;
+        Ok((embedded, connection))
+    }
+
+    /// The first line on its standard output says that it is ready; its end, that it failed (standard error says why).
+    fn wait_until_ready(&mut self) -> Result<(), Error> {
+        let failed = |text: &str| Error::new(Code::ExecutorFailed, format!("the embedded manager {text}"));
+        let Some(output) = self.child.stdout.take() else {
+            return Err(failed("has no output"));
+        };
+        let until = Instant::now() + START_LIMIT;
+        let mut reader = BufReader::new(output);
+        let mut line = String::new();
+        let mut waiting = [PollFd::new(reader.get_ref(), PollFlags::IN)];
+        let left = until.saturating_duration_since(Instant::now());
+        let limit = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match rustix::event::poll(&mut waiting, Some(&limit)) {
+            Ok(0) => return Err(failed(&format!("was not ready within {} s", START_LIMIT.as_secs()))),
+            Ok(_) => {}
+            Err(error) => return Err(failed(&format!("cannot be waited for: {error}"))),
+        }
+        reader
+            .read_line(&mut line)
+            .map_err(|error| failed(&format!("cannot be read: {error}")))?;
+        if line.is_empty() {
+            let status = self
+                .child
+                .wait()
+                .map_or_else(|error| error.to_string(), |status| status.to_string());
+            return Err(failed(&format!(
+                "ended at once ({status}); what it wrote to standard error says why"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32)
+            && let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        {
+            let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::TERM);
+            let limit = Timespec {
+                tv_sec: STOP_LIMIT.as_secs() as i64,
+                tv_nsec: 0,
+            };
+            let _ = rustix::event::poll(&mut [PollFd::new(&pidfd.as_fd(), PollFlags::IN)], Some(&limit));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.state_dir);
+    }
+}
+
+fn find_binary(named: Option<&Path>) -> Result<PathBuf, Error> {
+    if let Some(path) = named {
+        return Ok(path.to_owned());
+    }
+    if let Some(path) = std::env::var_os(BINARY_VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(path.into());
+    }
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.join("mayfly")));
+    let on_path = std::env::var_os("PATH").unwrap_or_default();
+    beside.into_iter().chain(std::env::split_paths(&on_path).map(|dir| dir.join("mayfly"))).find(|path| path.is_file()).ok_or_else(
+        || {
+            Error::new(
+                Code::NotFound,
+                format!(
+                    "no manager is configured, and the `mayfly` binary to start one is not on PATH; install it, or name \
+                     it by {BINARY_VARIABLE}, or name a manager by {}",
+                    crate::discover::MANAGER_VARIABLE
+                ),
+            )
+        },
+    )
+}
+
+fn private_dir() -> Result<PathBuf, Error> {
+    let mut name = [0; 8];
+    let failed =
+        |error: std::io::Error| Error::new(Code::StoreFailed, format!("no private directory can be made: {error}"));
+    getrandom_into(&mut name)?;
+    let dir = std::env::temp_dir().join(format!("mayfly-{}", hex::encode(name)));
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+        .create(&dir)
+        .map_err(failed)?;
+    Ok(dir)
+}
+
+/// Fills with random bytes.
+pub fn getrandom_into(bytes: &mut [u8]) -> Result<(), Error> {
+    getrandom::fill(bytes).map_err(|error| Error::new(Code::Internal, format!("no random numbers: {error}")))
+}

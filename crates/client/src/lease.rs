@@ -1,0 +1,246 @@
+//! A lease: the right to some workers, until it ends.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use mayfly_fabric::Transport;
+use mayfly_lease::SigningKey;
+use mayfly_protocol::api::{Grant, LeaseRequest, Mode, NodeAddress, Runtime};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::Token;
+use mayfly_protocol::ids::{ChannelId, CodeHash, NodeId, PublicKey, WorkerIndex};
+use mayfly_protocol::node_api::{Fate, Request, Response};
+use sha2::{Digest, Sha256};
+
+use crate::client::{Source, parse_token};
+use crate::node::{Control, best_transport};
+use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions};
+
+/// What to lease.
+#[derive(Debug, Clone)]
+pub struct LeaseOptions {
+    /// Number of workers.
+    pub workers: u16,
+    /// Cores of each worker.
+    pub cores_per_worker: u16,
+    /// Memory of the whole lease in bytes; 0 for the node's usual share.
+    pub memory_bytes: u64,
+    /// How long from first use.
+    pub duration: Duration,
+    /// Polling or sleeping workers.
+    pub mode: Mode,
+    /// How long a hot worker polls before it sleeps; none for ever.
+    pub hot_for: Option<Duration>,
+    /// What the workers run.
+    pub runtime: Runtime,
+    /// How long the lease outlives its last channel; zero for as long as it lasts.
+    pub idle_release: Duration,
+    /// Wanted node.
+    pub node: Option<NodeId>,
+}
+
+impl LeaseOptions {
+    /// Workers for shared libraries: hot if the node has the cores, for an hour.
+    pub fn native(workers: u16) -> Self {
+        Self {
+            workers,
+            cores_per_worker: 1,
+            memory_bytes: 0,
+            duration: Duration::from_secs(3600),
+            mode: Mode::Auto,
+            hot_for: None,
+            runtime: Runtime::Native,
+            idle_release: Duration::from_secs(10),
+            node: None,
+        }
+    }
+
+    pub(crate) fn request(&self, holder: PublicKey) -> LeaseRequest {
+        LeaseRequest {
+            workers: self.workers,
+            cores_per_worker: self.cores_per_worker,
+            memory_bytes: self.memory_bytes,
+            duration_ms: self.duration.as_millis() as u64,
+            mode: self.mode,
+            hot_for_ms: self
+                .hot_for
+                .map_or(u32::MAX, |limit| limit.as_millis().min(u128::from(u32::MAX - 1)) as u32),
+            runtime: self.runtime.clone(),
+            sandbox: "process".into(),
+            holder,
+            idle_release_ms: self.idle_release.as_millis() as u64,
+            node: self.node,
+        }
+    }
+}
+
+pub(crate) struct Inner {
+    /// Keeps an embedded manager alive for as long as one of its leases.
+    _client: Client,
+    source: Arc<Source>,
+    grant: Mutex<Grant>,
+    token: Mutex<Token>,
+    pub(crate) node: NodeAddress,
+    pub(crate) holder: SigningKey,
+    control: Mutex<Option<Control>>,
+    known_code: Mutex<HashSet<CodeHash>>,
+    released: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A lease. Cheap to clone; it is released when the last clone, channel and pool of it is dropped.
+#[derive(Clone)]
+pub struct Lease {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Lease {
+    pub(crate) fn new(client: Client, source: Arc<Source>, grant: Grant, holder: SigningKey) -> Result<Self, Error> {
+        let inner = Inner {
+            _client: client,
+            source,
+            token: Mutex::new(parse_token(&grant.token)?),
+            node: grant.node.clone(),
+            grant: Mutex::new(grant),
+            holder,
+            control: Mutex::new(None),
+            known_code: Mutex::default(),
+            released: AtomicBool::new(false),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// What was granted.
+    pub fn grant(&self) -> Grant {
+        lock(&self.inner.grant).clone()
+    }
+
+    /// Workers granted.
+    pub fn workers(&self) -> u16 {
+        lock(&self.inner.grant).workers
+    }
+
+    /// Whether the workers poll.
+    pub fn is_hot(&self) -> bool {
+        lock(&self.inner.grant).mode == Mode::Hot
+    }
+
+    /// The transport that a channel of this lease uses unless told otherwise.
+    pub fn best_transport(&self) -> Transport {
+        best_transport(&self.inner.node)
+    }
+
+    /// Makes code known to the node, if it is not yet, and answers its hash.
+    pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, Error> {
+        let hash = CodeHash(Sha256::digest(code).into());
+        if lock(&self.inner.known_code).contains(&hash) {
+            return Ok(hash);
+        }
+        self.inner
+            .with_control(|control| match control.ask(&Request::HasCode { hash })? {
+                Response::Code { present: true } => Ok(()),
+                _ => control.put_code(hash, code),
+            })?;
+        lock(&self.inner.known_code).insert(hash);
+        Ok(hash)
+    }
+
+    /// Opens a channel to one worker.
+    pub fn channel(&self, worker: WorkerIndex, options: &ChannelOptions) -> Result<Channel, Error> {
+        Channel::open(self, worker, options)
+    }
+
+    /// Opens a channel to every worker and spreads calls over them.
+    pub fn pool(&self, options: PoolOptions) -> Result<Pool, Error> {
+        Pool::open(self, options)
+    }
+
+    /// Makes the lease last `duration` from now.
+    pub fn renew(&self, duration: Duration) -> Result<(), Error> {
+        let grant = match &*self.inner.source {
+            Source::Manager(manager) => {
+                let lease = lock(&self.inner.grant).lease;
+                manager.renew(lease, duration)?
+            }
+            Source::Node(_) => {
+                let request = Request::Renew {
+                    duration_ms: duration.as_millis() as u64,
+                };
+                match self.inner.with_control(|control| control.ask(&request))? {
+                    Response::Renewed(grant) => *grant,
+                    other => {
+                        return Err(Error::new(
+                            Code::ProtocolViolation,
+                            format!("a renewal was answered by {other:?}"),
+                        ));
+                    }
+                }
+            }
+        };
+        *lock(&self.inner.token) = parse_token(&grant.token)?;
+        *lock(&self.inner.grant) = grant;
+        Ok(())
+    }
+
+    /// Gives the workers back. Channels end; calls that run are ended.
+    pub fn release(&self) -> Result<(), Error> {
+        self.inner.release()
+    }
+}
+
+impl Inner {
+    pub(crate) fn token(&self) -> Token {
+        *lock(&self.token)
+    }
+
+    /// Runs `request` over the lease's control connection, once more over a fresh one if the old one broke.
+    pub(crate) fn with_control<T>(
+        &self,
+        mut request: impl FnMut(&mut Control) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut control = lock(&self.control);
+        if let Some(open) = control.as_mut() {
+            match request(open) {
+                Err(error) if error.code() == Code::Unreachable => *control = None,
+                result => return result,
+            }
+        }
+        let mut fresh = Control::open(&self.node, &self.token(), &self.holder)?;
+        let result = request(&mut fresh);
+        *control = Some(fresh);
+        result
+    }
+
+    /// What became of a channel.
+    pub(crate) fn fate(&self, channel: ChannelId) -> Result<Fate, Error> {
+        match self.with_control(|control| control.ask(&Request::Fate { channel }))? {
+            Response::Fate(fate) => Ok(fate),
+            other => Err(Error::new(
+                Code::ProtocolViolation,
+                format!("a fate was answered by {other:?}"),
+            )),
+        }
+    }
+
+    fn release(&self) -> Result<(), Error> {
+        if self.released.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        match &*self.source {
+            Source::Manager(manager) => manager.release(lock(&self.grant).lease),
+            Source::Node(_) => self.with_control(|control| control.ask(&Request::Release)).map(|_| ()),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A lease that is gone already, or a node that is, needs no release; nobody is left to hear of another failure.
+        let _ = self.release();
+    }
+}

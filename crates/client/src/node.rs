@@ -1,0 +1,260 @@
+//! Connections to a node: the hello, and framed requests.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use mayfly_fabric::{Transport, descriptors};
+use mayfly_lease::SigningKey;
+use mayfly_lease::token::{Opening, check_verdict};
+use mayfly_protocol::api::NodeAddress;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::{Token, VERDICT_BYTES, Verdict};
+use mayfly_protocol::ids::{ChannelId, CodeHash};
+use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Error;
+use crate::embedded::getrandom_into;
+
+/// How long a node may take to answer a hello: its own limit for an executor to start is 10 s.
+const VERDICT_LIMIT: Duration = Duration::from_secs(15);
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// A connected socket of either family.
+pub enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    fn set_limit(&self, limit: Duration) -> std::io::Result<()> {
+        match self {
+            Self::Unix(socket) => socket
+                .set_read_timeout(Some(limit))
+                .and_then(|()| socket.set_write_timeout(Some(limit))),
+            Self::Tcp(socket) => socket
+                .set_read_timeout(Some(limit))
+                .and_then(|()| socket.set_write_timeout(Some(limit))),
+        }
+    }
+
+    pub fn into_fd(self) -> OwnedFd {
+        match self {
+            Self::Unix(socket) => socket.into(),
+            Self::Tcp(socket) => socket.into(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Unix(socket) => socket.read(bytes),
+            Self::Tcp(socket) => socket.read(bytes),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Unix(socket) => socket.write(bytes),
+            Self::Tcp(socket) => socket.write(bytes),
+        }
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn unreachable(node: &NodeAddress, error: impl std::fmt::Display) -> Error {
+    Error::new(
+        Code::Unreachable,
+        format!(
+            "the node {} ({}) cannot be reached: {error}. `mayfly status` tells which nodes are up",
+            node.name, node.id
+        ),
+    )
+}
+
+/// Whether this process runs on the node's host and can reach its socket.
+pub fn is_local(node: &NodeAddress) -> bool {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    node.host == boot.trim()
+        && node
+            .unix
+            .as_ref()
+            .is_some_and(|path| std::path::Path::new(path).exists())
+}
+
+/// The transport that suits a node best: shared memory on its host, TCP on the loopback, TLS elsewhere.
+pub fn best_transport(node: &NodeAddress) -> Transport {
+    if is_local(node) {
+        return Transport::Shm;
+    }
+    let loopback = node
+        .tcp
+        .as_ref()
+        .and_then(|address| address.to_socket_addrs().ok()?.next())
+        .is_some_and(|address| address.ip().is_loopback());
+    if loopback { Transport::Tcp } else { Transport::Tls }
+}
+
+/// Connects by Unix socket when `unix`, else by TCP.
+pub fn connect(node: &NodeAddress, unix: bool) -> Result<Socket, Error> {
+    if unix {
+        let path = node
+            .unix
+            .as_ref()
+            .ok_or_else(|| unreachable(node, "it has no Unix socket"))?;
+        return UnixStream::connect(path)
+            .map(Socket::Unix)
+            .map_err(|error| unreachable(node, error));
+    }
+    let address = node
+        .tcp
+        .as_ref()
+        .ok_or_else(|| unreachable(node, "it has no TCP address"))?;
+    let mut last = None;
+    for address in address.to_socket_addrs().map_err(|error| unreachable(node, error))? {
+        match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+            Ok(socket) => {
+                let _ = socket.set_nodelay(true);
+                return Ok(Socket::Tcp(socket));
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.map_or_else(
+        || unreachable(node, "its name has no address"),
+        |error| unreachable(node, error),
+    ))
+}
+
+/// A channel id at random.
+pub fn random_channel() -> Result<ChannelId, Error> {
+    let mut id = [0; 16];
+    getrandom_into(&mut id)?;
+    Ok(ChannelId(id))
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Says hello and reads the verdict, with the memory file if one came along.
+pub fn open(
+    node: &NodeAddress,
+    socket: &mut Socket,
+    opening: Opening,
+    token: &Token,
+    holder: &SigningKey,
+    channel: ChannelId,
+) -> Result<(Verdict, Option<OwnedFd>), Error> {
+    let hello = opening.sign(*token, channel, now_ms(), holder);
+    socket
+        .set_limit(VERDICT_LIMIT)
+        .map_err(|error| unreachable(node, error))?;
+    socket
+        .write_all(hello.as_bytes())
+        .map_err(|error| unreachable(node, error))?;
+    let mut bytes = [0; VERDICT_BYTES];
+    let (mut filled, mut file) = (0, None);
+    while filled < VERDICT_BYTES {
+        let received = match socket {
+            Socket::Unix(unix) => descriptors::receive(&*unix, &mut bytes[filled..]).map(|(length, files)| {
+                file = files.into_iter().next().or(file.take());
+                length
+            }),
+            Socket::Tcp(tcp) => tcp.read(&mut bytes[filled..]),
+        };
+        match received {
+            Ok(0) => return Err(unreachable(node, "it closed the connection before its verdict")),
+            Ok(length) => filled += length,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(unreachable(
+                    node,
+                    format!("no verdict within {} s", VERDICT_LIMIT.as_secs()),
+                ));
+            }
+            Err(error) => return Err(unreachable(node, error)),
+        }
+    }
+    let verdict = Verdict::read_from_bytes(&bytes).map_err(|_| unreachable(node, "its verdict is too short"))?;
+    check_verdict(&verdict, &channel, &node.key)?;
+    Ok((verdict, file))
+}
+
+/// Framed requests to a node.
+pub struct Control {
+    node: NodeAddress,
+    socket: Socket,
+}
+
+impl Control {
+    pub fn open(node: &NodeAddress, token: &Token, holder: &SigningKey) -> Result<Self, Error> {
+        let mut socket = connect(node, is_local(node))?;
+        open(node, &mut socket, Opening::Control, token, holder, random_channel()?)?;
+        Ok(Self {
+            node: node.clone(),
+            socket,
+        })
+    }
+
+    fn write(&mut self, request: &Request) -> Result<(), Error> {
+        let json = serde_json::to_vec(request).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+        let frame = [&(json.len() as u32).to_le_bytes()[..], &json].concat();
+        self.socket
+            .write_all(&frame)
+            .map_err(|error| unreachable(&self.node, error))
+    }
+
+    fn read(&mut self) -> Result<Response, Error> {
+        let mut length = [0; 4];
+        self.socket
+            .read_exact(&mut length)
+            .map_err(|error| unreachable(&self.node, error))?;
+        let length = u32::from_le_bytes(length);
+        if length > MAX_FRAME_BYTES {
+            return Err(Error::new(
+                Code::ProtocolViolation,
+                format!("the node announced an answer of {length} bytes"),
+            ));
+        }
+        let mut json = vec![0; length as usize];
+        self.socket
+            .read_exact(&mut json)
+            .map_err(|error| unreachable(&self.node, error))?;
+        match serde_json::from_slice(&json) {
+            Ok(Response::Failed(failure)) => Err(Error(failure)),
+            Ok(response) => Ok(response),
+            Err(error) => Err(Error::new(
+                Code::ProtocolViolation,
+                format!("the node's answer makes no sense: {error}"),
+            )),
+        }
+    }
+
+    /// One request and its answer.
+    pub fn ask(&mut self, request: &Request) -> Result<Response, Error> {
+        self.write(request)?;
+        self.read()
+    }
+
+    /// Sends code, whose hash the node checks.
+    pub fn put_code(&mut self, hash: CodeHash, code: &[u8]) -> Result<(), Error> {
+        self.write(&Request::PutCode {
+            hash,
+            length: code.len() as u64,
+        })?;
+        self.socket
+            .write_all(code)
+            .map_err(|error| unreachable(&self.node, error))?;
+        self.read().map(|_| ())
+    }
+}

@@ -1,0 +1,346 @@
+//! Calls spread over all workers of a lease, from any thread.
+//!
+//! There is no thread of its own. Whoever waits for a call drives the rings of all workers meanwhile; the others wait for
+//! the driver to finish their calls or to leave the role to them. While the driver sleeps it holds no lock, so that
+//! submitting never waits for it.
+
+mod dispatch;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::{Allocator, Buffer, Received, sleep_any};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::executor::Form;
+use mayfly_protocol::ids::{CodeHash, WorkerIndex};
+
+use crate::error::{CallError, Error};
+use crate::{ChannelOptions, Lease};
+use dispatch::Dispatch;
+
+/// A call of a pool's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// A function known to a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FunctionId(pub u32);
+
+/// How a pool works.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolOptions {
+    /// How its channels are opened. The time to spin is that of the thread that waits.
+    pub channel: ChannelOptions,
+    /// How often a call that was not executed, or is idempotent, is tried again elsewhere.
+    pub retries: u8,
+    /// Most calls that one worker may have outstanding; 0 to let measured times decide (200 us of work).
+    pub depth: u16,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self {
+            channel: ChannelOptions::default(),
+            retries: 3,
+            depth: 0,
+        }
+    }
+}
+
+/// How one call is to be treated.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CallOptions {
+    /// Milliseconds of execution allowed, after which its worker is ended; 0 for no limit.
+    pub deadline_ms: u32,
+    /// Whether it may be executed again when it may have been executed already.
+    pub idempotent: bool,
+    /// The only worker that may run it.
+    pub worker: Option<WorkerIndex>,
+    /// The incarnation of that worker whose state it needs; another one ends the call as `state_lost`.
+    pub incarnation: Option<u32>,
+    /// Whether [`Pool::drive`] shall tell of its end.
+    pub notify: bool,
+}
+
+/// The input of a call.
+#[derive(Debug)]
+pub enum Input {
+    /// Bytes of its own.
+    Bytes(Vec<u8>),
+    /// A buffer from [`Pool::allocate`], and how many of its bytes count.
+    Buffer(Buffer, usize),
+}
+
+impl Input {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Buffer(buffer, length) => &buffer.as_slice()[..*length],
+        }
+    }
+}
+
+impl From<&[u8]> for Input {
+    fn from(bytes: &[u8]) -> Self {
+        Self::Bytes(bytes.to_vec())
+    }
+}
+
+impl From<Vec<u8>> for Input {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+/// The output of a call.
+#[derive(Debug)]
+pub enum Output {
+    /// A small one, copied out of its slot.
+    Small(Vec<u8>),
+    /// A large one, where it landed.
+    Large(Received),
+}
+
+impl Output {
+    /// Its bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Large(received) => received.as_slice(),
+        }
+    }
+}
+
+/// How a call ended.
+pub type Outcome = Result<Output, CallError>;
+
+/// Spreads calls over the workers of a lease.
+pub struct Pool {
+    state: Mutex<State>,
+    /// Told whenever calls ended or the driver left.
+    changed: Condvar,
+    /// Threads that want the lock while the driver spins.
+    wanting: AtomicUsize,
+    spin: Option<Duration>,
+}
+
+struct State {
+    dispatch: Dispatch,
+    driving: bool,
+    waiting: usize,
+}
+
+/// How long a driver sleeps before it looks around although nobody woke it; also how soon it notices a channel that was
+/// opened meanwhile.
+const SLEEP_LIMIT: Duration = Duration::from_millis(50);
+/// Polls of all workers between two looks at the clock, and at those who want the lock.
+const ROUNDS_PER_LOOK: u32 = 64;
+
+impl Pool {
+    pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
+        Ok(Self {
+            state: Mutex::new(State {
+                dispatch: Dispatch::open(lease, options)?,
+                driving: false,
+                waiting: 0,
+            }),
+            changed: Condvar::new(),
+            wanting: AtomicUsize::new(0),
+            spin: options.channel.spin,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        if let Ok(state) = self.state.try_lock() {
+            return state;
+        }
+        self.wanting.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.wanting.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// Makes a function known; its code must be at the node ([`Lease::put_code`]). Workers load it at its first call.
+    pub fn register(&self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
+        self.lock().dispatch.register(hash, form)
+    }
+
+    /// Sends a call, or queues it until a worker has room.
+    pub fn submit(&self, function: FunctionId, input: impl Into<Input>, options: CallOptions) -> Result<CallId, Error> {
+        let mut state = self.lock();
+        let id = state.dispatch.submit(function, input.into(), options)?;
+        if !state.driving && state.dispatch.take_ended() > 0 && state.waiting > 0 {
+            self.changed.notify_all();
+        }
+        Ok(id)
+    }
+
+    /// Whether the call has ended.
+    pub fn is_done(&self, call: CallId) -> bool {
+        self.lock().dispatch.is_done(call)
+    }
+
+    /// Waits for a call and takes its outcome. Without a limit it waits as long as the call lasts; a call that is over or
+    /// unknown is an error, and so is one that takes longer than the limit (it goes on, and can be waited for again).
+    pub fn wait(&self, call: CallId, limit: Option<Duration>) -> Outcome {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.dispatch.take(call) {
+                return outcome;
+            }
+            if !state.dispatch.is_known(call) {
+                return Err(CallError::new(Code::NotFound, "this call's outcome was taken already"));
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                let millis = limit.unwrap_or_default().as_millis();
+                return Err(CallError::new(
+                    Code::TimedOut,
+                    format!("the call did not end within {millis} ms; it goes on"),
+                ));
+            }
+            if state.driving {
+                state.waiting += 1;
+                let limit = left.unwrap_or(SLEEP_LIMIT).min(SLEEP_LIMIT);
+                state = match self.changed.wait_timeout(state, limit) {
+                    Ok((state, _)) => state,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+                state.waiting -= 1;
+            } else {
+                state = self.drive_until(state, left.unwrap_or(SLEEP_LIMIT), |dispatch| dispatch.is_done(call));
+            }
+        }
+    }
+
+    /// Submits and waits.
+    pub fn call(&self, function: FunctionId, input: &[u8], options: CallOptions) -> Outcome {
+        let call = self.submit(function, input, options)?;
+        self.wait(call, None)
+    }
+
+    /// Drives the rings until some call that asked for it ended, or `limit` has passed; answers which have.
+    pub fn drive(&self, limit: Duration) -> Vec<CallId> {
+        let until = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            let ended = state.dispatch.take_notices();
+            let left = until.saturating_duration_since(Instant::now());
+            if !ended.is_empty() || left.is_zero() {
+                return ended;
+            }
+            if state.driving {
+                state.waiting += 1;
+                state = match self.changed.wait_timeout(state, left.min(SLEEP_LIMIT)) {
+                    Ok((state, _)) => state,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+                state.waiting -= 1;
+            } else {
+                state = self.drive_until(state, left, Dispatch::has_notices);
+            }
+        }
+    }
+
+    /// Takes the driver's role until `enough` or `limit`, and gives it back.
+    fn drive_until<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+        enough: impl Fn(&Dispatch) -> bool,
+    ) -> MutexGuard<'a, State> {
+        state.driving = true;
+        let since = Instant::now();
+        let mut idle_since = since;
+        'drive: loop {
+            for _ in 0..ROUNDS_PER_LOOK {
+                if state.dispatch.poll() {
+                    idle_since = Instant::now();
+                    if state.dispatch.take_ended() > 0 && state.waiting > 0 {
+                        self.changed.notify_all();
+                    }
+                    if enough(&state.dispatch) {
+                        break 'drive;
+                    }
+                }
+            }
+            if since.elapsed() >= limit {
+                break;
+            }
+            if self.wanting.load(Ordering::Relaxed) > 0 {
+                drop(state);
+                std::thread::yield_now();
+                state = self.lock();
+            }
+            // A caller that gave no time to spin for still spins while a hot worker answers: the first look is free.
+            if self.spin.is_some_and(|spin| idle_since.elapsed() >= spin)
+                && let Some(sleepers) = state.dispatch.prepare_sleep()
+            {
+                drop(state);
+                let left = limit.saturating_sub(since.elapsed());
+                // An error shows again at the next poll of the link that has it.
+                let _ = sleep_any(&sleepers, left.min(SLEEP_LIMIT));
+                drop(sleepers);
+                state = self.lock();
+            }
+        }
+        state.driving = false;
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+        state
+    }
+
+    /// Takes a call out of the queue. True if it will not run; false if it was sent already or is over.
+    pub fn cancel(&self, call: CallId) -> bool {
+        let cancelled = self.lock().dispatch.cancel(call);
+        if cancelled {
+            self.changed.notify_all();
+        }
+        cancelled
+    }
+
+    /// Ends a call that runs, by ending its worker. It is then `cancelled`, and calls behind it go elsewhere.
+    pub fn kill(&self, call: CallId) -> Result<(), Error> {
+        self.lock().dispatch.kill(call)
+    }
+
+    /// Nobody will ask for this call's outcome.
+    pub fn forget(&self, call: CallId) {
+        self.lock().dispatch.forget(call);
+    }
+
+    /// Calls that have not ended.
+    pub fn pending(&self) -> usize {
+        self.lock().dispatch.pending()
+    }
+
+    /// A buffer to compose an input in, that travels without a copy to the worker that [`CallOptions::worker`] should
+    /// then name. Any worker takes it; another one costs a copy.
+    pub fn allocate(&self, length: usize) -> Result<(Buffer, WorkerIndex), Error> {
+        let (allocator, worker) = self.allocator()?;
+        Ok((allocator.allocate(length)?, worker))
+    }
+
+    /// Allocates for the worker that has least to do.
+    pub fn allocator(&self) -> Result<(Allocator, WorkerIndex), Error> {
+        self.lock().dispatch.allocator()
+    }
+
+    /// Largest input that travels inside a slot.
+    pub fn inline_bytes(&self) -> usize {
+        self.lock().dispatch.inline_bytes()
+    }
+
+    /// Transport of its channels.
+    pub fn transport(&self) -> crate::Transport {
+        self.lock().dispatch.transport()
+    }
+
+    /// Incarnation of each worker, 0 for those that are gone.
+    pub fn incarnations(&self) -> Vec<u32> {
+        self.lock().dispatch.incarnations()
+    }
+}

@@ -1,0 +1,653 @@
+//! Which call goes to which worker, and what happens when a worker dies. Used under the pool's lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use mayfly_fabric::{Allocator, Link, LinkError, Payload, Sleeper};
+use mayfly_protocol::error::{Code, Retry};
+use mayfly_protocol::executor::Form;
+use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+use mayfly_protocol::node_api::{End, Fate};
+use mayfly_protocol::slot::Status;
+
+use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
+use crate::channel::{Channel, load_request, read_index, verdict_on};
+use crate::error::{CallError, Error};
+use crate::lease::Lease;
+
+/// Work that a worker may have waiting: enough to bridge the caller's own pauses, little enough that no worker idles
+/// while another has a queue.
+const WAITING_NS: f64 = 200_000.0;
+/// A worker that is busy with long calls still has one more waiting, so that it never idles between two.
+const SMALLEST_DEPTH: usize = 2;
+
+enum Call {
+    /// In the queue, parked at a worker, or sent and kept for another try.
+    Waiting(Box<Pending>),
+    /// Sent to a worker.
+    Sent(usize),
+    Ended(Outcome),
+    /// Nobody waits for it any more.
+    Forgotten,
+}
+
+struct Pending {
+    function: FunctionId,
+    input: Input,
+    options: CallOptions,
+    tries: u8,
+}
+
+/// What an outstanding message of a worker's is about.
+enum InFlight {
+    Load(FunctionId),
+    /// A call, with its input kept if it may be tried again and travelled as bytes.
+    Call(CallId, FunctionId, Option<Input>, CallOptions, u8),
+}
+
+enum Loaded {
+    Asked,
+    Ready(FunctionIndex),
+    Failed(CallError),
+}
+
+struct Worker {
+    channel: Option<Channel>,
+    in_flight: VecDeque<(u32, InFlight)>,
+    loaded: HashMap<FunctionId, Loaded>,
+    /// Calls that wait until their function is loaded here.
+    parked: VecDeque<CallId>,
+    /// Moving average of the time between two completions while busy, in nanoseconds.
+    pace_ns: f64,
+    last: Option<Instant>,
+    /// Why it is gone for good.
+    gone: Option<CallError>,
+}
+
+pub struct Dispatch {
+    lease: Lease,
+    options: PoolOptions,
+    workers: Vec<Worker>,
+    functions: Vec<(CodeHash, Form)>,
+    calls: HashMap<CallId, Call>,
+    queue: VecDeque<CallId>,
+    notices: Vec<CallId>,
+    notify: std::collections::HashSet<CallId>,
+    next_call: u64,
+    ended: usize,
+    pending: usize,
+}
+
+impl Dispatch {
+    pub fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
+        let mut workers = Vec::new();
+        for index in 0..lease.workers() {
+            workers.push(Worker {
+                channel: Some(lease.channel(WorkerIndex(index), &options.channel)?),
+                in_flight: VecDeque::new(),
+                loaded: HashMap::new(),
+                parked: VecDeque::new(),
+                pace_ns: WAITING_NS,
+                last: None,
+                gone: None,
+            });
+        }
+        Ok(Self {
+            lease: lease.clone(),
+            options,
+            workers,
+            functions: Vec::new(),
+            calls: HashMap::new(),
+            queue: VecDeque::new(),
+            notices: Vec::new(),
+            notify: std::collections::HashSet::new(),
+            next_call: 1,
+            ended: 0,
+            pending: 0,
+        })
+    }
+
+    pub fn register(&mut self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
+        if let Some(known) = self
+            .functions
+            .iter()
+            .position(|known| known.0 == hash && known.1 == form)
+        {
+            return Ok(FunctionId(known as u32));
+        }
+        self.functions.push((hash, form));
+        Ok(FunctionId(self.functions.len() as u32 - 1))
+    }
+
+    pub fn submit(&mut self, function: FunctionId, input: Input, options: CallOptions) -> Result<CallId, Error> {
+        if function.0 as usize >= self.functions.len() {
+            return Err(Error::new(
+                Code::UnknownFunction,
+                "register the function with this pool first",
+            ));
+        }
+        if options
+            .worker
+            .is_some_and(|worker| worker.0 as usize >= self.workers.len())
+        {
+            return Err(Error::new(
+                Code::InvalidRequest,
+                format!("this lease has {} workers", self.workers.len()),
+            ));
+        }
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        self.pending += 1;
+        if options.notify {
+            self.notify.insert(id);
+        }
+        let pending = Box::new(Pending {
+            function,
+            input,
+            options,
+            tries: 0,
+        });
+        if self.queue.is_empty()
+            && let Some(worker) = self.choose(&options)
+        {
+            self.assign(worker, id, pending);
+        } else {
+            self.calls.insert(id, Call::Waiting(pending));
+            self.queue.push_back(id);
+            // The submitter helps: what ended makes room for what waits.
+            self.poll();
+        }
+        Ok(id)
+    }
+
+    fn depth(&self, worker: &Worker) -> usize {
+        let slots = self.options.channel.geometry.slots as usize;
+        let depth = match self.options.depth {
+            0 => (WAITING_NS / worker.pace_ns.max(1.0)) as usize,
+            fixed => fixed as usize,
+        };
+        depth.clamp(SMALLEST_DEPTH.min(slots), slots)
+    }
+
+    /// The worker with least to do that may take the call.
+    fn choose(&self, options: &CallOptions) -> Option<usize> {
+        let load = |worker: &Worker| worker.in_flight.len() + worker.parked.len();
+        self.workers
+            .iter()
+            .enumerate()
+            .filter(|(index, worker)| {
+                worker.channel.is_some()
+                    && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
+                    && load(worker) < self.depth(worker)
+            })
+            .min_by_key(|(_, worker)| load(worker))
+            .map(|(index, _)| index)
+    }
+
+    /// Gives a call to a worker: sends it, or parks it until its function is loaded there.
+    fn assign(&mut self, index: usize, id: CallId, pending: Box<Pending>) {
+        let worker = &mut self.workers[index];
+        if let (Some(wanted), Some(channel)) = (pending.options.incarnation, &worker.channel)
+            && channel.incarnation().0 != wanted
+        {
+            let found = channel.incarnation().0;
+            let text = format!(
+                "the call depends on incarnation {wanted} of worker {index}, which has been replaced by {found}"
+            );
+            return self.end(id, Err(CallError::new(Code::StateLost, text)));
+        }
+        match worker.loaded.get(&pending.function) {
+            Some(Loaded::Ready(function)) => {
+                let function = *function;
+                self.send(index, id, function, pending);
+            }
+            Some(Loaded::Failed(error)) => {
+                let error = error.clone();
+                self.end(id, Err(error));
+            }
+            Some(Loaded::Asked) => {
+                worker.parked.push_back(id);
+                self.calls.insert(id, Call::Waiting(pending));
+            }
+            None => {
+                let function = pending.function;
+                worker.parked.push_back(id);
+                self.calls.insert(id, Call::Waiting(pending));
+                self.ask_to_load(index, function);
+            }
+        }
+    }
+
+    fn ask_to_load(&mut self, index: usize, function: FunctionId) {
+        let (hash, form) = &self.functions[function.0 as usize];
+        let worker = &mut self.workers[index];
+        let Some(channel) = &mut worker.channel else { return };
+        worker.loaded.insert(function, Loaded::Asked);
+        let sent = load_request(*hash, form).and_then(|request| channel.submit(FunctionIndex::LOAD, &request, 0));
+        match sent {
+            Ok(sequence) => worker.in_flight.push_back((sequence, InFlight::Load(function))),
+            Err(error) => self.on_loaded(index, function, Err(error)),
+        }
+    }
+
+    fn send(&mut self, index: usize, id: CallId, function: FunctionIndex, pending: Box<Pending>) {
+        let worker = &mut self.workers[index];
+        let Some(channel) = &mut worker.channel else {
+            self.calls.insert(id, Call::Waiting(pending));
+            return self.queue.push_front(id);
+        };
+        let Pending {
+            function: function_id,
+            input,
+            options,
+            tries,
+        } = *pending;
+        if worker.in_flight.is_empty() {
+            worker.last = Some(Instant::now());
+        }
+        let inline = input.as_slice().len() <= channel.inline_bytes();
+        let (sent, kept) = match input {
+            Input::Buffer(buffer, length) if !inline => {
+                // A call that may run twice keeps its input; a buffer leaves with its first try.
+                let copy = options
+                    .idempotent
+                    .then(|| Input::Bytes(buffer.as_slice()[..length].to_vec()));
+                let payload = Payload::Owned(buffer, length);
+                (
+                    channel
+                        .link()
+                        .post_bulk(function.0, options.deadline_ms, payload, None)
+                        .map_err(CallError::from),
+                    copy,
+                )
+            }
+            input => (
+                channel.submit_uncounted(function, input.as_slice(), options.deadline_ms),
+                Some(input),
+            ),
+        };
+        match sent {
+            Ok(sequence) => {
+                channel.count_sent();
+                worker
+                    .in_flight
+                    .push_back((sequence, InFlight::Call(id, function_id, kept, options, tries)));
+                self.calls.insert(id, Call::Sent(index));
+            }
+            Err(error) => self.end(id, Err(error)),
+        }
+    }
+
+    fn end(&mut self, id: CallId, outcome: Outcome) {
+        self.pending = self.pending.saturating_sub(1);
+        self.ended += 1;
+        if self.notify.remove(&id) {
+            self.notices.push(id);
+        }
+        match self.calls.get(&id) {
+            Some(Call::Forgotten) => {
+                self.calls.remove(&id);
+            }
+            _ => {
+                self.calls.insert(id, Call::Ended(outcome));
+            }
+        }
+    }
+
+    /// Takes in what has come from every worker and sends what waits. Whether anything came.
+    pub fn poll(&mut self) -> bool {
+        let mut came = false;
+        for index in 0..self.workers.len() {
+            // Bounded, so that one busy worker does not starve the others.
+            for _ in 0..self.options.channel.geometry.slots {
+                let Some(channel) = &mut self.workers[index].channel else {
+                    break;
+                };
+                match channel.poll() {
+                    Ok(Some(completion)) => {
+                        came = true;
+                        self.on_completion(index, completion.sequence, completion.status);
+                    }
+                    Ok(None) => break,
+                    Err(error) => {
+                        came = true;
+                        self.on_broken(index, &error);
+                        break;
+                    }
+                }
+            }
+        }
+        if came {
+            self.feed();
+        }
+        came
+    }
+
+    /// Sends queued calls to whoever has room.
+    fn feed(&mut self) {
+        let mut stuck = VecDeque::new();
+        while let Some(id) = self.queue.pop_front() {
+            let Some(Call::Waiting(pending)) = self.calls.get(&id) else {
+                continue;
+            };
+            let options = pending.options;
+            match self.choose(&options) {
+                Some(worker) => {
+                    if let Some(Call::Waiting(pending)) = self.calls.remove(&id) {
+                        self.assign(worker, id, pending);
+                    }
+                }
+                None if self.is_hopeless(&options) => {
+                    let error = self.why_hopeless(&options);
+                    self.end(id, Err(error));
+                }
+                None => {
+                    stuck.push_back(id);
+                    // A call for one worker must not hold up those for any.
+                    if options.worker.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        while let Some(id) = stuck.pop_back() {
+            self.queue.push_front(id);
+        }
+    }
+
+    fn is_hopeless(&self, options: &CallOptions) -> bool {
+        let mut able = self
+            .workers
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| options.worker.is_none_or(|w| w.0 as usize == *index));
+        able.all(|(_, worker)| worker.gone.is_some())
+    }
+
+    fn why_hopeless(&self, options: &CallOptions) -> CallError {
+        let index = options.worker.map_or(0, |worker| worker.0 as usize);
+        let gone = self.workers.get(index).and_then(|worker| worker.gone.clone());
+        gone.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
+    }
+
+    fn on_completion(&mut self, index: usize, sequence: u32, status: u16) {
+        let worker = &mut self.workers[index];
+        let Some(channel) = &mut worker.channel else { return };
+        if let Some(last) = worker.last {
+            let now = Instant::now();
+            worker.pace_ns += ((now - last).as_nanos() as f64 - worker.pace_ns) / 8.0;
+            worker.last = Some(now);
+        }
+        let Some((expected, in_flight)) = worker.in_flight.pop_front() else {
+            return;
+        };
+        debug_assert_eq!(expected, sequence);
+        let outcome = if status == Status::Ok as u16 {
+            Ok(match channel.take_output() {
+                Some(received) => Output::Large(received),
+                None => Output::Small(channel.output().to_vec()),
+            })
+        } else {
+            Err(CallError::answered(status, channel.output()))
+        };
+        channel.done();
+        match in_flight {
+            InFlight::Load(function) => {
+                self.on_loaded(
+                    index,
+                    function,
+                    outcome.and_then(|output| read_index(output.as_slice())),
+                );
+            }
+            InFlight::Call(id, function, input, options, tries) => match outcome {
+                Err(error) if error.code().retry() == Retry::Elsewhere => {
+                    self.retry(id, function, input, options, tries, error);
+                }
+                outcome => self.end(id, outcome),
+            },
+        }
+    }
+
+    fn on_loaded(&mut self, index: usize, function: FunctionId, result: Result<FunctionIndex, CallError>) {
+        let loaded = match result {
+            Ok(function) => Loaded::Ready(function),
+            Err(error) => Loaded::Failed(error),
+        };
+        let worker = &mut self.workers[index];
+        worker.loaded.insert(function, loaded);
+        for id in std::mem::take(&mut worker.parked) {
+            match self.calls.remove(&id) {
+                Some(Call::Waiting(pending)) if pending.function == function => self.assign(index, id, pending),
+                Some(other) => {
+                    self.calls.insert(id, other);
+                    self.workers[index].parked.push_back(id);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn retry(
+        &mut self,
+        id: CallId,
+        function: FunctionId,
+        input: Option<Input>,
+        options: CallOptions,
+        tries: u8,
+        error: CallError,
+    ) {
+        match input {
+            Some(input) if tries < self.options.retries && options.incarnation.is_none() => {
+                if matches!(self.calls.get(&id), Some(Call::Forgotten)) {
+                    return self.end(id, Err(error));
+                }
+                self.calls.insert(
+                    id,
+                    Call::Waiting(Box::new(Pending {
+                        function,
+                        input,
+                        options,
+                        tries: tries + 1,
+                    })),
+                );
+                self.queue.push_front(id);
+            }
+            _ => self.end(id, Err(error)),
+        }
+    }
+
+    /// A channel broke: finds out what became of its calls, opens a new one, and sends on what was not executed.
+    fn on_broken(&mut self, index: usize, error: &LinkError) {
+        let worker = &mut self.workers[index];
+        let Some(channel) = worker.channel.take() else { return };
+        let fate = channel.fate();
+        drop(channel);
+        worker.loaded.clear();
+        let in_flight = std::mem::take(&mut worker.in_flight);
+        let parked = std::mem::take(&mut worker.parked);
+        let end = fate.as_ref().ok().and_then(|fate| fate.end);
+        for (sequence, message) in in_flight.into_iter().rev() {
+            let InFlight::Call(id, function, input, options, tries) = message else {
+                continue;
+            };
+            let failure = verdict(&fate, sequence, error);
+            let again = match failure.code().retry() {
+                Retry::Elsewhere => true,
+                Retry::IfIdempotent => options.idempotent && failure.code() == Code::MaybeExecuted,
+                Retry::Never | Retry::Later => false,
+            };
+            if again {
+                self.retry(id, function, input, options, tries, failure);
+            } else {
+                self.end(id, Err(failure));
+            }
+        }
+        for id in parked.into_iter().rev() {
+            self.queue.push_front(id);
+        }
+        self.reopen(index, end);
+    }
+
+    fn reopen(&mut self, index: usize, end: Option<End>) {
+        let over = match end {
+            Some(End::Expired) => Some(CallError::new(
+                Code::LeaseExpired,
+                "the lease has expired; renew it in time, or lease for longer",
+            )),
+            Some(End::Released) => Some(CallError::new(Code::LeaseEnded, "the lease was released")),
+            Some(End::Revoked) => Some(CallError::new(
+                Code::LeaseEnded,
+                "the lease was revoked by an operator; lease again",
+            )),
+            _ => None,
+        };
+        let opened = match over {
+            Some(error) => Err(error),
+            None => self
+                .lease
+                .channel(WorkerIndex(index as u16), &self.options.channel)
+                .map_err(CallError::from),
+        };
+        let worker = &mut self.workers[index];
+        match opened {
+            Ok(channel) => worker.channel = Some(channel),
+            Err(error) => worker.gone = Some(error),
+        }
+        self.feed();
+    }
+
+    pub fn is_done(&self, call: CallId) -> bool {
+        matches!(self.calls.get(&call), Some(Call::Ended(_)) | None)
+    }
+
+    pub fn is_known(&self, call: CallId) -> bool {
+        self.calls.contains_key(&call)
+    }
+
+    pub fn take(&mut self, call: CallId) -> Option<Outcome> {
+        if !matches!(self.calls.get(&call), Some(Call::Ended(_))) {
+            return None;
+        }
+        match self.calls.remove(&call) {
+            Some(Call::Ended(outcome)) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// How many calls ended since this was asked last.
+    pub fn take_ended(&mut self) -> usize {
+        std::mem::take(&mut self.ended)
+    }
+
+    pub fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    pub fn take_notices(&mut self) -> Vec<CallId> {
+        std::mem::take(&mut self.notices)
+    }
+
+    pub fn cancel(&mut self, call: CallId) -> bool {
+        if !matches!(self.calls.get(&call), Some(Call::Waiting(_))) {
+            return false;
+        }
+        self.queue.retain(|queued| *queued != call);
+        for worker in &mut self.workers {
+            worker.parked.retain(|parked| *parked != call);
+        }
+        self.end(
+            call,
+            Err(CallError::new(
+                Code::Cancelled,
+                "the call was cancelled before it was sent",
+            )),
+        );
+        true
+    }
+
+    pub fn kill(&mut self, call: CallId) -> Result<(), Error> {
+        if self.cancel(call) {
+            return Ok(());
+        }
+        let Some(Call::Sent(index)) = self.calls.get(&call) else {
+            return Err(Error::new(Code::NotFound, "the call is over"));
+        };
+        let worker = &self.workers[*index];
+        let sequence = worker.in_flight.iter().find_map(|(sequence, message)| match message {
+            InFlight::Call(id, ..) if *id == call => Some(*sequence),
+            _ => None,
+        });
+        match (&worker.channel, sequence) {
+            (Some(channel), Some(sequence)) => channel.cancel(sequence),
+            _ => Err(Error::new(Code::NotFound, "the call is over")),
+        }
+    }
+
+    pub fn forget(&mut self, call: CallId) {
+        self.notify.remove(&call);
+        match self.calls.get_mut(&call) {
+            Some(Call::Ended(_)) => {
+                self.calls.remove(&call);
+            }
+            Some(state @ Call::Sent(_)) => *state = Call::Forgotten,
+            Some(Call::Waiting(_)) => {
+                self.cancel(call);
+                self.calls.remove(&call);
+            }
+            Some(Call::Forgotten) | None => {}
+        }
+    }
+
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// What to sleep on; none if there is something to poll for.
+    pub fn prepare_sleep(&mut self) -> Option<Vec<Sleeper>> {
+        let mut sleepers = Vec::with_capacity(self.workers.len());
+        for worker in &mut self.workers {
+            if let Some(channel) = &mut worker.channel {
+                sleepers.push(channel.link().prepare_sleep()?);
+            }
+        }
+        Some(sleepers)
+    }
+
+    pub fn allocator(&self) -> Result<(Allocator, WorkerIndex), Error> {
+        let worker = self
+            .workers
+            .iter()
+            .enumerate()
+            .filter_map(|(index, worker)| Some((index, worker.in_flight.len(), worker.channel.as_ref()?)))
+            .min_by_key(|(_, load, _)| *load);
+        match worker {
+            Some((index, _, channel)) => Ok((channel.allocator(), WorkerIndex(index as u16))),
+            None => Err(self.why_hopeless(&CallOptions::default()).into()),
+        }
+    }
+
+    pub fn inline_bytes(&self) -> usize {
+        self.options.channel.geometry.inline_bytes()
+    }
+
+    pub fn transport(&self) -> crate::Transport {
+        let open = self.workers.iter().find_map(|worker| worker.channel.as_ref());
+        open.map_or_else(|| self.lease.best_transport(), Channel::transport)
+    }
+
+    pub fn incarnations(&self) -> Vec<u32> {
+        let of = |worker: &Worker| worker.channel.as_ref().map_or(0, |channel| channel.incarnation().0);
+        self.workers.iter().map(of).collect()
+    }
+}
+
+fn verdict(fate: &Result<Fate, Error>, sequence: u32, error: &LinkError) -> CallError {
+    match fate {
+        Ok(fate) => verdict_on(fate, sequence),
+        // Whoever could tell is gone too.
+        Err(unknown) => CallError::new(
+            Code::MaybeExecuted,
+            format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
+        ),
+    }
+}

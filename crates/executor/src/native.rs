@@ -5,6 +5,7 @@
 //! its capacity, can grow it and report an error, and writes where the output leaves, without a copy.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
@@ -125,13 +126,15 @@ type LoadFunctionKey = (CodeHash, Form);
 
 impl NativeRuntime {
     fn library(&mut self, code: &Path, hash: CodeHash) -> Result<&Library, String> {
-        if !self.libraries.contains_key(&hash) {
-            // SAFETY: running the library's initialisers is running the user's code, which is this process's purpose.
-            let library = unsafe { Library::open(Some(code), RTLD_NOW | RTLD_LOCAL) }
-                .map_err(|error| format!("the code {hash} cannot be loaded as a shared library: {error}"))?;
-            self.libraries.insert(hash, library);
+        match self.libraries.entry(hash) {
+            Entry::Occupied(library) => Ok(library.into_mut()),
+            Entry::Vacant(place) => {
+                // SAFETY: running the library's initialisers is running the user's code, which is this process's purpose.
+                let library = unsafe { Library::open(Some(code), RTLD_NOW | RTLD_LOCAL) }
+                    .map_err(|error| format!("the code {hash} cannot be loaded as a shared library: {error}"))?;
+                Ok(place.insert(library))
+            }
         }
-        self.libraries.get(&hash).ok_or_else(|| "the library vanished".into())
     }
 
     fn resolve(&mut self, code: &Path, function: &LoadFunction) -> Result<Function, String> {

@@ -24,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in ("MAYFLY_BIN_DIR", "MAYFLY_CACHE")]:
         del os.environ[name]
     os.environ["MAYFLY_BIN_DIR"] = str(bin_dir())
+    # Where a person's own manager would be found.
+    os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / "build" / "no-state")
     os.environ["PATH"] = f"{bin_dir()}{os.pathsep}{os.environ.get('PATH', '')}"
 
 

@@ -82,7 +82,11 @@ class Daemon:
 
     def cli(self, *args: str, timeout: float = 60) -> Any:
         """``mayfly ARGS --json`` against this daemon."""
-        return run_json(*args, "--state-dir", str(self.state), timeout=timeout, env=self.environment)
+        return run_json(*args, timeout=timeout, env=self.client_environment())
+
+    def client_environment(self) -> dict[str, str]:
+        """An environment in which every client finds this daemon."""
+        return self.environment | {"MAYFLY_MANAGER": str(self.state)}
 
     def output(self) -> str:
         """What it wrote to its log so far."""

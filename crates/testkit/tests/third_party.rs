@@ -1,0 +1,70 @@
+//! What other people's code comes with: everything that is linked may be distributed under this project's licence.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Licences that ask for no more than their text and their authors' names.
+const ACCEPTED: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-1-Clause",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "MPL-2.0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Whether an SPDX expression can be met by accepted licences alone. `A/B` is what older crates write for `A OR B`.
+fn accepted(expression: &str) -> bool {
+    let expression = expression.replace(['(', ')'], "").replace('/', " OR ");
+    // Without brackets AND binds tighter; dropping them can only make a mixed expression stricter or name it here.
+    expression
+        .split(" OR ")
+        .any(|option| option.split(" AND ").all(|name| ACCEPTED.contains(&name.trim())))
+}
+
+#[test]
+fn every_dependency_has_a_licence_that_ours_can_carry() {
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--filter-platform", &platform])
+        .current_dir(mayfly_testkit::root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "cargo metadata failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let packages = metadata["packages"].as_array().expect("metadata lists packages");
+    let refused: Vec<String> = packages
+        .iter()
+        .filter(|package| !package["license"].as_str().is_some_and(accepted))
+        .map(|package| format!("{} {}: {}", package["name"], package["version"], package["license"]))
+        .collect();
+    assert!(
+        refused.is_empty(),
+        "licences that nobody has accepted yet:\n{}",
+        refused.join("\n")
+    );
+}
+
+#[test]
+fn a_choice_needs_one_accepted_licence_and_a_sum_needs_all() {
+    assert!(accepted("MIT OR GPL-3.0"));
+    assert!(accepted("MIT/Apache-2.0"));
+    assert!(accepted("(MIT OR Apache-2.0) AND Unicode-3.0"));
+    assert!(!accepted("MIT AND GPL-3.0"));
+    assert!(!accepted("GPL-3.0"));
+}

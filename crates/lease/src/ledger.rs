@@ -278,14 +278,32 @@ impl Ledger {
         }
         let least = LEAST_WORKER_BYTES * u64::from(request.workers);
         check("bytes of memory", least, self.free_memory_bytes, total, "")?;
-        let (asked, all) = match mode {
-            // Of all cores, the kept ones too: their share is what warm leases find when every other core is hot.
-            Mode::Hot => (cores_of(request), self.resources.cores.len() as u64),
-            _ => (request.workers.into(), u64::from(self.resources.workers)),
-        };
-        let share = (u128::from(total) * u128::from(asked) / u128::from(all.max(1))).min(u128::from(total)) as u64;
+        let all_cores = self.resources.cores.len() as u64;
+        let share = share(request, mode, total, all_cores, self.resources.workers.into());
         Ok(share.clamp(least, self.free_memory_bytes))
     }
+}
+
+/// What a lease that names no memory would get on a node with this capacity, of which this is free.
+pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) -> u64 {
+    let hot = request.mode != Mode::Warm && cores_of(request) <= u64::from(free.cores);
+    let mode = if hot { Mode::Hot } else { Mode::Warm };
+    // One more than can be leased: the core that is kept.
+    let all_cores = u64::from(capacity.cores) + 1;
+    let share = share(request, mode, capacity.memory_bytes, all_cores, capacity.workers.into());
+    share
+        .min(free.memory_bytes)
+        .max(LEAST_WORKER_BYTES * u64::from(request.workers))
+}
+
+/// A lease's part of the memory: its part of all cores (the kept ones too, for theirs is what warm leases find when
+/// every other core is hot), or of the warm workers.
+fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: u64, all_workers: u64) -> u64 {
+    let (asked, all) = match mode {
+        Mode::Hot => (cores_of(request), all_cores),
+        _ => (request.workers.into(), all_workers),
+    };
+    (u128::from(memory_bytes) * u128::from(asked) / u128::from(all.max(1))).min(u128::from(memory_bytes)) as u64
 }
 
 fn cores_of(request: &LeaseRequest) -> u64 {

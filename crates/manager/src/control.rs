@@ -1,0 +1,261 @@
+//! The heart: what the HTTP API, the nodes' connections and the clock all act on.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mayfly_lease::{SigningKey, State};
+use mayfly_protocol::api::{Event, ManagerMessage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use tokio::sync::{broadcast, oneshot, watch};
+
+use crate::journal::Journal;
+use crate::options::Options;
+use crate::store::{Bearer, Change, Role, Store};
+use crate::world::{Answer, World, millis};
+use crate::{hash, random};
+
+/// A node answers an offer from memory; one that takes longer is stuck, and the next node is asked.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+/// Heartbeats that may be missed before a node counts as lost.
+pub const MISSED: u32 = 3;
+/// Ended leases are shown for this long.
+pub const SHOWN_MS: u64 = 3_600_000;
+/// A node ends its leases itself; the manager does it in its stead only this long after their expiry, when the node's
+/// own grace and the heartbeats that tell of it are certainly over.
+const OVERDUE_MS: u64 = 60_000;
+
+/// State and ports of one manager.
+pub struct Control {
+    /// As started.
+    pub options: Options,
+    /// `https://...`, for those who are told where it is.
+    pub url: String,
+    /// Its certificate authority.
+    pub ca_pem: String,
+    /// Signs tokens.
+    pub signing: SigningKey,
+    /// What survives.
+    pub store: Arc<dyn Store>,
+    /// The way into the store for changes of leases.
+    pub journal: Journal,
+    /// Events, for those who watch.
+    pub events: broadcast::Sender<Event>,
+    /// True once it ends.
+    pub stopping: watch::Sender<bool>,
+    world: Mutex<World>,
+}
+
+impl Control {
+    /// All of it, over what the store remembers.
+    pub fn new(
+        options: Options,
+        url: String,
+        ca_pem: String,
+        signing: SigningKey,
+        store: Arc<dyn Store>,
+        journal: Journal,
+        world: World,
+    ) -> Self {
+        Self {
+            options,
+            url,
+            ca_pem,
+            signing,
+            store,
+            journal,
+            // A watcher that falls this far behind is told to connect anew.
+            events: broadcast::channel(1_024).0,
+            stopping: watch::channel(false).0,
+            world: Mutex::new(world),
+        }
+    }
+
+    /// The world, for a moment.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        // Nothing panics between two changes that belong together, so a poisoned lock still guards a consistent world.
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells everybody who watches.
+    pub fn tell(&self, event: Event) {
+        // Nobody may be watching.
+        let _ = self.events.send(event);
+    }
+
+    /// Sends a node a question and waits for its answer.
+    pub async fn ask(&self, node: NodeId, question: impl FnOnce(u64, u64) -> ManagerMessage) -> Answer {
+        let (request, answer) = self.send(node, question)?;
+        match tokio::time::timeout(ANSWER_DEADLINE, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(Failure::new(
+                Code::Unreachable,
+                format!("the connection of node {node} broke before it answered; try again"),
+            )),
+            Err(_) => {
+                if let Some(session) = self.world().nodes.get_mut(&node).and_then(|node| node.session.as_mut()) {
+                    session.waiting.remove(&request);
+                }
+                Err(Failure::new(
+                    Code::TimedOut,
+                    format!(
+                        "node {node} did not answer within {} s; look at its log",
+                        ANSWER_DEADLINE.as_secs()
+                    ),
+                ))
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        node: NodeId,
+        question: impl FnOnce(u64, u64) -> ManagerMessage,
+    ) -> Result<(u64, oneshot::Receiver<Answer>), Failure> {
+        let gone = || {
+            Failure::new(
+                Code::Unreachable,
+                format!("node {node} is not connected; try again when it is back"),
+            )
+        };
+        let mut world = self.world();
+        let request = world.next_request();
+        let session = world
+            .nodes
+            .get_mut(&node)
+            .and_then(|node| node.session.as_mut())
+            .ok_or_else(gone)?;
+        session
+            .outgoing
+            .try_send(question(request, session.epoch))
+            .map_err(|_| gone())?;
+        let (reply, answer) = oneshot::channel();
+        session.waiting.insert(request, reply);
+        Ok((request, answer))
+    }
+
+    /// A lease ended: books, journal, watchers. False when it had ended before.
+    pub fn on_lease_ended(&self, lease: LeaseId, state: State) -> bool {
+        let at_ms = now_ms();
+        let Some(node) = self.world().end(lease, state, at_ms).map(|record| record.node) else {
+            return false;
+        };
+        self.journal.note(Change::Ended { lease, state, at_ms });
+        self.tell(Event::Lease {
+            lease,
+            node,
+            state: state.name().into(),
+        });
+        true
+    }
+
+    /// Makes a bearer and keeps its hash.
+    pub async fn new_bearer(&self, role: Role, valid_for: Duration) -> Result<(String, Bearer), Failure> {
+        let (token, bearer) = fresh_bearer(role, self.operator_tenant(), None, valid_for);
+        self.store.keep(bearer.clone()).wait().await?;
+        self.world().bearers.insert(bearer.hash, bearer.clone());
+        Ok((token, bearer))
+    }
+
+    fn operator_tenant(&self) -> TenantId {
+        let world = self.world();
+        let operator = world.bearers.values().find(|bearer| bearer.role == Role::Operator);
+        operator.map_or(TenantId([0; 16]), |bearer| bearer.tenant)
+    }
+
+    /// Who presents this token, if anybody may.
+    pub fn authenticate(&self, token: &str) -> Option<Bearer> {
+        // By hash: how long the look-up takes tells nothing about any token.
+        let bearer = self.world().bearers.get(&hash(token)).cloned()?;
+        (bearer.expires_at_ms > now_ms()).then_some(bearer)
+    }
+
+    /// What the passing of time demands of the books.
+    pub fn on_tick(&self, now: Instant, wall_ms: u64) {
+        let (lost_nodes, mut ended) = {
+            let mut world = self.world();
+            let deadline = self.options.heartbeat * MISSED;
+            let silent = |heard: Instant| now.saturating_duration_since(heard);
+            let mut lost_nodes = Vec::new();
+            for (id, node) in &mut world.nodes {
+                if node.session.is_some() && silent(node.heard) > deadline {
+                    // Dropping it ends the connection's task and fails what waits for an answer.
+                    node.session = None;
+                    lost_nodes.push(*id);
+                }
+            }
+            let mut ended = Vec::new();
+            for record in world.leases.values().filter(|record| record.state.is_live()) {
+                let node = world.nodes.get(&record.node);
+                let up = node.is_some_and(|node| node.session.is_some());
+                let lost_for = node.map_or(Duration::MAX, |node| silent(node.heard));
+                if wall_ms > record.expires_at_ms.saturating_add(OVERDUE_MS) {
+                    ended.push((record.lease, State::Expired));
+                } else if !up && lost_for > self.options.lease_lost_after {
+                    ended.push((record.lease, State::Lost));
+                }
+            }
+            world.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
+            world.bearers.retain(|_, bearer| bearer.expires_at_ms > wall_ms);
+            (lost_nodes, ended)
+        };
+        for node in lost_nodes {
+            tracing::warn!(%node, "lost: {MISSED} heartbeats are missing");
+            self.tell(Event::NodeLost { node });
+        }
+        for (lease, state) in ended.drain(..) {
+            self.on_lease_ended(lease, state);
+        }
+    }
+
+    /// The connection with this epoch is over.
+    pub fn on_disconnected(&self, id: NodeId, epoch: u64) {
+        let mut world = self.world();
+        let Some(node) = world.nodes.get_mut(&id) else { return };
+        if node.session.as_ref().is_none_or(|session| session.epoch != epoch) {
+            return;
+        }
+        node.session = None;
+        drop(world);
+        tracing::warn!(node = %id, "lost: its connection broke");
+        self.tell(Event::NodeLost { node: id });
+    }
+}
+
+/// Ticks until the manager stops, often enough that a lost node is noticed within a quarter heartbeat.
+pub async fn keep_time(control: Arc<Control>) {
+    let mut stopping = control.stopping.subscribe();
+    let mut ticks = tokio::time::interval((control.options.heartbeat / 4).max(Duration::from_millis(10)));
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => control.on_tick(Instant::now(), now_ms()),
+            _ = stopped(&mut stopping) => return,
+        }
+    }
+}
+
+/// A new random token and the record of its hash.
+pub fn fresh_bearer(role: Role, tenant: TenantId, node: Option<NodeId>, valid_for: Duration) -> (String, Bearer) {
+    let token = hex::encode(random::<32>());
+    let expires_at_ms = now_ms().saturating_add(millis(valid_for));
+    let bearer = Bearer {
+        hash: hash(&token),
+        role,
+        tenant,
+        node,
+        expires_at_ms,
+    };
+    (token, bearer)
+}
+
+/// Wall clock, milliseconds since the Unix epoch.
+pub fn now_ms() -> u64 {
+    // Before 1970 there was no Mayfly: a clock that says so counts as 1970, and tokens then say that clocks differ.
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
+}
+
+/// Waits until the manager is told to stop.
+pub async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the manager itself is gone, which is as good as told.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}

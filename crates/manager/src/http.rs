@@ -1,0 +1,272 @@
+//! The HTTP API: what may be asked, and how it is answered. Every error is an [`ErrorBody`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{DefaultBodyLimit, Request, State as Shared};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use mayfly_lease::State;
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::{
+    ErrorBody, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, RenewRequest,
+    VersionInfo,
+};
+use mayfly_protocol::error::Code;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::control::{Control, stopped};
+use crate::requests::{Body, LeasePath, MOST_BODY_BYTES, NodeBearer, Operator, Refusal, lease_id, refuse};
+use crate::sessions;
+use crate::world::lease_status;
+
+/// No WebSocket message of a node is larger: a registration with 10,000 leases has under 1 MiB.
+const MOST_MESSAGE_BYTES: usize = 1 << 20;
+/// Longer than an offer to every node that one request tries.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
+/// A watcher that hears nothing else hears a ping, so that both sides notice a dead connection.
+const PING_EVERY: Duration = Duration::from_secs(20);
+/// A watcher that does not read for this long is cut off.
+const SEND_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What every handler works on.
+pub type Api = Arc<Control>;
+
+/// All routes.
+pub fn router(control: Api) -> Router {
+    Router::new()
+        .route("/v1/version", get(version))
+        .route("/v1/health", get(health))
+        .route("/v1/leases", get(list_leases).post(create_lease))
+        .route("/v1/leases/{id}", get(show_lease).delete(release_lease))
+        .route("/v1/leases/{id}/renew", post(renew_lease))
+        .route("/v1/leases/{id}/revoke", post(revoke_lease))
+        .route("/v1/nodes", get(list_nodes))
+        .route("/v1/nodes/join-tokens", post(create_join_token))
+        .route("/v1/nodes/connect", get(connect_node))
+        .route("/v1/events", get(watch_events))
+        .route("/v1/openapi.json", get(openapi))
+        .fallback(|| async {
+            refuse(
+                Code::NotFound,
+                "there is no such path; `/v1/openapi.json` lists those there are",
+            )
+        })
+        .method_not_allowed_fallback(|| async {
+            refuse(
+                Code::InvalidRequest,
+                "this path has no such method; see `/v1/openapi.json`",
+            )
+        })
+        .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+        .layer(axum::middleware::from_fn(limit_time))
+        .with_state(control)
+}
+
+async fn limit_time(request: Request, next: Next) -> Response {
+    // Upgrades answer at once too; what follows on the socket has deadlines of its own.
+    match tokio::time::timeout(REQUEST_DEADLINE, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => refuse(
+            Code::TimedOut,
+            "the request took too long; see whether it had an effect, and try again",
+        )
+        .into_response(),
+    }
+}
+
+/// Release and wire version of this manager. Needs no token.
+#[utoipa::path(get, path = "/v1/version", responses((status = 200, body = VersionInfo)))]
+pub(crate) async fn version() -> Json<VersionInfo> {
+    Json(VersionInfo {
+        version: env!("CARGO_PKG_VERSION").into(),
+        wire_version: WIRE_VERSION,
+    })
+}
+
+/// Whether the manager can do its work. Needs no token.
+#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
+pub(crate) async fn health(Shared(control): Shared<Api>) -> Json<Health> {
+    let trouble = control.journal.trouble();
+    let world = control.world();
+    Json(Health {
+        status: if trouble.is_some() { "degraded" } else { "ok" }.into(),
+        nodes_up: world.nodes_up() as u32,
+        leases: world.live_leases() as u32,
+        store_error: trouble.map(|error| error.to_string()),
+    })
+}
+
+/// Grants a lease on the node that suits it best.
+#[utoipa::path(post, path = "/v1/leases", request_body = LeaseRequest, security(("bearer" = [])),
+    responses((status = 201, body = Grant), (status = "default", body = ErrorBody)))]
+pub(crate) async fn create_lease(
+    Operator(bearer): Operator,
+    Shared(control): Shared<Api>,
+    Body(request): Body<LeaseRequest>,
+) -> Result<(StatusCode, Json<Grant>), Refusal> {
+    Ok((StatusCode::CREATED, Json(control.grant(bearer.tenant, request).await?)))
+}
+
+/// Leases that live, or ended within the last hour, the newest first.
+#[utoipa::path(get, path = "/v1/leases", security(("bearer" = [])),
+    responses((status = 200, body = [LeaseStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_leases(Operator(bearer): Operator, Shared(control): Shared<Api>) -> Json<Vec<LeaseStatus>> {
+    let world = control.world();
+    let own = world.leases.values().filter(|record| record.tenant == bearer.tenant);
+    let mut statuses: Vec<LeaseStatus> = own.map(lease_status).collect();
+    statuses.sort_by_key(|status| (std::cmp::Reverse(status.granted_at_ms), status.lease));
+    Json(statuses)
+}
+
+/// One lease.
+#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_lease(
+    Operator(bearer): Operator,
+    Shared(control): Shared<Api>,
+    path: LeasePath,
+) -> Result<Json<LeaseStatus>, Refusal> {
+    Ok(Json(lease_status(&control.lease_of(bearer.tenant, lease_id(path)?)?)))
+}
+
+/// Counts a lease's length anew from now, and answers a grant with a token to match.
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path)), request_body = RenewRequest,
+    security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
+pub(crate) async fn renew_lease(
+    Operator(bearer): Operator,
+    Shared(control): Shared<Api>,
+    path: LeasePath,
+    Body(request): Body<RenewRequest>,
+) -> Result<Json<Grant>, Refusal> {
+    Ok(Json(
+        control
+            .renew(bearer.tenant, lease_id(path)?, request.duration_ms)
+            .await?,
+    ))
+}
+
+/// Gives a lease back.
+#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn release_lease(
+    Operator(bearer): Operator,
+    Shared(control): Shared<Api>,
+    path: LeasePath,
+) -> Result<Json<LeaseStatus>, Refusal> {
+    Ok(Json(lease_status(
+        &control.end(bearer.tenant, lease_id(path)?, State::Released).await?,
+    )))
+}
+
+/// Takes a lease away from its holder.
+#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn revoke_lease(
+    Operator(bearer): Operator,
+    Shared(control): Shared<Api>,
+    path: LeasePath,
+) -> Result<Json<LeaseStatus>, Refusal> {
+    Ok(Json(lease_status(
+        &control.end(bearer.tenant, lease_id(path)?, State::Revoked).await?,
+    )))
+}
+
+/// Every node that ever registered.
+#[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
+    responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_nodes(_: Operator, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
+    Json(control.world().node_statuses(std::time::Instant::now()))
+}
+
+/// Makes a token with which one node may join.
+#[utoipa::path(post, path = "/v1/nodes/join-tokens", request_body = JoinTokenRequest, security(("bearer" = [])),
+    responses((status = 201, body = JoinToken), (status = "default", body = ErrorBody)))]
+pub(crate) async fn create_join_token(
+    _: Operator,
+    Shared(control): Shared<Api>,
+    Body(request): Body<JoinTokenRequest>,
+) -> Result<(StatusCode, Json<JoinToken>), Refusal> {
+    let token = control.join_token(Duration::from_millis(request.valid_for_ms)).await?;
+    Ok((StatusCode::CREATED, Json(token)))
+}
+
+/// A node's own connection: a WebSocket on which it speaks `NodeMessage` and hears `ManagerMessage`.
+#[utoipa::path(get, path = "/v1/nodes/connect", security(("bearer" = [])),
+    responses((status = 101, description = "WebSocket"), (status = "default", body = ErrorBody)))]
+pub(crate) async fn connect_node(
+    NodeBearer(bearer): NodeBearer,
+    Shared(control): Shared<Api>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Refusal> {
+    let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
+    let upgrade = upgrade
+        .max_message_size(MOST_MESSAGE_BYTES)
+        .max_frame_size(MOST_MESSAGE_BYTES);
+    Ok(upgrade.on_upgrade(move |socket| sessions::serve(control, bearer, socket)))
+}
+
+/// What happens from now on: a WebSocket on which each message is an `Event`.
+#[utoipa::path(get, path = "/v1/events", security(("bearer" = [])),
+    responses((status = 101, description = "WebSocket of Event", body = mayfly_protocol::api::Event),
+        (status = "default", body = ErrorBody)))]
+pub(crate) async fn watch_events(
+    _: Operator,
+    Shared(control): Shared<Api>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Refusal> {
+    let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
+    // Subscribed before the answer, so that nothing that happens after it is missed.
+    let events = control.events.subscribe();
+    // Watchers say nothing but pongs and a close.
+    let upgrade = upgrade.max_message_size(1024).max_frame_size(1024);
+    Ok(upgrade.on_upgrade(move |socket| watch(control, events, socket)))
+}
+
+async fn watch(
+    control: Api,
+    mut events: tokio::sync::broadcast::Receiver<mayfly_protocol::api::Event>,
+    mut socket: WebSocket,
+) {
+    let mut stopping = control.stopping.subscribe();
+    let mut pings = tokio::time::interval(PING_EVERY);
+    loop {
+        let message = tokio::select! {
+            event = events.recv() => match event {
+                Ok(event) => match serde_json::to_string(&event) {
+                    Ok(text) => Message::text(text),
+                    Err(_) => break,
+                },
+                Err(RecvError::Lagged(_)) => {
+                    let reason = "events were lost because you read too slowly; list again and connect anew".into();
+                    let close = Message::Close(Some(CloseFrame { code: 1013, reason }));
+                    let _ = tokio::time::timeout(SEND_DEADLINE, socket.send(close)).await;
+                    break;
+                }
+                Err(RecvError::Closed) => break,
+            },
+            _ = pings.tick() => Message::Ping(Default::default()),
+            heard = socket.recv() => match heard {
+                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                Some(Ok(_)) => continue,
+            },
+            _ = stopped(&mut stopping) => Message::Close(None),
+        };
+        let last = matches!(message, Message::Close(_));
+        let sent = tokio::time::timeout(SEND_DEADLINE, socket.send(message)).await;
+        if last || !matches!(sent, Ok(Ok(()))) {
+            break;
+        }
+    }
+}
+
+/// This description. Needs no token.
+#[utoipa::path(get, path = "/v1/openapi.json", responses((status = 200, description = "OpenAPI 3.1")))]
+pub(crate) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(crate::openapi::document())
+}

@@ -1,0 +1,154 @@
+//! Writes lease changes to the store in order, and keeps on trying while the store cannot.
+//!
+//! A grant waits for its write and is refused when that fails. An end cannot be refused: it has happened. Such changes
+//! wait here until the disk has room again, and meanwhile the manager says that it is degraded.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::store::{Change, Store, StoreError};
+
+/// Between two attempts on a store that cannot write.
+const RETRY: Duration = Duration::from_millis(500);
+/// Most changes in one write.
+const GROUP: usize = 256;
+
+struct Entry {
+    /// None to only wait for what came before.
+    change: Option<Change>,
+    /// Who waits for it, and takes it back when it fails.
+    reply: Option<oneshot::Sender<Result<(), StoreError>>>,
+}
+
+/// The way into the store for lease changes.
+#[derive(Clone)]
+pub struct Journal {
+    entries: mpsc::UnboundedSender<Entry>,
+    trouble: Arc<Mutex<Option<StoreError>>>,
+}
+
+impl Journal {
+    /// Starts the task that writes; it ends when the last handle is gone and all that waited is written or refused.
+    pub fn start(store: Arc<dyn Store>) -> Self {
+        let (entries, queue) = mpsc::unbounded_channel();
+        let trouble = Arc::default();
+        tokio::spawn(write(store, queue, Arc::clone(&trouble)));
+        Self { entries, trouble }
+    }
+
+    /// Waits until everything noted before has been written, or was tried and cannot be.
+    pub async fn drained(&self) {
+        let _ = self.send(None).await;
+    }
+
+    async fn send(&self, change: Option<Change>) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        // The task only ends after the last sender, so that this cannot fail while anybody can call it.
+        let _ = self.entries.send(Entry {
+            change,
+            reply: Some(reply),
+        });
+        answer
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Broken("its journal has stopped".into())))
+    }
+
+    /// What the store said, while it cannot write.
+    pub fn trouble(&self) -> Option<StoreError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes a change that has happened, whatever the store says now.
+    pub fn note(&self, change: Change) {
+        let _ = self.entries.send(Entry {
+            change: Some(change),
+            reply: None,
+        });
+    }
+
+    /// Writes a change that is to happen only if it is written.
+    pub async fn ask(&self, change: Change) -> Result<(), StoreError> {
+        self.send(Some(change)).await
+    }
+}
+
+async fn write(
+    store: Arc<dyn Store>,
+    mut queue: mpsc::UnboundedReceiver<Entry>,
+    trouble: Arc<Mutex<Option<StoreError>>>,
+) {
+    let say = |what: Option<StoreError>| *trouble.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    let mut backlog: VecDeque<Change> = VecDeque::new();
+    let mut group = Vec::with_capacity(GROUP);
+    let mut open = true;
+    while open || !backlog.is_empty() {
+        if backlog.is_empty() {
+            open = queue.recv_many(&mut group, GROUP).await > 0;
+        } else {
+            // While the store cannot write, only its own next attempt or the end of the queue is worth waiting for.
+            let retry = store.note(backlog.iter().take(GROUP).cloned().collect()).wait().await;
+            match retry {
+                Ok(()) => {
+                    backlog.drain(..backlog.len().min(GROUP));
+                    if backlog.is_empty() {
+                        tracing::info!("the store can write again");
+                        say(None);
+                    }
+                    continue;
+                }
+                Err(error) if !open => {
+                    tracing::error!(lost = backlog.len(), %error, "ending with lease changes that could not be written");
+                    return;
+                }
+                Err(error) => say(Some(error)),
+            }
+            open = wait_or_collect(&mut queue, &mut group).await;
+        }
+        if group.is_empty() {
+            continue;
+        }
+        let failed = if backlog.is_empty() {
+            store
+                .note(group.iter().filter_map(|entry| entry.change.clone()).collect())
+                .wait()
+                .await
+                .err()
+        } else {
+            trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        };
+        if let (Some(error), true) = (&failed, backlog.is_empty()) {
+            tracing::error!(%error, "the store cannot write; leases are refused until it can");
+        }
+        for Entry { change, reply } in group.drain(..) {
+            match (reply, &failed) {
+                (Some(reply), None) => drop(reply.send(Ok(()))),
+                (Some(reply), Some(error)) => drop(reply.send(Err(error.clone()))),
+                (None, None) => {}
+                (None, Some(_)) => backlog.extend(change),
+            }
+        }
+        say(failed);
+    }
+}
+
+/// Collects what arrives until it is time to try again. False when nothing will arrive any more.
+async fn wait_or_collect(queue: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) -> bool {
+    let until = tokio::time::Instant::now() + RETRY;
+    loop {
+        match tokio::time::timeout_at(until, queue.recv()).await {
+            Ok(Some(entry)) => {
+                let waited_for = entry.reply.is_some();
+                group.push(entry);
+                // Somebody waits for this one, and should hear of the trouble at once.
+                if waited_for {
+                    return true;
+                }
+            }
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Granting, renewing and ending leases.
+
+use std::sync::Arc;
+
+use mayfly_lease::placement::{PlacementError, View, choose};
+use mayfly_lease::state::DEFAULT_GRACE_MS;
+use mayfly_lease::token::Claims;
+use mayfly_lease::{State, ledger};
+use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, Mode, NodeAddress, Usage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+
+use crate::control::{Control, now_ms};
+use crate::random;
+use crate::store::{Change, LeaseRecord};
+use crate::world::millis;
+
+/// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
+/// have travels with their heartbeats.
+const OFFERS: usize = 8;
+
+impl Control {
+    /// Grants a lease on the best node that takes it. Goes on when the caller goes away, so that no node is left with
+    /// a lease that no book knows.
+    pub async fn grant(self: &Arc<Self>, tenant: TenantId, request: LeaseRequest) -> Result<Grant, Failure> {
+        let control = Arc::clone(self);
+        tokio::spawn(async move { control.place(tenant, request).await })
+            .await
+            .unwrap_or_else(|error| {
+                Err(Failure::new(
+                    Code::Internal,
+                    format!("granting failed: {error}; report this"),
+                ))
+            })
+    }
+
+    async fn place(&self, tenant: TenantId, mut request: LeaseRequest) -> Result<Grant, Failure> {
+        let longest_ms = millis(self.options.longest_lease);
+        if request.duration_ms > longest_ms {
+            return Err(Failure::new(
+                Code::TooLarge,
+                format!(
+                    "a lease of {} ms is longer than this manager grants ({longest_ms} ms); ask for less and renew",
+                    request.duration_ms
+                ),
+            ));
+        }
+        let views = self.world().views();
+        let spin = u64::from_le_bytes(random());
+        let candidates = match choose(&request, &views, spin) {
+            // What is free is hearsay: a lease may have ended on its node a moment ago. The nodes know.
+            Err(full @ PlacementError::NoCapacity { .. }) => {
+                let empty: Vec<View> = views
+                    .iter()
+                    .map(|view| View {
+                        free: view.capacity,
+                        ..*view
+                    })
+                    .collect();
+                choose(&request, &empty, spin).map_err(|_| full)?
+            }
+            other => other?,
+        };
+        let asked_memory = request.memory_bytes;
+        let mut refusal = None;
+        for node in candidates.into_iter().take(OFFERS) {
+            let view = views.iter().find(|view| view.node == node).copied();
+            request.memory_bytes = match (asked_memory, view) {
+                (0, Some(view)) => ledger::share_of(&request, &view.capacity, &view.free),
+                _ => asked_memory,
+            };
+            match self.offer(node, tenant, &request).await {
+                Ok(grant) => return Ok(grant),
+                Err(failure) if failure.code == Code::StoreFailed => return Err(failure),
+                Err(failure) => {
+                    tracing::debug!(%node, %failure, "an offer was refused");
+                    refusal = Some(failure);
+                }
+            }
+        }
+        Err(refusal.unwrap_or_else(|| PlacementError::NoNodes.into()))
+    }
+
+    async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
+        let lease = LeaseId(random());
+        let start_by_ms = millis(self.options.start_by);
+        let answer = self
+            .ask(node, |number, epoch| ManagerMessage::Offer {
+                request: number,
+                lease,
+                tenant,
+                spec: request.clone(),
+                epoch,
+                start_by_ms,
+            })
+            .await;
+        let mode = match answer {
+            Ok(mode) => mode.unwrap_or(request.mode),
+            Err(failure) => {
+                if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
+                    self.doubt(node, lease);
+                }
+                return Err(failure);
+            }
+        };
+        let granted_at_ms = now_ms();
+        let record = LeaseRecord {
+            lease,
+            tenant,
+            node,
+            holder: request.holder,
+            state: State::Granted,
+            workers: request.workers,
+            cores_per_worker: request.cores_per_worker,
+            mode: if mode == Mode::Hot { Mode::Hot } else { Mode::Warm },
+            memory_bytes: request.memory_bytes,
+            duration_ms: request.duration_ms,
+            granted_at_ms,
+            expires_at_ms: granted_at_ms
+                .saturating_add(start_by_ms)
+                .saturating_add(request.duration_ms),
+            ended_at_ms: 0,
+            usage: Usage::default(),
+        };
+        self.world().insert(record.clone());
+        if let Err(error) = self.journal.ask(Change::Granted(Box::new(record.clone()))).await {
+            // The node must not hold what no book will remember.
+            self.on_lease_ended(lease, State::Revoked);
+            let _ = self
+                .ask(node, |request, _| end_message(request, lease, State::Revoked))
+                .await;
+            return Err(error.into());
+        }
+        self.tell(Event::Lease {
+            lease,
+            node,
+            state: State::Granted.name().into(),
+        });
+        self.grant_of(&record)
+    }
+
+    /// The node may or may not hold this lease; it is told to let go now, and again when it comes back.
+    fn doubt(&self, node: NodeId, lease: LeaseId) {
+        let mut world = self.world();
+        let request = world.next_request();
+        if let Some(node) = world.nodes.get_mut(&node) {
+            node.doubtful.insert(lease);
+            if let Some(session) = &node.session {
+                // If this does not get through, the node's own start-by time will do.
+                let _ = session.outgoing.try_send(end_message(request, lease, State::Revoked));
+            }
+        }
+    }
+
+    /// A lease as its holder gets it, with a token that is good from now on.
+    fn grant_of(&self, record: &LeaseRecord) -> Result<Grant, Failure> {
+        let (address, epoch) = {
+            let world = self.world();
+            let node = world
+                .nodes
+                .get(&record.node)
+                .ok_or_else(|| no_such_lease(record.lease))?;
+            let epoch = node.session.as_ref().map_or(0, |session| session.epoch);
+            (node.address.clone(), epoch)
+        };
+        let claims = Claims {
+            workers: record.workers,
+            cores: record.cores_per_worker,
+            memory_bytes: record.memory_bytes,
+            lease: Some(record.lease),
+            tenant: record.tenant,
+            node: record.node,
+            holder: record.holder,
+            epoch,
+            not_before_ms: now_ms(),
+            expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS),
+            duration_ms: record.duration_ms,
+        };
+        Ok(grant(record, address, &claims.sign(&self.signing)))
+    }
+
+    /// A lease of this tenant's.
+    pub fn lease_of(&self, tenant: TenantId, lease: LeaseId) -> Result<LeaseRecord, Failure> {
+        let world = self.world();
+        // Somebody else's lease looks exactly like none.
+        world
+            .leases
+            .get(&lease)
+            .filter(|record| record.tenant == tenant)
+            .cloned()
+            .ok_or_else(|| no_such_lease(lease))
+    }
+
+    /// Counts a lease's length anew from now.
+    pub async fn renew(&self, tenant: TenantId, lease: LeaseId, duration_ms: u64) -> Result<Grant, Failure> {
+        let longest_ms = millis(self.options.longest_lease);
+        if duration_ms == 0 || duration_ms > longest_ms {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("a renewal for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
+            ));
+        }
+        let record = self.lease_of(tenant, lease)?;
+        if !record.state.is_live() {
+            return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
+        }
+        self.ask(record.node, |request, _| ManagerMessage::Renew {
+            request,
+            lease,
+            duration_ms,
+        })
+        .await?;
+        let unused_ms = if record.state == State::Granted {
+            millis(self.options.start_by)
+        } else {
+            0
+        };
+        let expires_at_ms = now_ms().saturating_add(unused_ms).saturating_add(duration_ms);
+        let record = {
+            let mut world = self.world();
+            let record = world.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
+            record.duration_ms = duration_ms;
+            record.expires_at_ms = expires_at_ms;
+            record.clone()
+        };
+        // It has happened on the node, which alone counts: a store that cannot write now hears of it later.
+        self.journal.note(Change::Renewed {
+            lease,
+            duration_ms,
+            expires_at_ms,
+        });
+        self.grant_of(&record)
+    }
+
+    /// Ends a lease as `released` or `revoked`. An unreachable node is told when it comes back.
+    pub async fn end(&self, tenant: TenantId, lease: LeaseId, state: State) -> Result<LeaseRecord, Failure> {
+        let record = self.lease_of(tenant, lease)?;
+        if record.state.is_live() {
+            let answer = self
+                .ask(record.node, |request, _| end_message(request, lease, state))
+                .await;
+            if let Err(failure) = answer
+                && !matches!(failure.code, Code::NotFound | Code::LeaseEnded | Code::LeaseExpired)
+            {
+                tracing::warn!(%lease, %failure, "its node has not confirmed the end");
+            }
+            self.on_lease_ended(lease, state);
+        }
+        self.lease_of(tenant, lease)
+    }
+}
+
+fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello::Token) -> Grant {
+    let mut bytes = Vec::with_capacity(mayfly_protocol::hello::TOKEN_BYTES);
+    bytes.extend_from_slice(token.signed_bytes());
+    bytes.extend_from_slice(&token.signature);
+    Grant {
+        lease: record.lease,
+        token: hex::encode(bytes),
+        node,
+        workers: record.workers,
+        mode: record.mode,
+        memory_bytes: record.memory_bytes,
+        duration_ms: record.duration_ms,
+        expires_at_ms: token.expires_at_ms.get(),
+    }
+}
+
+/// The message that ends a lease on its node.
+pub fn end_message(request: u64, lease: LeaseId, state: State) -> ManagerMessage {
+    ManagerMessage::End {
+        request,
+        lease,
+        state: state.name().into(),
+    }
+}
+
+fn no_such_lease(lease: LeaseId) -> Failure {
+    Failure::new(
+        Code::NotFound,
+        format!("there is no lease {lease} of yours; `mayfly status` lists those there are"),
+    )
+}

@@ -1,0 +1,221 @@
+//! Starting a manager, and the handle to one that runs.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mayfly_lease::SigningKey;
+use mayfly_protocol::api::{Connection, Event, JoinToken, NodeStatus};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::{PublicKey, TenantId};
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+
+use crate::control::{Control, SHOWN_MS, fresh_bearer, keep_time, now_ms};
+use crate::error::Error;
+use crate::identity::{self, Identity};
+use crate::journal::Journal;
+use crate::options::{Options, StoreKind};
+use crate::store::{MemoryStore, Role, Snapshot, SqliteStore, Store};
+use crate::world::World;
+use crate::{hash, http, random, serve};
+
+/// The control plane of one site.
+pub struct Manager;
+
+/// A running manager. Cloning it is cheap; the manager runs until [`Handle::shutdown`] or the end of its runtime.
+#[derive(Clone)]
+pub struct Handle(Arc<Running>);
+
+struct Running {
+    control: Arc<Control>,
+    address: SocketAddr,
+    connection: Connection,
+    connection_path: PathBuf,
+    tasks: Mutex<Option<Tasks>>,
+}
+
+struct Tasks {
+    server: JoinHandle<()>,
+    clock: JoinHandle<()>,
+}
+
+impl Manager {
+    /// Starts a manager on the current tokio runtime: reads or makes its keys, opens its store, listens, and writes
+    /// `connection.json` for clients of the same user. Returns once it answers.
+    pub async fn start(options: Options) -> Result<Handle, Error> {
+        // The port first: a second manager on the same machine should hear of that, and touch no files.
+        let listener = serve::listen(options.listen).await?;
+        let identity = identity::load(&options.state_dir, &options.names)?;
+        let store: Arc<dyn Store> = match options.store {
+            StoreKind::Sqlite { most_pages } => {
+                Arc::new(SqliteStore::open(&options.state_dir.join("manager.db"), most_pages)?)
+            }
+            StoreKind::Memory => Arc::new(MemoryStore::default()),
+        };
+        Self::start_over(options, listener, identity, store).await
+    }
+
+    async fn start_over(
+        options: Options,
+        listener: tokio::net::TcpListener,
+        identity: Identity,
+        store: Arc<dyn Store>,
+    ) -> Result<Handle, Error> {
+        let listening = |source| Error::Listen {
+            address: options.listen,
+            source,
+        };
+        let address = listener.local_addr().map_err(listening)?;
+        let url = url_of(address, &options.names);
+        let snapshot = store.load(now_ms().saturating_sub(SHOWN_MS))?;
+        let connection_path = options.state_dir.join("connection.json");
+        let (connection, snapshot) =
+            operator(&connection_path, &url, &identity.ca_pem, store.as_ref(), snapshot).await?;
+        let world = World::remembered(snapshot, Instant::now());
+        let journal = Journal::start(Arc::clone(&store));
+        let Identity { signing, ca_pem, tls } = identity;
+        let control = Arc::new(Control::new(options, url, ca_pem, signing, store, journal, world));
+        let router = http::router(Arc::clone(&control));
+        let tasks = Tasks {
+            server: tokio::spawn(serve::serve(listener, tls, router, control.stopping.subscribe())),
+            clock: tokio::spawn(keep_time(Arc::clone(&control))),
+        };
+        tracing::info!(url = control.url, "listening");
+        let tasks = Mutex::new(Some(tasks));
+        Ok(Handle(Arc::new(Running {
+            control,
+            address,
+            connection,
+            connection_path,
+            tasks,
+        })))
+    }
+}
+
+/// Finds the operator's token in `connection.json`, or makes one; writes the file as it should be.
+async fn operator(
+    path: &Path,
+    url: &str,
+    ca_pem: &str,
+    store: &dyn Store,
+    mut snapshot: Snapshot,
+) -> Result<(Connection, Snapshot), Error> {
+    let kept = identity::read(path)?.and_then(|json| serde_json::from_slice::<Connection>(&json).ok());
+    let known = |kept: &Connection| {
+        let hash = hash(&kept.token);
+        snapshot
+            .bearers
+            .iter()
+            .any(|bearer| bearer.role == Role::Operator && bearer.hash == hash)
+    };
+    let token = match kept.filter(known) {
+        Some(kept) => kept.token,
+        None => {
+            // The tenant stays when only the token is new: its leases are still its own.
+            let earlier = snapshot.bearers.iter().find(|bearer| bearer.role == Role::Operator);
+            let tenant = earlier.map_or_else(|| TenantId(random()), |bearer| bearer.tenant);
+            let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
+            let (token, bearer) = fresh_bearer(Role::Operator, tenant, None, a_century);
+            store.keep(bearer.clone()).wait().await?;
+            snapshot.bearers.retain(|bearer| bearer.role != Role::Operator);
+            snapshot.bearers.push(bearer);
+            token
+        }
+    };
+    let connection = Connection {
+        manager: url.into(),
+        ca_pem: ca_pem.into(),
+        token,
+    };
+    let json = serde_json::to_vec_pretty(&connection).map_err(|error| Error::Damaged {
+        path: path.to_path_buf(),
+        why: error.to_string(),
+    })?;
+    identity::write_private(path, &json)?;
+    Ok((connection, snapshot))
+}
+
+/// The URL to hand out: the first configured name, else the address, with the loopback standing for "everywhere".
+fn url_of(address: SocketAddr, names: &[String]) -> String {
+    let port = address.port();
+    match (names.first(), address.ip()) {
+        (Some(name), _) if name.contains(':') => format!("https://[{name}]:{port}"),
+        (Some(name), _) => format!("https://{name}:{port}"),
+        (None, ip) if ip.is_unspecified() => format!("https://{}:{port}", Ipv4Addr::LOCALHOST),
+        (None, IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
+        (None, IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
+    }
+}
+
+impl Control {
+    /// A token with which one node may join.
+    pub(crate) async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
+        let (token, bearer) = self.new_bearer(Role::Join, valid_for).await?;
+        Ok(JoinToken {
+            token,
+            manager: self.url.clone(),
+            ca_pem: self.ca_pem.clone(),
+            expires_at_ms: bearer.expires_at_ms,
+        })
+    }
+}
+
+impl Handle {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// `https://...`, as clients and nodes should use it.
+    pub fn url(&self) -> &str {
+        &self.0.control.url
+    }
+
+    /// The certificate authority that they should trust, PEM.
+    pub fn ca_pem(&self) -> &str {
+        &self.0.control.ca_pem
+    }
+
+    /// All that a client needs, with the operator's token.
+    pub fn connection(&self) -> &Connection {
+        &self.0.connection
+    }
+
+    /// The file that holds the same.
+    pub fn connection_path(&self) -> &Path {
+        &self.0.connection_path
+    }
+
+    /// The key that its tokens are signed with.
+    pub fn signing_key(&self) -> PublicKey {
+        SigningKey::public(&self.0.control.signing)
+    }
+
+    /// Makes a token with which one node may join.
+    pub async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
+        self.0.control.join_token(valid_for).await
+    }
+
+    /// Every node that ever registered.
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        self.0.control.world().node_statuses(Instant::now())
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.0.control.events.subscribe()
+    }
+
+    /// Stops: no new requests, the running ones answered, everything written. Leases and nodes go on without it.
+    pub async fn shutdown(&self) {
+        self.0.control.stopping.send_replace(true);
+        let tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(tasks) = tasks {
+            let _ = tasks.server.await;
+            let _ = tasks.clock.await;
+        }
+        self.0.control.journal.drained().await;
+    }
+}

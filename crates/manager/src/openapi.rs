@@ -1,0 +1,65 @@
+//! The API's description, made from the code. The committed copy is docs/reference/openapi.json.
+
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+
+use crate::http;
+
+struct BearerScheme;
+
+impl Modify for BearerScheme {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
+        document
+            .components
+            .get_or_insert_default()
+            .add_security_scheme("bearer", scheme);
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Mayfly manager", description = "Leases on workers, and the nodes that hold them."),
+    paths(
+        http::version,
+        http::health,
+        http::create_lease,
+        http::list_leases,
+        http::show_lease,
+        http::renew_lease,
+        http::release_lease,
+        http::revoke_lease,
+        http::list_nodes,
+        http::create_join_token,
+        http::connect_node,
+        http::watch_events,
+        http::openapi
+    ),
+    modifiers(&BearerScheme)
+)]
+struct Description;
+
+/// The description.
+pub fn document() -> utoipa::openapi::OpenApi {
+    Description::openapi()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn the_committed_description_is_what_the_code_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/openapi.json");
+        let now = super::document().to_pretty_json().unwrap() + "\n";
+        if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &now).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == now,
+            "docs/reference/openapi.json is stale; run `MAYFLY_REGENERATE=1 cargo test -p mayfly-manager openapi`"
+        );
+    }
+}

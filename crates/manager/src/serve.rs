@@ -1,0 +1,96 @@
+//! Listening: TLS, HTTP/1.1, and an end to both.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::control::stopped;
+use crate::error::Error;
+
+/// Connections at once: a descriptor each, and far fewer than the 65,536 that a service manager gives a daemon.
+const CONNECTIONS: usize = 8_192;
+/// A peer that has not finished its TLS handshake by then is not worth a descriptor.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests.
+const HEAD_DEADLINE: Duration = Duration::from_secs(75);
+/// Requests that run when the manager stops get this long.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Takes the address.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        ErrorKind::AddrInUse => Error::AddressInUse(address),
+        _ => Error::Listen { address, source },
+    })
+}
+
+/// Serves until told to stop, and then until the requests that run are answered.
+pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, mut stopping: watch::Receiver<bool>) {
+    let acceptor = TlsAcceptor::from(tls);
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.
+        let accept = async {
+            let place = Arc::clone(&room).acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (stream, place) = tokio::select! {
+            accepted = accept => accepted,
+            _ = stopped(&mut stopping) => break,
+            Some(_) = connections.join_next() => continue,
+        };
+        match stream {
+            Ok((stream, _)) => {
+                let connection = connection(stream, acceptor.clone(), router.clone(), stopping.clone());
+                connections.spawn(async move {
+                    connection.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, or the peer is gone already: neither is cured by trying at once.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    drop(listener);
+    let drain = async { while connections.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(DRAIN_DEADLINE, drain).await;
+    connections.shutdown().await;
+}
+
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, mut stopping: watch::Receiver<bool>) {
+    // Requests are small and answered at once: waiting to fill a packet would only add latency.
+    let _ = stream.set_nodelay(true);
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await else {
+        return;
+    };
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .max_buf_size(64 << 10);
+    let serving = http
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades();
+    let mut serving = std::pin::pin!(serving);
+    tokio::select! {
+        _ = serving.as_mut() => {}
+        _ = stopped(&mut stopping) => {
+            serving.as_mut().graceful_shutdown();
+            let _ = serving.await;
+        }
+    }
+}

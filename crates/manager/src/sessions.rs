@@ -1,0 +1,373 @@
+//! The connection that each node holds open: registration, heartbeats, answers, ends, meters.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::ws::{Message, WebSocket};
+use mayfly_lease::State;
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::{Capacity, Event, ManagerMessage, NodeAddress, NodeMessage, Usage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::node_api::HeldLease;
+use tokio::sync::mpsc;
+
+use crate::control::{Control, fresh_bearer, now_ms, stopped};
+use crate::leases::end_message;
+use crate::store::{Bearer, Change, Role};
+use crate::world::{Node, Session, millis};
+
+/// A node has this long to say who it is.
+const REGISTER_DEADLINE: Duration = Duration::from_secs(10);
+/// A node that does not read for this long is stuck.
+const SEND_DEADLINE: Duration = Duration::from_secs(5);
+/// Messages that may wait for a node: a burst of offers, with room.
+const OUTGOING: usize = 1_024;
+/// Meter entries that may wait for the store. A node that has more is cut off, and repeats them when it comes back.
+const METERS: usize = 64;
+/// Between two attempts to book.
+const RETRY: Duration = Duration::from_millis(500);
+/// From here on, clocks are worth a word in the log: a tenth of what tokens tolerate.
+const NOTABLE_SKEW_MS: i64 = 6_000;
+
+/// Why a node's connection ends.
+#[derive(Debug, thiserror::Error)]
+enum Over {
+    #[error("it went away")]
+    Gone,
+    #[error("it was refused: {0}")]
+    Refused(Failure),
+    #[error("it broke the protocol: {0}")]
+    Violation(String),
+    #[error("it does not read what it is sent")]
+    Stuck,
+    #[error("its place was taken by a new connection, or its heartbeats stopped")]
+    Replaced,
+    #[error("the manager is stopping")]
+    Stopping,
+}
+
+struct Registration {
+    address: NodeAddress,
+    capacity: Capacity,
+    free: Capacity,
+    leases: Vec<HeldLease>,
+}
+
+/// Serves one node's connection to its end.
+pub async fn serve(control: Arc<Control>, bearer: Bearer, mut socket: WebSocket) {
+    let over = match register(&control, &bearer, &mut socket).await {
+        Ok((node, epoch, outgoing)) => {
+            let over = converse(&control, node, epoch, outgoing, &mut socket).await;
+            control.on_disconnected(node, epoch);
+            over
+        }
+        Err(over) => over,
+    };
+    if let Over::Refused(failure) = &over {
+        let _ = send(&mut socket, &ManagerMessage::Refused(failure.clone())).await;
+    }
+    tracing::info!(%over, "a node's connection ended");
+    let _ = tokio::time::timeout(SEND_DEADLINE, socket.send(Message::Close(None))).await;
+}
+
+async fn register(
+    control: &Arc<Control>,
+    bearer: &Bearer,
+    socket: &mut WebSocket,
+) -> Result<(NodeId, u64, mpsc::Receiver<ManagerMessage>), Over> {
+    let first = tokio::time::timeout(REGISTER_DEADLINE, receive(socket))
+        .await
+        .map_err(|_| Over::Gone)??;
+    let NodeMessage::Register {
+        version,
+        address,
+        capacity,
+        free,
+        leases,
+    } = first
+    else {
+        return Err(Over::Violation("the first message must be `register`".into()));
+    };
+    if version != WIRE_VERSION {
+        let text =
+            format!("the node speaks wire version {version} and this manager {WIRE_VERSION}; install the same release");
+        return Err(Over::Refused(Failure::new(Code::VersionMismatch, text)));
+    }
+    let id = address.id;
+    let credential = admit(control, bearer, &address).await.map_err(Over::Refused)?;
+    let epoch = control
+        .store
+        .register(address.clone(), capacity)
+        .wait()
+        .await
+        .map_err(|error| Over::Refused(error.into()))?;
+    let (outgoing, receiver) = mpsc::channel(OUTGOING);
+    // First in the queue, before any offer can be.
+    let _ = outgoing.try_send(ManagerMessage::Registered {
+        epoch,
+        signing_keys: vec![control.signing.public()],
+        heartbeat_ms: millis(control.options.heartbeat),
+        credential,
+    });
+    control.on_registered(
+        Registration {
+            address,
+            capacity,
+            free,
+            leases,
+        },
+        epoch,
+        outgoing,
+    );
+    Ok((id, epoch, receiver))
+}
+
+/// Whether this bearer may be this node; a join token is exchanged for a credential.
+async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Option<String>, Failure> {
+    let id = address.id;
+    let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
+    if let Some(known) = control.world().nodes.get(&id) {
+        if known.address.key != address.key {
+            return refused(format!(
+                "node {id} is known with another key; start this one with a fresh state directory"
+            ));
+        }
+        if bearer.role == Role::Join && known.session.is_some() {
+            return refused(format!(
+                "node {id} is connected already; stop the other one, or use its credential"
+            ));
+        }
+    }
+    match bearer.role {
+        Role::Node if bearer.node == Some(id) => Ok(None),
+        Role::Join => {
+            let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
+            let (token, credential) = fresh_bearer(Role::Node, bearer.tenant, Some(id), a_century);
+            if !control
+                .store
+                .admit(bearer.hash, credential.clone(), now_ms())
+                .wait()
+                .await?
+            {
+                return refused("the join token has expired or was used by another node; make a new one".into());
+            }
+            let mut world = control.world();
+            world
+                .bearers
+                .retain(|_, other| other.role != Role::Node || other.node != Some(id));
+            world.bearers.insert(credential.hash, credential);
+            Ok(Some(token))
+        }
+        _ => refused(format!("this credential is not node {id}'s; join with a join token")),
+    }
+}
+
+impl Control {
+    fn on_registered(&self, registration: Registration, epoch: u64, outgoing: mpsc::Sender<ManagerMessage>) {
+        let Registration {
+            address,
+            capacity,
+            free,
+            leases,
+        } = registration;
+        let id = address.id;
+        let held: HashMap<LeaseId, u64> = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
+        let mut missing = Vec::new();
+        {
+            let mut guard = self.world();
+            let world = &mut *guard;
+            let known = world.nodes.remove(&id);
+            let (doubtful, booked) = known.map(|node| (node.doubtful, node.booked)).unwrap_or_default();
+            for (lease, remaining_ms) in &held {
+                match world.leases.get_mut(lease) {
+                    Some(record) if record.node == id && record.state.is_live() => {
+                        record.expires_at_ms = now_ms().saturating_add(*remaining_ms);
+                    }
+                    // It ended while the node was away, or its answer never came: the node is to let go.
+                    Some(record) if record.node == id => {
+                        let _ = outgoing.try_send(end_message(0, *lease, record.state));
+                    }
+                    _ if doubtful.contains(lease) => {
+                        let _ = outgoing.try_send(end_message(0, *lease, State::Revoked));
+                    }
+                    // A lease that the node granted by itself is its own affair.
+                    _ => {}
+                }
+            }
+            for record in world.leases.values() {
+                if record.node == id && record.state.is_live() && !held.contains_key(&record.lease) {
+                    missing.push(record.lease);
+                }
+            }
+            let session = Session {
+                epoch,
+                outgoing,
+                waiting: HashMap::new(),
+            };
+            world.nodes.insert(
+                id,
+                Node {
+                    address,
+                    capacity,
+                    free,
+                    session: Some(session),
+                    heard: Instant::now(),
+                    booked,
+                    skew_ms: 0,
+                    doubtful: HashSet::new(),
+                },
+            );
+        }
+        tracing::info!(node = %id, epoch, held = held.len(), "registered");
+        self.tell(Event::NodeUp { node: id });
+        for lease in missing {
+            self.on_lease_ended(lease, State::Lost);
+        }
+        // What the node says is free already counts what it no longer holds.
+        if let Some(node) = self.world().nodes.get_mut(&id) {
+            node.free = free;
+        }
+    }
+
+    /// One message of a registered node. An answer is whatever must be told to it.
+    fn on_message(&self, id: NodeId, epoch: u64, message: NodeMessage, meters: &Meters) -> Result<(), Over> {
+        let mut world = self.world();
+        let node = world.nodes.get_mut(&id).ok_or(Over::Replaced)?;
+        let session = node
+            .session
+            .as_mut()
+            .filter(|session| session.epoch == epoch)
+            .ok_or(Over::Replaced)?;
+        node.heard = Instant::now();
+        match message {
+            NodeMessage::Register { .. } => return Err(Over::Violation("a second `register`".into())),
+            NodeMessage::Heartbeat { free, clock_ms } => {
+                node.free = free;
+                let skew_ms = clock_ms as i64 - now_ms() as i64;
+                if skew_ms.abs() > NOTABLE_SKEW_MS && node.skew_ms.abs() <= NOTABLE_SKEW_MS {
+                    tracing::warn!(node = %id, skew_ms, "its clock differs from the manager's; set them alike");
+                }
+                node.skew_ms = skew_ms;
+            }
+            NodeMessage::Answer { request, refused, mode } => {
+                if let Some(waiting) = session.waiting.remove(&request) {
+                    // Whoever asked may have stopped waiting.
+                    let _ = waiting.send(refused.map_or(Ok(mode), Err));
+                }
+            }
+            NodeMessage::LeaseEnded { lease, state } => {
+                let ended = State::from_name(&state).filter(|state| !state.is_live());
+                let state = ended.ok_or_else(|| Over::Violation(format!("no lease ends as `{state:.40}`")))?;
+                let own = world.leases.get(&lease).is_some_and(|record| record.node == id);
+                drop(world);
+                if own {
+                    self.on_lease_ended(lease, state);
+                }
+            }
+            NodeMessage::LeaseActive { lease } => {
+                let record = world.leases.get_mut(&lease).filter(|record| record.node == id);
+                let Some(record) = record.filter(|record| record.state == State::Granted) else {
+                    return Ok(());
+                };
+                record.state = State::Active;
+                record.expires_at_ms = now_ms().saturating_add(record.duration_ms);
+                let expires_at_ms = record.expires_at_ms;
+                drop(world);
+                self.journal.note(Change::Active { lease, expires_at_ms });
+                self.tell(Event::Lease {
+                    lease,
+                    node: id,
+                    state: State::Active.name().into(),
+                });
+            }
+            NodeMessage::Meters { sequence, usage } => {
+                drop(world);
+                meters.queue.try_send((sequence, usage)).map_err(|_| Over::Stuck)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The way to the task that books.
+struct Meters {
+    queue: mpsc::Sender<(u64, Vec<(LeaseId, Usage)>)>,
+}
+
+/// Books a node's entries one after another. An entry that the store cannot take is tried again before the next, so
+/// that no later number can make it look as if it had been booked.
+async fn book(
+    control: Arc<Control>,
+    id: NodeId,
+    mut queue: mpsc::Receiver<(u64, Vec<(LeaseId, Usage)>)>,
+    booked: mpsc::Sender<ManagerMessage>,
+) {
+    while let Some((sequence, usage)) = queue.recv().await {
+        let last = loop {
+            match control.store.book(id, sequence, usage.clone()).wait().await {
+                Ok(last) => break last,
+                Err(error) => tracing::warn!(node = %id, %error, "usage is not booked yet"),
+            }
+            tokio::time::sleep(RETRY).await;
+        };
+        control.world().on_booked(id, sequence, &usage);
+        if booked.send(ManagerMessage::Booked { sequence: last }).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn converse(
+    control: &Arc<Control>,
+    id: NodeId,
+    epoch: u64,
+    mut outgoing: mpsc::Receiver<ManagerMessage>,
+    socket: &mut WebSocket,
+) -> Over {
+    let (queue, entries) = mpsc::channel(METERS);
+    let (booked, mut acknowledgements) = mpsc::channel(METERS);
+    let booking = tokio::spawn(book(Arc::clone(control), id, entries, booked));
+    let meters = Meters { queue };
+    let mut stopping = control.stopping.subscribe();
+    let over = loop {
+        let result = tokio::select! {
+            message = outgoing.recv() => match message {
+                Some(message) => send(socket, &message).await,
+                None => Err(Over::Replaced),
+            },
+            Some(message) = acknowledgements.recv() => send(socket, &message).await,
+            message = receive(socket) => message.and_then(|message| control.on_message(id, epoch, message, &meters)),
+            _ = stopped(&mut stopping) => Err(Over::Stopping),
+        };
+        if let Err(over) = result {
+            break over;
+        }
+    };
+    booking.abort();
+    over
+}
+
+/// The next message; pings are answered underneath. Safe to give up and call again.
+async fn receive(socket: &mut WebSocket) -> Result<NodeMessage, Over> {
+    loop {
+        match socket.recv().await {
+            Some(Ok(Message::Text(text))) => {
+                return serde_json::from_str(&text).map_err(|error| Over::Violation(error.to_string()));
+            }
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Ok(Message::Binary(_))) => return Err(Over::Violation("a binary message".into())),
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(Over::Gone),
+        }
+    }
+}
+
+async fn send(socket: &mut WebSocket, message: &ManagerMessage) -> Result<(), Over> {
+    let text = serde_json::to_string(message).map_err(|error| Over::Violation(error.to_string()))?;
+    match tokio::time::timeout(SEND_DEADLINE, socket.send(Message::text(text))).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Over::Gone),
+        Err(_) => Err(Over::Stuck),
+    }
+}

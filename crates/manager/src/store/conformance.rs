@@ -1,0 +1,329 @@
+//! One suite for every store.
+
+use std::path::Path;
+
+use mayfly_lease::State;
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+
+use super::*;
+
+const NODE: NodeId = NodeId([1; 16]);
+const LEASE: LeaseId = LeaseId([2; 16]);
+const CAPACITY: Capacity = Capacity {
+    cores: 3,
+    memory_bytes: 1 << 30,
+    workers: 32,
+};
+
+fn address(port: u16) -> NodeAddress {
+    NodeAddress {
+        id: NODE,
+        name: "n1".into(),
+        host: "boot".into(),
+        unix: None,
+        tcp: Some(format!("127.0.0.1:{port}")),
+        key: PublicKey([3; 32]),
+    }
+}
+
+fn record() -> LeaseRecord {
+    LeaseRecord {
+        lease: LEASE,
+        tenant: TenantId([4; 16]),
+        node: NODE,
+        holder: PublicKey([5; 32]),
+        state: State::Granted,
+        workers: 2,
+        cores_per_worker: 1,
+        mode: Mode::Hot,
+        memory_bytes: 1 << 28,
+        duration_ms: 60_000,
+        granted_at_ms: 1_000,
+        expires_at_ms: 91_000,
+        ended_at_ms: 0,
+        usage: Usage::default(),
+    }
+}
+
+fn used(computing_us: u64, calls: u64) -> Usage {
+    Usage {
+        computing_us,
+        polling_us: 1,
+        allocated_us: 2,
+        calls,
+        failures: 0,
+    }
+}
+
+fn bearer(hash: u8, role: Role, node: Option<NodeId>) -> Bearer {
+    Bearer {
+        hash: [hash; 32],
+        role,
+        tenant: TenantId([4; 16]),
+        node,
+        expires_at_ms: 10_000,
+    }
+}
+
+fn only_lease(store: &dyn Store) -> LeaseRecord {
+    let mut leases = store.load(0).unwrap().leases;
+    assert_eq!(leases.len(), 1);
+    leases.remove(0)
+}
+
+async fn a_nodes_epoch_grows_with_each_registration(store: &dyn Store) {
+    assert_eq!(store.register(address(1), CAPACITY).wait().await, Ok(1));
+    assert_eq!(store.register(address(2), CAPACITY).wait().await, Ok(2));
+    let kept = NodeRecord {
+        address: address(2),
+        capacity: CAPACITY,
+        epoch: 2,
+        booked: 0,
+    };
+    assert_eq!(store.load(0).unwrap().nodes, vec![kept]);
+}
+
+async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
+    store
+        .note(vec![Change::Granted(Box::new(record()))])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(only_lease(store), record());
+    let renewed = Change::Renewed {
+        lease: LEASE,
+        duration_ms: 5,
+        expires_at_ms: 6,
+    };
+    store
+        .note(vec![
+            Change::Active {
+                lease: LEASE,
+                expires_at_ms: 61_000,
+            },
+            renewed.clone(),
+        ])
+        .wait()
+        .await
+        .unwrap();
+    let active = LeaseRecord {
+        state: State::Active,
+        duration_ms: 5,
+        expires_at_ms: 6,
+        ..record()
+    };
+    assert_eq!(only_lease(store), active);
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: State::Revoked,
+        at_ms: 70,
+    };
+    let again = Change::Ended {
+        lease: LEASE,
+        state: State::Lost,
+        at_ms: 90,
+    };
+    store
+        .note(vec![ended, again, renewed, Change::Granted(Box::new(record()))])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(
+        only_lease(store),
+        LeaseRecord {
+            state: State::Revoked,
+            ended_at_ms: 70,
+            ..active
+        }
+    );
+}
+
+async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: State::Released,
+        at_ms: 70,
+    };
+    store
+        .note(vec![Change::Granted(Box::new(record())), ended])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(store.load(70).unwrap().leases.len(), 1);
+    assert_eq!(store.load(71).unwrap().leases, vec![]);
+}
+
+async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Store) {
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    store
+        .note(vec![Change::Granted(Box::new(record()))])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await, Ok(3));
+    assert_eq!(store.book(NODE, 3, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
+    assert_eq!(store.book(NODE, 2, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
+    assert_eq!(only_lease(store).usage, used(10, 1));
+    assert_eq!(store.book(NODE, 4, vec![(LEASE, used(5, 2))]).wait().await, Ok(4));
+    assert_eq!(only_lease(store).usage, used(10, 2), "totals never go back");
+    let stranger = NodeAddress {
+        id: NodeId([9; 16]),
+        ..address(1)
+    };
+    store.register(stranger.clone(), CAPACITY).wait().await.unwrap();
+    store
+        .book(stranger.id, 1, vec![(LEASE, used(999, 999))])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(only_lease(store).usage, used(10, 2));
+}
+
+async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: State::Released,
+        at_ms: 70,
+    };
+    store
+        .note(vec![Change::Granted(Box::new(record())), ended])
+        .wait()
+        .await
+        .unwrap();
+    store.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    assert_eq!(only_lease(store).usage, used(10, 1));
+}
+
+async fn a_join_token_admits_one_node(store: &dyn Store) {
+    store.keep(bearer(1, Role::Join, None)).wait().await.unwrap();
+    let admit = |join: u8, credential: u8, node: u8, now| {
+        store
+            .admit(
+                [join; 32],
+                bearer(credential, Role::Node, Some(NodeId([node; 16]))),
+                now,
+            )
+            .wait()
+    };
+    assert_eq!(admit(7, 20, 1, 0).await, Ok(false), "no such token");
+    assert_eq!(admit(1, 20, 1, 10_000).await, Ok(false), "expired");
+    assert_eq!(admit(1, 20, 1, 9_999).await, Ok(true));
+    assert_eq!(admit(1, 21, 2, 9_999).await, Ok(false), "used by another node");
+    assert_eq!(admit(1, 22, 1, 9_999).await, Ok(true), "the same node again");
+    let credentials: Vec<Bearer> = store
+        .load(0)
+        .unwrap()
+        .bearers
+        .into_iter()
+        .filter(|bearer| bearer.role == Role::Node)
+        .collect();
+    assert_eq!(
+        credentials,
+        vec![bearer(22, Role::Node, Some(NODE))],
+        "a node has one credential"
+    );
+}
+
+async fn a_new_operator_replaces_the_old_one(store: &dyn Store) {
+    store.keep(bearer(1, Role::Operator, None)).wait().await.unwrap();
+    store.keep(bearer(2, Role::Operator, None)).wait().await.unwrap();
+    assert_eq!(store.load(0).unwrap().bearers, vec![bearer(2, Role::Operator, None)]);
+}
+
+macro_rules! suite {
+    ($($name:ident),*) => {
+        mod memory {
+            $(#[tokio::test] async fn $name() { super::$name(&super::MemoryStore::default()).await; })*
+        }
+        mod sqlite {
+            $(#[tokio::test] async fn $name() {
+                let directory = tempfile::tempdir().unwrap();
+                super::$name(&super::open(directory.path())).await;
+            })*
+        }
+    };
+}
+
+suite!(
+    a_nodes_epoch_grows_with_each_registration,
+    a_lease_is_kept_through_its_life_and_ends_once,
+    leases_that_ended_long_ago_are_not_loaded,
+    a_booking_counts_once_and_only_for_the_nodes_own_leases,
+    a_booking_arrives_after_its_lease_has_ended,
+    a_join_token_admits_one_node,
+    a_new_operator_replaces_the_old_one
+);
+
+fn open(directory: &Path) -> SqliteStore {
+    SqliteStore::open(&directory.join("manager.db"), None).unwrap()
+}
+
+#[tokio::test]
+async fn a_file_that_is_opened_again_has_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    store
+        .note(vec![Change::Granted(Box::new(record()))])
+        .wait()
+        .await
+        .unwrap();
+    store.keep(bearer(1, Role::Operator, None)).wait().await.unwrap();
+    store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    let before = store.load(0).unwrap();
+    drop(store);
+    assert_eq!(open(directory.path()).load(0).unwrap(), before);
+}
+
+#[tokio::test]
+async fn a_second_manager_is_kept_away_from_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let _first = open(directory.path());
+    let second = SqliteStore::open(&directory.path().join("manager.db"), None);
+    assert!(matches!(second.err(), Some(StoreError::InUse(_))));
+}
+
+#[tokio::test]
+async fn a_file_of_a_later_release_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.pragma_update(None, "user_version", 99).unwrap();
+    drop(other);
+    assert_eq!(
+        SqliteStore::open(&path, None).err(),
+        Some(StoreError::Schema { found: 99, known: 1 })
+    );
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let store = SqliteStore::open(&path, Some(24)).unwrap();
+    let granted = |n: u32| {
+        let mut lease = [0; 16];
+        lease[..4].copy_from_slice(&n.to_le_bytes());
+        Change::Granted(Box::new(LeaseRecord {
+            lease: LeaseId(lease),
+            ..record()
+        }))
+    };
+    let mut written = 0;
+    let error = loop {
+        let pair = vec![granted(written), granted(written + 1)];
+        match store.note(pair).wait().await {
+            Ok(()) => written += 2,
+            Err(error) => break error,
+        }
+        assert!(written < 10_000, "the limit of pages was never met");
+    };
+    assert_eq!(error, StoreError::Full);
+    assert_eq!(store.load(0).unwrap().leases.len() as u32, written);
+    drop(store);
+    let roomy = SqliteStore::open(&path, Some(1_000)).unwrap();
+    assert_eq!(roomy.load(0).unwrap().leases.len() as u32, written);
+    roomy.note(vec![granted(written)]).wait().await.unwrap();
+}

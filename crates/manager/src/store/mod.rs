@@ -1,0 +1,216 @@
+//! What must survive the manager's death, in terms of the domain.
+//!
+//! Placement decides on what is in memory; the store is its journal and is read at start. Lease changes may lose the
+//! last milliseconds in a power cut, because nodes hold the leases and report them again. Bookings and bearers may
+//! not: they are on the disk before anybody hears that they are.
+
+mod memory;
+mod sqlite;
+
+#[cfg(test)]
+mod conformance;
+
+use std::time::Duration;
+
+use mayfly_lease::State;
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use tokio::sync::oneshot;
+
+pub use memory::MemoryStore;
+pub use sqlite::SqliteStore;
+
+/// A write that takes longer is given up: the longest pause of a healthy disk is some seconds of write-back.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why the store could not do it. Nothing of the write was kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// No room.
+    #[error("the store cannot write because its disk is full; free some space, nothing needs a restart")]
+    Full,
+    /// Held by another process.
+    #[error("the store {0} is in use by another manager; stop that one, or choose another state directory")]
+    InUse(String),
+    /// Written by a later release.
+    #[error("the store has schema {found} and this release knows {known}; start the release that wrote it")]
+    Schema {
+        /// In the file.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// Anything else that the disk or the database says.
+    #[error("the store failed: {0}; check the disk of the state directory, or restore it from a backup")]
+    Broken(String),
+    /// It does not answer.
+    #[error("the store did not answer within {} s; check the disk of the state directory", WRITE_DEADLINE.as_secs())]
+    Slow,
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Failure::new(Code::StoreFailed, error.to_string())
+    }
+}
+
+/// A lease in the books.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// Which.
+    pub lease: LeaseId,
+    /// Who pays.
+    pub tenant: TenantId,
+    /// Where.
+    pub node: NodeId,
+    /// The key that uses it.
+    pub holder: PublicKey,
+    /// Where it is in its life.
+    pub state: State,
+    /// Workers.
+    pub workers: u16,
+    /// Cores of each.
+    pub cores_per_worker: u16,
+    /// Hot or warm.
+    pub mode: Mode,
+    /// Memory of all of it.
+    pub memory_bytes: u64,
+    /// Length from first use or last renewal.
+    pub duration_ms: u64,
+    /// Wall clock, milliseconds since the Unix epoch.
+    pub granted_at_ms: u64,
+    /// Wall clock; later by the start-by time while it is only granted.
+    pub expires_at_ms: u64,
+    /// Wall clock; 0 while it lives.
+    pub ended_at_ms: u64,
+    /// What was booked.
+    pub usage: Usage,
+}
+
+/// What happens to leases. Each may be repeated without harm; what is said of an ended lease changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Granted.
+    Granted(Box<LeaseRecord>),
+    /// Used for the first time.
+    Active {
+        /// Which.
+        lease: LeaseId,
+        /// The expiry from now on.
+        expires_at_ms: u64,
+    },
+    /// Renewed.
+    Renewed {
+        /// Which.
+        lease: LeaseId,
+        /// New length.
+        duration_ms: u64,
+        /// The expiry from now on.
+        expires_at_ms: u64,
+    },
+    /// Ended.
+    Ended {
+        /// Which.
+        lease: LeaseId,
+        /// How.
+        state: State,
+        /// When.
+        at_ms: u64,
+    },
+}
+
+/// A node in the books.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// Where it was last.
+    pub address: NodeAddress,
+    /// What it had.
+    pub capacity: Capacity,
+    /// Last epoch of a manager over it.
+    pub epoch: u64,
+    /// Last number of its journal that was booked.
+    pub booked: u64,
+}
+
+/// What a bearer may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Everything that the HTTP API offers.
+    Operator,
+    /// Become a node, once.
+    Join,
+    /// Be the node that it is bound to.
+    Node,
+}
+
+/// A bearer token, of which only the SHA-256 is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bearer {
+    /// SHA-256 of the token.
+    pub hash: [u8; 32],
+    /// What it allows.
+    pub role: Role,
+    /// On whose behalf.
+    pub tenant: TenantId,
+    /// The node that it is bound to, or that used it up.
+    pub node: Option<NodeId>,
+    /// Wall clock, milliseconds since the Unix epoch.
+    pub expires_at_ms: u64,
+}
+
+/// All that a starting manager needs to know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Every node that ever registered.
+    pub nodes: Vec<NodeRecord>,
+    /// Leases that live, or ended lately.
+    pub leases: Vec<LeaseRecord>,
+    /// Every bearer.
+    pub bearers: Vec<Bearer>,
+}
+
+/// A write on its way.
+#[derive(Debug)]
+pub struct Pending<T>(oneshot::Receiver<Result<T, StoreError>>);
+
+impl<T> Pending<T> {
+    fn ready(result: Result<T, StoreError>) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        // The receiver is in hand, so that sending cannot fail.
+        let _ = sender.send(result);
+        Self(receiver)
+    }
+
+    /// Waits until it is kept, or is certain not to be (or the deadline passed, when it may yet be kept).
+    pub async fn wait(self) -> Result<T, StoreError> {
+        match tokio::time::timeout(WRITE_DEADLINE, self.0).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(StoreError::Broken("its writer has stopped".into())),
+            Err(_) => Err(StoreError::Slow),
+        }
+    }
+}
+
+/// The manager's memory. Writes take effect in the order of the calls; each is kept entirely or not at all.
+pub trait Store: Send + Sync + 'static {
+    /// Everything but leases that ended before this time. Blocks; called once, at start.
+    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError>;
+
+    /// A node connected: keeps its address and answers its new epoch, one more than the last.
+    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64>;
+
+    /// Leases changed, in this order, all or none.
+    fn note(&self, changes: Vec<Change>) -> Pending<()>;
+
+    /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
+    /// that is not above it was booked before, and changes nothing.
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64>;
+
+    /// Keeps a bearer, durably. A new operator's replaces the old one.
+    fn keep(&self, bearer: Bearer) -> Pending<()>;
+
+    /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
+    /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.
+    fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool>;
+}

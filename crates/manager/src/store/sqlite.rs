@@ -1,0 +1,462 @@
+//! The store in one SQLite file: write-ahead log, one writer thread, commits in groups.
+//!
+//! Writers queue here; the thread takes all that wait and commits them together, so that a disk that takes a
+//! millisecond to sync is asked once for many. A group that holds a booking or a bearer is synced to the disk before
+//! its writers hear of it; others are in the operating system's hands, and survive the process but not a power cut.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mayfly_lease::State;
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use tokio::sync::oneshot;
+
+use super::{Bearer, Change, LeaseRecord, NodeRecord, Pending, Role, Snapshot, Store, StoreError};
+
+/// Version of the tables below, in the file's `user_version`.
+const SCHEMA: i64 = 1;
+/// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
+const GROUP: usize = 1_024;
+
+const TABLES: &str = "
+CREATE TABLE nodes (
+    id BLOB PRIMARY KEY, address TEXT NOT NULL, capacity TEXT NOT NULL,
+    epoch INTEGER NOT NULL, booked INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE leases (
+    id BLOB PRIMARY KEY, tenant BLOB NOT NULL, node BLOB NOT NULL, holder BLOB NOT NULL, state TEXT NOT NULL,
+    workers INTEGER NOT NULL, cores_per_worker INTEGER NOT NULL, hot INTEGER NOT NULL, memory_bytes INTEGER NOT NULL,
+    duration_ms INTEGER NOT NULL, granted_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL,
+    ended_at_ms INTEGER NOT NULL DEFAULT 0,
+    computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
+    allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX leases_by_end ON leases (ended_at_ms);
+CREATE TABLE bearers (
+    hash BLOB PRIMARY KEY, role TEXT NOT NULL, tenant BLOB NOT NULL, node BLOB, expires_at_ms INTEGER NOT NULL
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+";
+
+/// One write of a group.
+trait Job: Send {
+    /// Whether it must be on the disk before anybody hears of it.
+    fn durable(&self) -> bool;
+    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()>;
+    fn finish(self: Box<Self>, result: Result<(), StoreError>);
+}
+
+struct Write<T, F> {
+    durable: bool,
+    action: F,
+    outcome: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T, F> Job for Write<T, F>
+where
+    T: Send,
+    F: FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send,
+{
+    fn durable(&self) -> bool {
+        self.durable
+    }
+
+    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        self.outcome = Some((self.action)(transaction)?);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
+        let Self { outcome, reply, .. } = *self;
+        let missing = || StoreError::Broken("a write was not run".into());
+        // Whoever asked may have stopped waiting; the write stands all the same.
+        let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
+    }
+}
+
+enum Command {
+    Write(Box<dyn Job>),
+    Load {
+        ended_after_ms: u64,
+        reply: std::sync::mpsc::Sender<Result<Snapshot, StoreError>>,
+    },
+}
+
+/// A store in a file. Dropping it commits what waits and closes the file.
+pub struct SqliteStore {
+    commands: Option<Sender<Command>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl SqliteStore {
+    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that.
+    pub fn open(path: &Path, most_pages: Option<u32>) -> Result<Self, StoreError> {
+        let connection = connect(path, most_pages).map_err(|error| match kind(&error) {
+            Kind::Busy => StoreError::InUse(path.display().to_string()),
+            _ => failed(&error),
+        })?;
+        let found: i64 = connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .map_err(|e| failed(&e))?;
+        match found {
+            0 => connection
+                .execute_batch(&format!("BEGIN; {TABLES} COMMIT;"))
+                .map_err(|e| failed(&e))?,
+            SCHEMA => {}
+            found => return Err(StoreError::Schema { found, known: SCHEMA }),
+        }
+        let (commands, queue) = channel();
+        let writer = std::thread::Builder::new()
+            .name("store".into())
+            .spawn(move || write_groups(connection, &queue))
+            .map_err(|error| StoreError::Broken(error.to_string()))?;
+        Ok(Self {
+            commands: Some(commands),
+            writer: Some(writer),
+        })
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        durable: bool,
+        action: impl FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let (reply, receiver) = oneshot::channel();
+        if let Some(commands) = &self.commands {
+            // When the writer has died the reply dies with the command, and the waiter hears that.
+            let _ = commands.send(Command::Write(Box::new(Write {
+                durable,
+                action,
+                outcome: None,
+                reply,
+            })));
+        }
+        Pending(receiver)
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        self.commands = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(Duration::from_millis(500))?;
+    // One manager owns the file; the lock also keeps a second one away.
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    if let Some(pages) = most_pages {
+        connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+    }
+    // Takes the exclusive lock now rather than at the first write.
+    connection.execute_batch("BEGIN EXCLUSIVE; COMMIT;")?;
+    Ok(connection)
+}
+
+fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
+    while let Ok(first) = queue.recv() {
+        let mut group = Vec::new();
+        let mut load = None;
+        let mut next = Some(first);
+        while let Some(command) = next {
+            match command {
+                Command::Write(job) => group.push(job),
+                Command::Load { ended_after_ms, reply } => {
+                    load = Some((ended_after_ms, reply));
+                    break;
+                }
+            }
+            next = (group.len() < GROUP).then(|| queue.try_recv().ok()).flatten();
+        }
+        if !group.is_empty() {
+            let result = commit(&mut connection, &mut group).map_err(|error| failed(&error));
+            for job in group {
+                job.finish(result.clone());
+            }
+        }
+        if let Some((ended_after_ms, reply)) = load {
+            let _ = reply.send(read_all(&connection, ended_after_ms).map_err(|error| failed(&error)));
+        }
+    }
+}
+
+fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>]) -> rusqlite::Result<()> {
+    let durable = group.iter().any(|job| job.durable());
+    connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for job in group {
+        job.run(&transaction)?;
+    }
+    transaction.commit()
+}
+
+enum Kind {
+    Full,
+    Busy,
+    Other,
+}
+
+fn kind(error: &rusqlite::Error) -> Kind {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Kind::Full,
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Kind::Busy,
+        _ => Kind::Other,
+    }
+}
+
+fn failed(error: &rusqlite::Error) -> StoreError {
+    match kind(error) {
+        Kind::Full => StoreError::Full,
+        _ => StoreError::Broken(error.to_string()),
+    }
+}
+
+impl Store for SqliteStore {
+    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
+        let stopped = || StoreError::Broken("its writer has stopped".into());
+        let (reply, receiver) = channel();
+        let commands = self.commands.as_ref().ok_or_else(stopped)?;
+        commands
+            .send(Command::Load { ended_after_ms, reply })
+            .map_err(|_| stopped())?;
+        receiver
+            .recv_timeout(super::WRITE_DEADLINE)
+            .map_err(|_| StoreError::Slow)?
+    }
+
+    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
+        self.write(false, move |transaction| {
+            transaction
+                .prepare_cached(
+                    "INSERT INTO nodes (id, address, capacity, epoch) VALUES (?1, ?2, ?3, 1)
+                     ON CONFLICT (id) DO UPDATE SET address = ?2, capacity = ?3, epoch = epoch + 1 RETURNING epoch",
+                )?
+                .query_row(params![address.id.0, json(&address)?, json(&capacity)?], |row| {
+                    unsigned(row, 0)
+                })
+        })
+    }
+
+    fn note(&self, changes: Vec<Change>) -> Pending<()> {
+        self.write(false, move |transaction| {
+            changes.iter().try_for_each(|change| apply(transaction, change))
+        })
+    }
+
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64> {
+        self.write(true, move |transaction| {
+            let booked = transaction
+                .prepare_cached("SELECT booked FROM nodes WHERE id = ?1")?
+                .query_row([node.0], |row| unsigned(row, 0))
+                .optional()?;
+            let Some(booked) = booked else { return Ok(0) };
+            if sequence <= booked {
+                return Ok(booked);
+            }
+            transaction
+                .prepare_cached("UPDATE nodes SET booked = ?2 WHERE id = ?1")?
+                .execute(params![node.0, signed(sequence)])?;
+            let mut update = transaction.prepare_cached(
+                "UPDATE leases SET computing_us = max(computing_us, ?3), polling_us = max(polling_us, ?4),
+                 allocated_us = max(allocated_us, ?5), calls = max(calls, ?6), failures = max(failures, ?7)
+                 WHERE id = ?1 AND node = ?2",
+            )?;
+            for (lease, used) in &totals {
+                update.execute(params![
+                    lease.0,
+                    node.0,
+                    signed(used.computing_us),
+                    signed(used.polling_us),
+                    signed(used.allocated_us),
+                    signed(used.calls),
+                    signed(used.failures)
+                ])?;
+            }
+            Ok(sequence)
+        })
+    }
+
+    fn keep(&self, bearer: Bearer) -> Pending<()> {
+        self.write(true, move |transaction| {
+            if bearer.role == Role::Operator {
+                transaction.execute("DELETE FROM bearers WHERE role = 'operator'", [])?;
+            }
+            keep(transaction, &bearer)
+        })
+    }
+
+    fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {
+        self.write(true, move |transaction| {
+            let node = credential.node.map(|node| node.0);
+            let used = transaction.execute(
+                "UPDATE bearers SET node = ?2 WHERE hash = ?1 AND role = 'join' AND expires_at_ms > ?3
+                 AND (node IS NULL OR node = ?2)",
+                params![join_hash, node, signed(now_ms)],
+            )?;
+            if used == 0 {
+                return Ok(false);
+            }
+            transaction.execute("DELETE FROM bearers WHERE role = 'node' AND node = ?1", [node])?;
+            keep(transaction, &credential)?;
+            Ok(true)
+        })
+    }
+}
+
+fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
+    const LIVE: &str = "state IN ('granted', 'active')";
+    match change {
+        Change::Granted(record) => transaction
+            .prepare_cached(
+                "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
+                 duration_ms, granted_at_ms, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+                 ON CONFLICT (id) DO NOTHING",
+            )?
+            .execute(params![
+                record.lease.0,
+                record.tenant.0,
+                record.node.0,
+                record.holder.0,
+                record.state.name(),
+                record.workers,
+                record.cores_per_worker,
+                record.mode == Mode::Hot,
+                signed(record.memory_bytes),
+                signed(record.duration_ms),
+                signed(record.granted_at_ms),
+                signed(record.expires_at_ms)
+            ])?,
+        Change::Active { lease, expires_at_ms } => transaction
+            .prepare_cached(&format!(
+                "UPDATE leases SET state = 'active', expires_at_ms = ?2 WHERE id = ?1 AND {LIVE}"
+            ))?
+            .execute(params![lease.0, signed(*expires_at_ms)])?,
+        Change::Renewed {
+            lease,
+            duration_ms,
+            expires_at_ms,
+        } => transaction
+            .prepare_cached(&format!(
+                "UPDATE leases SET duration_ms = ?2, expires_at_ms = ?3 WHERE id = ?1 AND {LIVE}"
+            ))?
+            .execute(params![lease.0, signed(*duration_ms), signed(*expires_at_ms)])?,
+        Change::Ended { lease, state, at_ms } => transaction
+            .prepare_cached(&format!(
+                "UPDATE leases SET state = ?2, ended_at_ms = ?3 WHERE id = ?1 AND {LIVE}"
+            ))?
+            .execute(params![lease.0, state.name(), signed(*at_ms)])?,
+    };
+    Ok(())
+}
+
+fn keep(transaction: &Transaction<'_>, bearer: &Bearer) -> rusqlite::Result<()> {
+    transaction.execute(
+        "INSERT OR REPLACE INTO bearers (hash, role, tenant, node, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)",
+        params![
+            bearer.hash,
+            match bearer.role {
+                Role::Operator => "operator",
+                Role::Join => "join",
+                Role::Node => "node",
+            },
+            bearer.tenant.0,
+            bearer.node.map(|node| node.0),
+            signed(bearer.expires_at_ms)
+        ],
+    )?;
+    Ok(())
+}
+
+fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Snapshot> {
+    let nodes = connection
+        .prepare("SELECT address, capacity, epoch, booked FROM nodes")?
+        .query_map([], |row| {
+            Ok(NodeRecord {
+                address: parsed(row, 0)?,
+                capacity: parsed(row, 1)?,
+                epoch: unsigned(row, 2)?,
+                booked: unsigned(row, 3)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let leases = connection
+        .prepare(
+            "SELECT id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
+             granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures
+             FROM leases WHERE ended_at_ms = 0 OR ended_at_ms >= ?1",
+        )?
+        .query_map([signed(ended_after_ms)], lease_of)?
+        .collect::<rusqlite::Result<_>>()?;
+    let bearers = connection
+        .prepare("SELECT hash, role, tenant, node, expires_at_ms FROM bearers")?
+        .query_map([], |row| {
+            Ok(Bearer {
+                hash: row.get(0)?,
+                role: match row.get_ref(1)?.as_str()? {
+                    "operator" => Role::Operator,
+                    "join" => Role::Join,
+                    _ => Role::Node,
+                },
+                tenant: TenantId(row.get(2)?),
+                node: row.get::<_, Option<[u8; 16]>>(3)?.map(NodeId),
+                expires_at_ms: unsigned(row, 4)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(Snapshot { nodes, leases, bearers })
+}
+
+fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
+    Ok(LeaseRecord {
+        lease: LeaseId(row.get(0)?),
+        tenant: TenantId(row.get(1)?),
+        node: NodeId(row.get(2)?),
+        holder: PublicKey(row.get(3)?),
+        state: State::from_name(row.get_ref(4)?.as_str()?).unwrap_or(State::Lost),
+        workers: row.get(5)?,
+        cores_per_worker: row.get(6)?,
+        mode: if row.get(7)? { Mode::Hot } else { Mode::Warm },
+        memory_bytes: unsigned(row, 8)?,
+        duration_ms: unsigned(row, 9)?,
+        granted_at_ms: unsigned(row, 10)?,
+        expires_at_ms: unsigned(row, 11)?,
+        ended_at_ms: unsigned(row, 12)?,
+        usage: Usage {
+            computing_us: unsigned(row, 13)?,
+            polling_us: unsigned(row, 14)?,
+            allocated_us: unsigned(row, 15)?,
+            calls: unsigned(row, 16)?,
+            failures: unsigned(row, 17)?,
+        },
+    })
+}
+
+/// SQLite's integers are signed; nothing that Mayfly counts honestly comes near the difference.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+}
+
+fn json(value: &impl serde::Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    serde_json::from_str(row.get_ref(column)?.as_str()?).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
+    })
+}

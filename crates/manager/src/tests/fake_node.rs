@@ -1,0 +1,249 @@
+//! A scripted fake of a node: it speaks to a real manager over a real TLS WebSocket, and does what a test tells it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use mayfly_lease::{Ledger, SigningKey, ledger::Resources};
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use mayfly_protocol::node_api::HeldLease;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+
+use crate::Handle;
+
+/// Nothing on the loopback takes this long unless it is broken.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub async fn tls(manager: &Handle) -> TlsStream<TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(rustls::pki_types::CertificateDer::from_pem_slice(manager.ca_pem().as_bytes()).unwrap())
+        .unwrap();
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(manager.address()).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .unwrap()
+}
+
+pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
+
+/// Opens a WebSocket of the manager's; the HTTP status when it is refused.
+pub async fn websocket(manager: &Handle, path: &str, token: &str) -> Result<Socket, u16> {
+    let mut request = format!("wss://localhost{path}").into_client_request().unwrap();
+    request.headers_mut().insert(
+        "authorization",
+        HeaderValue::from_str(&format!("Bearer {token}")).unwrap(),
+    );
+    match tokio_tungstenite::client_async(request, tls(manager).await).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => Err(response.status().as_u16()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// How a fake node treats offers.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Manner {
+    Honest,
+    Full,
+    Silent,
+}
+
+pub struct FakeNode {
+    pub id: NodeId,
+    pub credential: Option<String>,
+    pub epoch: u64,
+    pub signing_keys: Vec<PublicKey>,
+    /// What the manager says, offers and ends included, after they were answered.
+    pub heard: mpsc::UnboundedReceiver<ManagerMessage>,
+    pub say: mpsc::UnboundedSender<NodeMessage>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn ledger(cores: u16) -> Ledger {
+    Ledger::new(Resources::of_machine((0..=cores).collect(), 8 << 30))
+}
+
+pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
+    NodeMessage::Register {
+        version: WIRE_VERSION,
+        address: NodeAddress {
+            id: NodeId([id; 16]),
+            name: format!("fake-{id}"),
+            host: "boot".into(),
+            unix: None,
+            tcp: Some("127.0.0.1:1".into()),
+            key: SigningKey::from_seed([id; 32]).public(),
+        },
+        capacity: books.capacity(),
+        free: books.free(),
+        leases: held
+            .iter()
+            .map(|&lease| HeldLease {
+                lease,
+                remaining_ms: 30_000,
+            })
+            .collect(),
+    }
+}
+
+impl FakeNode {
+    /// Joins with a fresh join token, with 2 cores for leases.
+    pub async fn join(manager: &Handle, id: u8, manner: Manner) -> Self {
+        let token = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
+        Self::connect(manager, id, &token, manner, &[]).await.unwrap()
+    }
+
+    pub async fn connect(
+        manager: &Handle,
+        id: u8,
+        token: &str,
+        manner: Manner,
+        held: &[LeaseId],
+    ) -> Result<Self, Failure> {
+        let mut socket = websocket(manager, "/v1/nodes/connect", token)
+            .await
+            .expect("the upgrade");
+        let mut books = ledger(2);
+        send(&mut socket, &registration(id, held, &books)).await;
+        let (epoch, signing_keys, heartbeat, credential) = match receive(&mut socket).await.expect("an answer") {
+            ManagerMessage::Registered {
+                epoch,
+                signing_keys,
+                heartbeat_ms,
+                credential,
+            } => (epoch, signing_keys, Duration::from_millis(heartbeat_ms), credential),
+            ManagerMessage::Refused(failure) => return Err(failure),
+            other => panic!("{other:?}"),
+        };
+        let (tell, heard) = mpsc::unbounded_channel();
+        let (say, mut to_say) = mpsc::unbounded_channel();
+        let held: HashSet<LeaseId> = held.iter().copied().collect();
+        let task = tokio::spawn(async move {
+            let mut held = held;
+            let mut beats = tokio::time::interval(heartbeat);
+            loop {
+                tokio::select! {
+                    message = receive(&mut socket) => {
+                        let Some(message) = message else { return };
+                        if let Some(answer) = answer(&message, &mut books, &mut held, manner) {
+                            send(&mut socket, &answer).await;
+                        }
+                        let _ = tell.send(message);
+                    }
+                    Some(message) = to_say.recv() => send(&mut socket, &message).await,
+                    _ = beats.tick(), if manner != Manner::Silent => {
+                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: crate::control::now_ms() }).await;
+                    }
+                }
+            }
+        });
+        Ok(Self {
+            id: NodeId([id; 16]),
+            credential,
+            epoch,
+            signing_keys,
+            heard,
+            say,
+            task,
+        })
+    }
+
+    pub async fn hears(&mut self, wanted: impl Fn(&ManagerMessage) -> bool) -> ManagerMessage {
+        let search = async {
+            loop {
+                let message = self.heard.recv().await.expect("the connection lives");
+                if wanted(&message) {
+                    return message;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, search)
+            .await
+            .expect("the wanted message in time")
+    }
+}
+
+fn answer(
+    message: &ManagerMessage,
+    books: &mut Ledger,
+    held: &mut HashSet<LeaseId>,
+    manner: Manner,
+) -> Option<NodeMessage> {
+    let (request, refused, mode) = match (message, manner) {
+        (_, Manner::Silent) => return None,
+        (ManagerMessage::Offer { request, .. }, Manner::Full) => {
+            (*request, Some(Failure::new(Code::NoCapacity, "the fake is full")), None)
+        }
+        (
+            ManagerMessage::Offer {
+                request, lease, spec, ..
+            },
+            Manner::Honest,
+        ) => match books.reserve(*lease, spec) {
+            Ok(reservation) => {
+                held.insert(*lease);
+                (*request, None, Some(reservation.mode))
+            }
+            Err(error) => (*request, Some(error.into()), None),
+        },
+        (ManagerMessage::Renew { request, .. }, _) => (*request, None, None::<Mode>),
+        (ManagerMessage::End { request, lease, .. }, _) => {
+            books.release(lease);
+            let refused = (!held.remove(lease)).then(|| Failure::new(Code::NotFound, "no such lease"));
+            (*request, refused, None)
+        }
+        _ => return None,
+    };
+    Some(NodeMessage::Answer { request, refused, mode })
+}
+
+pub async fn send(socket: &mut Socket, message: &NodeMessage) {
+    // The manager may have closed; the test then sees that in what it asserts.
+    let _ = socket
+        .send(Message::text(serde_json::to_string(message).unwrap()))
+        .await;
+}
+
+pub async fn receive(socket: &mut Socket) -> Option<ManagerMessage> {
+    loop {
+        match socket.next().await?.ok()? {
+            Message::Text(text) => return Some(serde_json::from_str(&text).unwrap()),
+            Message::Close(_) => return None,
+            _ => {}
+        }
+    }
+}
+
+pub const NOTHING: Capacity = Capacity {
+    cores: 0,
+    memory_bytes: 0,
+    workers: 0,
+};

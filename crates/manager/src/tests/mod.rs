@@ -1,0 +1,686 @@
+//! A real manager on the loopback, with clients that speak HTTP by hand and fake nodes.
+
+mod fake_node;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use mayfly_lease::token::check_token;
+use mayfly_protocol::api::*;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::Token;
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use crate::*;
+use fake_node::*;
+
+fn options(directory: &Path) -> Options {
+    Options {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        // Long, so that a machine busy with other tests loses no node; tests of loss choose their own.
+        heartbeat: Duration::from_secs(5),
+        ..Options::new(directory)
+    }
+}
+
+async fn start(directory: &Path) -> Handle {
+    Manager::start(options(directory)).await.unwrap()
+}
+
+/// One kept-alive HTTP connection.
+struct Client {
+    stream: TlsStream<TcpStream>,
+    token: String,
+}
+
+impl Client {
+    async fn new(manager: &Handle) -> Self {
+        Self {
+            stream: tls(manager).await,
+            token: manager.connection().token.clone(),
+        }
+    }
+
+    async fn send(&mut self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.token,
+            body.len()
+        );
+        self.stream.write_all((head + body).as_bytes()).await.unwrap();
+        tokio::time::timeout(PATIENCE, response(&mut self.stream))
+            .await
+            .expect("an answer in time")
+    }
+
+    async fn get<T: serde::de::DeserializeOwned>(&mut self, path: &str) -> T {
+        let (status, body) = self.send("GET", path, "").await;
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    async fn lease(&mut self, request: &LeaseRequest) -> Result<Grant, Code> {
+        let (status, body) = self
+            .send("POST", "/v1/leases", &serde_json::to_string(request).unwrap())
+            .await;
+        if status == 201 {
+            Ok(serde_json::from_str(&body).unwrap())
+        } else {
+            Err(code(status, &body))
+        }
+    }
+
+    async fn state(&mut self, lease: LeaseId) -> String {
+        self.get::<LeaseStatus>(&format!("/v1/leases/{lease}")).await.state
+    }
+}
+
+async fn response(stream: &mut TlsStream<TcpStream>) -> (u16, String) {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_ascii_lowercase();
+            let length = head
+                .split("content-length: ")
+                .nth(1)
+                .map_or(0, |rest| rest.split("\r\n").next().unwrap().parse::<usize>().unwrap());
+            if bytes.len() >= end + 4 + length {
+                let status = head[9..12].parse().unwrap();
+                return (status, String::from_utf8(bytes[end + 4..].to_vec()).unwrap());
+            }
+        }
+        let mut part = [0; 16 << 10];
+        let got = stream.read(&mut part).await.unwrap();
+        assert!(got > 0, "closed after {:?}", String::from_utf8_lossy(&bytes));
+        bytes.extend_from_slice(&part[..got]);
+    }
+}
+
+fn code(status: u16, body: &str) -> Code {
+    let error = serde_json::from_str::<ErrorBody>(body)
+        .unwrap_or_else(|error| panic!("{error}: {body}"))
+        .error;
+    assert_eq!(status, error.code.http_status(), "{body}");
+    assert!(!error.message.is_empty());
+    error.code
+}
+
+fn request(mode: Mode) -> LeaseRequest {
+    LeaseRequest {
+        workers: 1,
+        cores_per_worker: 1,
+        memory_bytes: 0,
+        duration_ms: 60_000,
+        mode,
+        hot_for_ms: u32::MAX,
+        runtime: Runtime::Native,
+        sandbox: "process".into(),
+        holder: PublicKey([7; 32]),
+        idle_release_ms: 0,
+        node: None,
+    }
+}
+
+/// Waits for an event of the manager's.
+async fn event(events: &mut tokio::sync::broadcast::Receiver<Event>, wanted: Event) {
+    let search = async { while events.recv().await.expect("events go on") != wanted {} };
+    tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
+}
+
+fn lease_event(lease: LeaseId, node: NodeId, state: &str) -> Event {
+    Event::Lease {
+        lease,
+        node,
+        state: state.into(),
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_granted_with_a_token_that_its_node_can_check_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let grant = client.lease(&request(Mode::Auto)).await.unwrap();
+    assert_eq!((grant.node.id, grant.mode, grant.workers), (node.id, Mode::Hot, 1));
+    let bytes = hex::decode(&grant.token).unwrap();
+    let token: Token = zerocopy::FromBytes::read_from_bytes(&bytes).unwrap();
+    assert_eq!(
+        check_token(&token, control::now_ms(), 0, &node.id, &node.signing_keys),
+        Ok(())
+    );
+    assert_eq!(
+        (token.lease, token.epoch.get(), token.holder),
+        (grant.lease, 1, PublicKey([7; 32]))
+    );
+    assert_eq!(token.memory_bytes.get(), grant.memory_bytes);
+    assert_eq!(client.state(grant.lease).await, "granted");
+    manager.shutdown().await;
+}
+
+#[tokio::test]
+async fn two_that_race_for_the_last_core_get_one_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let (mut a, mut b) = (Client::new(&manager).await, Client::new(&manager).await);
+    a.lease(&request(Mode::Hot)).await.unwrap();
+    let hot = request(Mode::Hot);
+    let (first, second) = tokio::join!(a.lease(&hot), b.lease(&hot));
+    let refused = [first, second].into_iter().filter_map(Result::err).collect::<Vec<_>>();
+    assert_eq!(refused, vec![Code::NoCapacity]);
+}
+
+#[tokio::test]
+async fn a_released_lease_makes_room_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let both = LeaseRequest {
+        workers: 2,
+        ..request(Mode::Hot)
+    };
+    for _ in 0..20 {
+        let grant = client.lease(&both).await.unwrap();
+        let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
+        assert_eq!(
+            (status, serde_json::from_str::<LeaseStatus>(&body).unwrap().state),
+            (200, "released".into())
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_next_node_is_asked_when_one_refuses() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _full = FakeNode::join(&manager, 1, Manner::Full).await;
+    let honest = FakeNode::join(&manager, 2, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    for _ in 0..2 {
+        assert_eq!(client.lease(&request(Mode::Hot)).await.unwrap().node.id, honest.id);
+    }
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_granted_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut client = Client::new(&manager).await;
+    assert_eq!(client.lease(&request(Mode::Hot)).await, Err(Code::NoCapacity));
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let hot = request(Mode::Hot);
+    assert_eq!(
+        client
+            .lease(&LeaseRequest {
+                workers: 3,
+                ..hot.clone()
+            })
+            .await,
+        Err(Code::TooLarge)
+    );
+    assert_eq!(
+        client
+            .lease(&LeaseRequest {
+                workers: 0,
+                ..hot.clone()
+            })
+            .await,
+        Err(Code::InvalidRequest)
+    );
+    assert_eq!(
+        client
+            .lease(&LeaseRequest {
+                duration_ms: u64::MAX,
+                ..hot.clone()
+            })
+            .await,
+        Err(Code::TooLarge)
+    );
+    assert_eq!(
+        client
+            .lease(&LeaseRequest {
+                node: Some(NodeId([9; 16])),
+                ..hot
+            })
+            .await,
+        Err(Code::NotFound)
+    );
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_revoked_and_then_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut events = manager.events();
+    let mut client = Client::new(&manager).await;
+    let grant = client.lease(&request(Mode::Warm)).await.unwrap();
+    node.say.send(NodeMessage::LeaseActive { lease: grant.lease }).unwrap();
+    event(&mut events, lease_event(grant.lease, node.id, "active")).await;
+    let path = format!("/v1/leases/{}", grant.lease);
+    let (status, body) = client
+        .send("POST", &format!("{path}/renew"), r#"{"duration_ms":3600000}"#)
+        .await;
+    let renewed: Grant = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, renewed.duration_ms), (200, 3_600_000));
+    assert!(renewed.expires_at_ms > grant.expires_at_ms);
+    node.hears(|message| {
+        matches!(
+            message,
+            ManagerMessage::Renew {
+                duration_ms: 3_600_000,
+                ..
+            }
+        )
+    })
+    .await;
+    assert_eq!(client.send("POST", &format!("{path}/revoke"), "").await.0, 200);
+    event(&mut events, lease_event(grant.lease, node.id, "revoked")).await;
+    node.hears(|message| matches!(message, ManagerMessage::End { state, .. } if state == "revoked"))
+        .await;
+    let (status, body) = client
+        .send("POST", &format!("{path}/renew"), r#"{"duration_ms":1000}"#)
+        .await;
+    assert_eq!(code(status, &body), Code::LeaseEnded);
+}
+
+#[tokio::test]
+async fn nobody_gets_in_without_the_right_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
+    let mut client = Client::new(&manager).await;
+    for token in ["", "guess", join.as_str()] {
+        client.token = token.into();
+        for (method, path) in [
+            ("GET", "/v1/leases".to_string()),
+            ("POST", "/v1/leases".into()),
+            ("GET", format!("/v1/leases/{}", LeaseId([1; 16]))),
+            ("DELETE", format!("/v1/leases/{}", LeaseId([1; 16]))),
+            ("POST", format!("/v1/leases/{}/revoke", LeaseId([1; 16]))),
+            ("GET", "/v1/nodes".into()),
+            ("POST", "/v1/nodes/join-tokens".into()),
+            ("GET", "/v1/events".into()),
+        ] {
+            let (status, body) = client.send(method, &path, "{}").await;
+            assert_eq!(
+                code(status, &body),
+                Code::Unauthorized,
+                "{method} {path} with `{token}`"
+            );
+        }
+    }
+    assert_eq!(
+        client.get::<VersionInfo>("/v1/version").await.wire_version,
+        mayfly_protocol::WIRE_VERSION
+    );
+    assert_eq!(client.get::<Health>("/v1/health").await.status, "ok");
+    let operator = manager.connection().token.clone();
+    assert_eq!(
+        websocket(&manager, "/v1/nodes/connect", &operator).await.err(),
+        Some(401)
+    );
+    assert_eq!(websocket(&manager, "/v1/nodes/connect", "guess").await.err(), Some(401));
+}
+
+#[tokio::test]
+async fn a_join_token_makes_one_node_and_its_credential_only_that_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
+    let node = FakeNode::connect(&manager, 1, &join, Manner::Honest, &[])
+        .await
+        .unwrap();
+    let credential = node.credential.clone().unwrap();
+    let second = FakeNode::connect(&manager, 2, &join, Manner::Honest, &[])
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(second.code, Code::Unauthorized);
+    let other = FakeNode::connect(&manager, 2, &credential, Manner::Honest, &[])
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(other.code, Code::Unauthorized);
+    let mut events = manager.events();
+    drop(node);
+    event(&mut events, Event::NodeLost { node: NodeId([1; 16]) }).await;
+    let again = FakeNode::connect(&manager, 1, &credential, Manner::Honest, &[])
+        .await
+        .unwrap();
+    assert_eq!((again.epoch, again.credential.clone()), (2, None));
+}
+
+#[tokio::test]
+async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let used = Usage {
+        computing_us: 5,
+        polling_us: 6,
+        allocated_us: 7,
+        calls: 8,
+        failures: 1,
+    };
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let credential = node.credential.clone().unwrap();
+    let mut client = Client::new(&manager).await;
+    let kept = client.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let gone = client.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let ended = client.lease(&request(Mode::Warm)).await.unwrap().lease;
+    node.say
+        .send(NodeMessage::Meters {
+            sequence: 1,
+            usage: vec![(kept, used)],
+        })
+        .unwrap();
+    node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })
+        .await;
+    client.send("DELETE", &format!("/v1/leases/{ended}"), "").await;
+    let token = manager.connection().token.clone();
+    let (ca, key) = (manager.ca_pem().to_string(), manager.signing_key());
+    manager.shutdown().await;
+    drop((node, client, manager));
+
+    let manager = restart(directory.path()).await;
+    assert_eq!((manager.ca_pem(), manager.signing_key()), (ca.as_str(), key));
+    assert_eq!(manager.connection().token, token, "clients keep their token");
+    let mut client = Client::new(&manager).await;
+    let status: LeaseStatus = client.get(&format!("/v1/leases/{kept}")).await;
+    assert_eq!((status.state.as_str(), status.usage), ("granted", used));
+    assert_eq!(client.state(ended).await, "released");
+    let mut node = FakeNode::connect(&manager, 1, &credential, Manner::Honest, &[kept, ended])
+        .await
+        .unwrap();
+    node.hears(|message| matches!(message, ManagerMessage::End { lease, .. } if *lease == ended))
+        .await;
+    assert_eq!(client.state(kept).await, "granted");
+    assert_eq!(client.state(gone).await, "lost");
+    let twice = Usage { calls: 99, ..used };
+    node.say
+        .send(NodeMessage::Meters {
+            sequence: 1,
+            usage: vec![(kept, twice)],
+        })
+        .unwrap();
+    node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })
+        .await;
+    assert_eq!(
+        client.get::<LeaseStatus>(&format!("/v1/leases/{kept}")).await.usage,
+        used
+    );
+}
+
+/// Starts over a directory whose last manager is ending: its file closes when its last task does.
+async fn restart(directory: &Path) -> Handle {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match Manager::start(options(directory)).await {
+            Err(Error::Store(StoreError::InUse(_))) if Instant::now() < until => tokio::task::yield_now().await,
+            other => return other.unwrap(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_silent_node_is_lost_and_its_leases_only_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options {
+        heartbeat: Duration::from_millis(250),
+        lease_lost_after: Duration::from_secs(3),
+        ..options(directory.path())
+    };
+    let manager = Manager::start(options).await.unwrap();
+    let mut events = manager.events();
+    let honest = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let lease = client.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let silent = FakeNode::join(&manager, 2, Manner::Silent).await;
+    event(&mut events, Event::NodeLost { node: silent.id }).await;
+    drop(honest);
+    event(&mut events, Event::NodeLost { node: NodeId([1; 16]) }).await;
+    assert_eq!(client.state(lease).await, "granted");
+    assert_eq!(
+        client.lease(&request(Mode::Warm)).await,
+        Err(Code::NoCapacity),
+        "a lost node gets no leases"
+    );
+    event(&mut events, lease_event(lease, NodeId([1; 16]), "lost")).await;
+}
+
+#[tokio::test]
+async fn watchers_hear_of_nodes_and_leases() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let token = manager.connection().token.clone();
+    let mut socket = websocket(&manager, "/v1/events", &token).await.unwrap();
+    let node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let grant = Client::new(&manager).await.lease(&request(Mode::Warm)).await.unwrap();
+    let mut heard = Vec::new();
+    while heard.len() < 2 {
+        let message = tokio::time::timeout(PATIENCE, socket.next())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        if let Ok(text) = message.to_text()
+            && !text.is_empty()
+        {
+            heard.push(serde_json::from_str::<Event>(text).unwrap());
+        }
+    }
+    assert_eq!(
+        heard,
+        vec![
+            Event::NodeUp { node: node.id },
+            lease_event(grant.lease, node.id, "granted")
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options {
+        store: StoreKind::Sqlite { most_pages: Some(20) },
+        ..options(directory.path())
+    };
+    let manager = Manager::start(options).await.unwrap();
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let mut granted = Vec::new();
+    let error = loop {
+        match client.lease(&request(Mode::Warm)).await {
+            Ok(grant) => granted.push(grant.lease),
+            Err(error) => break error,
+        }
+        // Room for the next one; the books of the ended ones fill the pages.
+        let lease = granted[granted.len() - 1];
+        client.send("DELETE", &format!("/v1/leases/{lease}"), "").await;
+        assert!(granted.len() < 2_000, "the limit of pages was never met");
+    };
+    assert_eq!(error, Code::StoreFailed);
+    let refused = loop {
+        let message = node
+            .hears(|message| matches!(message, ManagerMessage::End { .. }))
+            .await;
+        if let ManagerMessage::End { lease, state, .. } = message
+            && !granted.contains(&lease)
+        {
+            break state;
+        }
+    };
+    assert_eq!(refused, "revoked", "the node does not keep what no book remembers");
+    let shown: Vec<LeaseStatus> = client.get("/v1/leases").await;
+    assert!(
+        granted
+            .iter()
+            .all(|lease| shown.iter().any(|status| status.lease == *lease))
+    );
+    manager.shutdown().await;
+}
+
+#[tokio::test]
+async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut client = Client::new(&manager).await;
+    let long = "x".repeat(70_000);
+    for (method, path, body, wanted) in [
+        ("POST", "/v1/leases", "{", Code::InvalidRequest),
+        ("POST", "/v1/leases", "[]", Code::InvalidRequest),
+        ("POST", "/v1/leases", r#"{"workers":-1}"#, Code::InvalidRequest),
+        ("POST", "/v1/leases", long.as_str(), Code::PayloadTooLarge),
+        ("GET", "/v1/leases/not-an-id", "", Code::InvalidRequest),
+        ("GET", "/v1/leases/00000000000000000000000000000000", "", Code::NotFound),
+        ("PUT", "/v1/leases", "", Code::InvalidRequest),
+        ("GET", "/v2/anything", "", Code::NotFound),
+        ("GET", "/v1/events", "", Code::InvalidRequest),
+    ] {
+        let (status, answer) = client.send(method, path, body).await;
+        if wanted == Code::PayloadTooLarge {
+            assert_eq!(code(status, &answer), wanted);
+            client = Client::new(&manager).await;
+        } else {
+            assert_eq!(code(status, &answer), wanted, "{method} {path} {body:.20}: {answer}");
+        }
+    }
+    let mut plain = TcpStream::connect(manager.address()).await.unwrap();
+    plain.write_all(&[0xff; 4_096]).await.unwrap();
+    let mut noise = tls(&manager).await;
+    noise.write_all(&[0x80; 4_096]).await.unwrap();
+    assert_eq!(client.get::<Health>("/v1/health").await.status, "ok");
+}
+
+#[tokio::test]
+async fn a_node_that_talks_nonsense_is_cut_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let books = ledger(2);
+    let heartbeat = NodeMessage::Heartbeat {
+        free: NOTHING,
+        clock_ms: 0,
+    };
+    for messages in [
+        vec![heartbeat],
+        vec![registration(1, &[], &books), registration(1, &[], &books)],
+    ] {
+        let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
+        let mut socket = websocket(&manager, "/v1/nodes/connect", &join).await.unwrap();
+        for message in &messages {
+            send(&mut socket, message).await;
+        }
+        let end = async { while receive(&mut socket).await.is_some() {} };
+        tokio::time::timeout(PATIENCE, end).await.expect("cut off in time");
+    }
+}
+
+#[tokio::test]
+async fn another_wire_version_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let join = manager.join_token(Duration::from_secs(60)).await.unwrap().token;
+    let mut socket = websocket(&manager, "/v1/nodes/connect", &join).await.unwrap();
+    let NodeMessage::Register {
+        address,
+        capacity,
+        free,
+        leases,
+        ..
+    } = registration(1, &[], &ledger(2))
+    else {
+        unreachable!()
+    };
+    send(
+        &mut socket,
+        &NodeMessage::Register {
+            version: 99,
+            address,
+            capacity,
+            free,
+            leases,
+        },
+    )
+    .await;
+    let Some(ManagerMessage::Refused(failure)) = receive(&mut socket).await else {
+        panic!("refused")
+    };
+    assert_eq!(failure.code, Code::VersionMismatch);
+    assert!(failure.message.contains("99"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = Manager::start(Options {
+        listen: address,
+        ..options(directory.path())
+    })
+    .await
+    .err()
+    .unwrap();
+    assert_eq!(error.code(), Code::AddressInUse);
+    assert!(error.to_string().contains(&address.port().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn secrets_are_readable_by_their_owner_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    let _manager = start(&state).await;
+    for file in ["connection.json", "signing.p8", "ca.key", "server.key"] {
+        let mode = std::fs::metadata(state.join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+    assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
+    let connection: Connection =
+        serde_json::from_slice(&std::fs::read(state.join("connection.json")).unwrap()).unwrap();
+    let store = std::fs::read(state.join("manager.db")).unwrap();
+    let secret = connection.token.as_bytes();
+    assert!(
+        !store.windows(secret.len()).any(|window| window == secret),
+        "the store holds only hashes"
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_key_is_named_and_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("signing.p8"), b"garbage").unwrap();
+    let error = Manager::start(options(directory.path())).await.err().unwrap();
+    assert!(
+        matches!(&error, Error::Damaged { path, .. } if path.ends_with("signing.p8")),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(directory.path().join("signing.p8")).unwrap(), b"garbage");
+}
+
+/// Prints what a grant takes on this machine: `cargo test -p mayfly-manager -- --ignored --nocapture latency`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures, and says nothing on a busy machine"]
+async fn latency_of_a_grant() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    let mut took = Vec::new();
+    for _ in 0..500 {
+        let begun = Instant::now();
+        let grant = client.lease(&request(Mode::Hot)).await.unwrap();
+        took.push(begun.elapsed());
+        client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
+    }
+    took.sort();
+    println!("grant: p50 {:?}, p99 {:?}", took[250], took[495]);
+}

@@ -1,0 +1,249 @@
+//! What the manager knows now: nodes, leases and bearers, in memory and behind one lock that is never held over a wait.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use mayfly_lease::placement::View;
+use mayfly_lease::{State, billing};
+use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::{LeaseId, NodeId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::store::{Bearer, LeaseRecord, Snapshot};
+
+/// A node's answer to an offer, a renewal or an end.
+pub type Answer = Result<Option<Mode>, Failure>;
+
+/// The connection of a node that is up.
+pub struct Session {
+    /// Tells this connection of the node from an earlier one.
+    pub epoch: u64,
+    /// What is to be sent to it.
+    pub outgoing: mpsc::Sender<ManagerMessage>,
+    /// Questions that it has not answered.
+    pub waiting: HashMap<u64, oneshot::Sender<Answer>>,
+}
+
+/// One node.
+pub struct Node {
+    /// Where clients reach it.
+    pub address: NodeAddress,
+    /// What it has.
+    pub capacity: Capacity,
+    /// What is free, as last heard and granted since.
+    pub free: Capacity,
+    /// Its connection, while it is up.
+    pub session: Option<Session>,
+    /// When it was last heard, or when this manager started.
+    pub heard: Instant,
+    /// Last number of its journal whose usage the leases here show.
+    pub booked: u64,
+    /// Its clock minus ours.
+    pub skew_ms: i64,
+    /// Leases offered to it whose answer never came: it may hold them.
+    pub doubtful: HashSet<LeaseId>,
+}
+
+impl Node {
+    fn give(&mut self, record: &LeaseRecord) {
+        let cores = if record.mode == Mode::Hot {
+            record.workers.saturating_mul(record.cores_per_worker)
+        } else {
+            0
+        };
+        let workers = if record.mode == Mode::Hot { 0 } else { record.workers };
+        self.free = Capacity {
+            cores: self.free.cores.saturating_add(cores).min(self.capacity.cores),
+            memory_bytes: self
+                .free
+                .memory_bytes
+                .saturating_add(record.memory_bytes)
+                .min(self.capacity.memory_bytes),
+            workers: self.free.workers.saturating_add(workers).min(self.capacity.workers),
+        };
+    }
+
+    fn take(&mut self, record: &LeaseRecord) {
+        let cores = if record.mode == Mode::Hot {
+            record.workers.saturating_mul(record.cores_per_worker)
+        } else {
+            0
+        };
+        let workers = if record.mode == Mode::Hot { 0 } else { record.workers };
+        self.free = Capacity {
+            cores: self.free.cores.saturating_sub(cores),
+            memory_bytes: self.free.memory_bytes.saturating_sub(record.memory_bytes),
+            workers: self.free.workers.saturating_sub(workers),
+        };
+    }
+}
+
+/// Everything.
+#[derive(Default)]
+pub struct World {
+    /// Every node that ever registered.
+    pub nodes: HashMap<NodeId, Node>,
+    /// Leases that live or ended lately.
+    pub leases: HashMap<LeaseId, LeaseRecord>,
+    /// By the SHA-256 of the token.
+    pub bearers: HashMap<[u8; 32], Bearer>,
+    next_request: u64,
+}
+
+impl World {
+    /// What a store remembers; every node counts as not connected yet.
+    pub fn remembered(snapshot: Snapshot, now: Instant) -> Self {
+        let nothing = Capacity {
+            cores: 0,
+            memory_bytes: 0,
+            workers: 0,
+        };
+        let node = |record: crate::store::NodeRecord| Node {
+            address: record.address,
+            capacity: record.capacity,
+            free: nothing,
+            session: None,
+            heard: now,
+            booked: record.booked,
+            skew_ms: 0,
+            doubtful: HashSet::new(),
+        };
+        Self {
+            nodes: snapshot
+                .nodes
+                .into_iter()
+                .map(|record| (record.address.id, node(record)))
+                .collect(),
+            leases: snapshot
+                .leases
+                .into_iter()
+                .map(|record| (record.lease, record))
+                .collect(),
+            bearers: snapshot
+                .bearers
+                .into_iter()
+                .map(|bearer| (bearer.hash, bearer))
+                .collect(),
+            next_request: 0,
+        }
+    }
+
+    /// A number for the next question to a node.
+    pub fn next_request(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
+    }
+
+    /// Nodes as placement sees them.
+    pub fn views(&self) -> Vec<View> {
+        let view = |(id, node): (&NodeId, &Node)| View {
+            node: *id,
+            up: node.session.is_some(),
+            capacity: node.capacity,
+            free: node.free,
+        };
+        self.nodes.iter().map(view).collect()
+    }
+
+    /// Nodes that are up.
+    pub fn nodes_up(&self) -> usize {
+        self.nodes.values().filter(|node| node.session.is_some()).count()
+    }
+
+    /// Leases that live.
+    pub fn live_leases(&self) -> usize {
+        self.leases.values().filter(|record| record.state.is_live()).count()
+    }
+
+    /// A lease was granted.
+    pub fn insert(&mut self, record: LeaseRecord) {
+        if let Some(node) = self.nodes.get_mut(&record.node) {
+            node.take(&record);
+        }
+        self.leases.insert(record.lease, record);
+    }
+
+    /// A lease ended; none when it had ended before, whose cause then stands.
+    pub fn end(&mut self, lease: LeaseId, state: State, at_ms: u64) -> Option<&LeaseRecord> {
+        let record = self.leases.get_mut(&lease).filter(|record| record.state.is_live())?;
+        record.state = state;
+        record.ended_at_ms = at_ms;
+        if let Some(node) = self.nodes.get_mut(&record.node) {
+            node.give(record);
+        }
+        Some(record)
+    }
+
+    /// The store has booked this entry, now or when it was first sent.
+    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) {
+        let Some(node) = self.nodes.get_mut(&id).filter(|node| sequence > node.booked) else {
+            return;
+        };
+        node.booked = sequence;
+        for (lease, used) in totals {
+            if let Some(record) = self.leases.get_mut(lease).filter(|record| record.node == id) {
+                record.usage = billing::merge(record.usage, *used);
+            }
+        }
+    }
+
+    /// Forgets leases that ended before this time; the store keeps them.
+    pub fn forget_ended(&mut self, before_ms: u64) {
+        self.leases
+            .retain(|_, record| record.state.is_live() || record.ended_at_ms >= before_ms);
+    }
+
+    /// Nodes, for people.
+    pub fn node_statuses(&self, now: Instant) -> Vec<NodeStatus> {
+        let mut statuses: Vec<NodeStatus> = self
+            .nodes
+            .iter()
+            .map(|(id, node)| self.node_status(id, node, now))
+            .collect();
+        statuses.sort_by(|a, b| {
+            a.address
+                .name
+                .cmp(&b.address.name)
+                .then(a.address.id.cmp(&b.address.id))
+        });
+        statuses
+    }
+
+    fn node_status(&self, id: &NodeId, node: &Node, now: Instant) -> NodeStatus {
+        let held = self
+            .leases
+            .values()
+            .filter(|record| record.node == *id && record.state.is_live())
+            .count();
+        NodeStatus {
+            address: node.address.clone(),
+            capacity: node.capacity,
+            free: node.free,
+            state: if node.session.is_some() { "up" } else { "lost" }.into(),
+            heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
+            leases: held as u32,
+        }
+    }
+}
+
+/// A lease, for people.
+pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
+    LeaseStatus {
+        lease: record.lease,
+        tenant: record.tenant,
+        node: record.node,
+        state: record.state.name().into(),
+        workers: record.workers,
+        mode: record.mode,
+        memory_bytes: record.memory_bytes,
+        granted_at_ms: record.granted_at_ms,
+        expires_at_ms: record.expires_at_ms,
+        usage: record.usage,
+    }
+}
+
+/// Whole milliseconds of a duration.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

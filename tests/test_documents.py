@@ -27,7 +27,7 @@ def test_every_make_command_in_the_documents_exists() -> None:
     wanted = {
         command
         for page in PAGES
-        for block in re.findall(r"(?:^    |`)(make [a-z-]+)", page.read_text(), re.MULTILINE)
+        for block in re.findall(r"(?:^(?:    )?|`)(make [a-z-]+)", page.read_text(), re.MULTILINE)
         for command in [block.removeprefix("make ")]
     }
     assert wanted <= targets, f"no such target: {sorted(wanted - targets)}"

@@ -9,3 +9,8 @@ pub fn root() -> PathBuf {
     // This crate stands two levels below it, by the layout that ARCHITECTURE.md describes.
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
+
+/// The README's Rust, which is compiled as it stands.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

@@ -8,12 +8,15 @@
 pub mod alternate;
 pub mod baseline;
 pub mod busy;
+pub mod cold;
 pub mod error;
+pub mod invoke;
 pub mod machine;
 pub mod picture;
 pub mod proc;
 pub mod report;
 pub mod stats;
+pub mod subject;
 pub mod table;
 pub mod tsc;
 

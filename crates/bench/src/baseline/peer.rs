@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// The two cores of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cores {
-    /// The core of the calling thread: the last one that this process may use.
+    /// The core of the calling thread: the last but one that this process may use.
     pub client: usize,
-    /// The core of the peer: the one before it.
+    /// The core of the peer: the last one, which is also the first that a node gives to a hot worker.
     pub peer: usize,
 }
 
@@ -20,7 +20,7 @@ impl Cores {
     pub fn pick() -> Result<Self, Error> {
         static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
         match ALLOWED.get_or_init(allowed).as_slice() {
-            [.., peer, client] => Ok(Cores {
+            [.., client, peer] => Ok(Cores {
                 client: *client,
                 peer: *peer,
             }),

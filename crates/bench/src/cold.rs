@@ -1,0 +1,109 @@
+//! `mayfly bench cold`: from the request for a lease to the first result, stage by stage.
+
+use std::time::Duration;
+
+use mayfly_client::{ChannelOptions, Client, CodeHash, Form, LeaseOptions, Mode, Runtime, WorkerIndex};
+
+use crate::alternate::{Plan, measure};
+use crate::baseline::{Baseline, Spawn};
+use crate::busy::Watch;
+use crate::error::Error;
+use crate::report::{ColdReport, Millis, Named, Stages};
+use crate::stats::Samples;
+use crate::subject::{FUNCTIONS, failed};
+use crate::tsc::Tsc;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What the worker runs.
+    pub runtime: Runtime,
+    /// Code and form of the function; none for the benchmark's own C function.
+    pub function: Option<(Vec<u8>, Form, Vec<u8>)>,
+    /// Cold starts to measure.
+    pub calls: usize,
+    /// Whether the node has parked executors to take. Then each start waits for the pool to be full again.
+    pub pool: bool,
+    /// Report although the machine was busy.
+    pub force: bool,
+}
+
+/// Between two starts from a warm pool: time for the node to make up for the executor taken. A Python interpreter with
+/// its imports takes some 100 ms.
+const REFILL: Duration = Duration::from_millis(400);
+
+/// Measures.
+pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdReport, Error> {
+    let (code, form, input) = options.function.clone().unwrap_or_else(|| {
+        (
+            FUNCTIONS.to_vec(),
+            Form::Checked {
+                symbol: "echo_checked".into(),
+            },
+            vec![7; 64],
+        )
+    });
+    let mut baseline = Spawn::new()?;
+    let raw = measure(&mut baseline, Plan::of_calls(options.calls.max(20)))?.summary();
+    let python = !matches!(options.runtime, Runtime::Native);
+    let mut stages =
+        ["lease", "code", "connect", "load", "invoke"].map(|name| (name, Samples::with_capacity(options.calls)));
+    let mut total = Samples::with_capacity(options.calls);
+    let watch = Watch::start(mine);
+    let mut lease_options = LeaseOptions::native(1);
+    lease_options.runtime = options.runtime.clone();
+    lease_options.mode = Mode::Warm;
+    lease_options.hot_for = Some(Duration::ZERO);
+    // The first start of all makes the node learn the code and the interpreter; it is not counted.
+    for round in 0..=options.calls {
+        if options.pool {
+            std::thread::sleep(REFILL);
+        }
+        let mut ticks = [0; 6];
+        ticks[0] = Tsc::now();
+        let lease = client.lease(lease_options.clone()).map_err(failed)?;
+        ticks[1] = Tsc::now();
+        let hash: CodeHash = lease.put_code(&code).map_err(failed)?;
+        ticks[2] = Tsc::now();
+        let mut channel = lease
+            .channel(WorkerIndex(0), &ChannelOptions::default())
+            .map_err(failed)?;
+        ticks[3] = Tsc::now();
+        let function = channel.load(hash, &form).map_err(failed)?;
+        ticks[4] = Tsc::now();
+        drop(channel.call(function, &input).map_err(failed)?);
+        ticks[5] = Tsc::now();
+        drop(channel);
+        lease.release().map_err(failed)?;
+        if round > 0 {
+            for (stage, pair) in stages.iter_mut().zip(ticks.windows(2)) {
+                stage.1.push(pair[1] - pair[0]);
+            }
+            total.push(ticks[5] - ticks[0]);
+        }
+    }
+    let noise = watch.finish().judge(options.force)?;
+    let mut listed = Stages::default();
+    for (name, samples) in &stages {
+        listed.add(name, samples);
+    }
+    let total = Millis::from(total.summary());
+    let baseline = Named {
+        name: baseline.name().to_owned(),
+        about: baseline.about(),
+        latency: raw,
+        per_s: None,
+        bytes_per_s: None,
+    };
+    Ok(ColdReport {
+        overhead_p50_ms: total.p50_ms - Millis::from(raw).p50_ms,
+        total,
+        stages: listed,
+        baseline,
+        language: if python { "python" } else { "c" }.into(),
+        sandbox: "process".into(),
+        pool: options.pool,
+        machine: crate::machine::Machine::this(),
+        noise,
+    })
+}

@@ -1,0 +1,115 @@
+//! `mayfly bench invoke`: invocations beside the raw limit that they cannot beat, in turns, in one run.
+
+use mayfly_client::{Client, Transport};
+
+use crate::alternate::{Plan, alternate};
+use crate::baseline::{Baseline, Copy, CopyInPeer, matching};
+use crate::busy::Watch;
+use crate::error::Error;
+use crate::picture::Series;
+use crate::report::{InvokeReport, Named, Setting};
+use crate::subject::{How, Workers, settle};
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How to invoke.
+    pub how: How,
+    /// Invocations outstanding per worker when the rate is measured.
+    pub depth: u32,
+    /// Workers.
+    pub workers: u16,
+    /// Measured invocations; 0 for a number that takes a second or two.
+    pub calls: usize,
+    /// Report although the machine was busy.
+    pub force: bool,
+}
+
+/// How many calls take about a second.
+fn calls_for(how: &How) -> usize {
+    let spinning_shm = how.hot && how.transport == Transport::Shm;
+    match how.size {
+        0..=4096 if spinning_shm => 2_000_000,
+        0..=4096 if how.hot => 100_000,
+        0..=4096 => 20_000,
+        4097..=65_536 => 50_000,
+        _ => 4_000,
+    }
+}
+
+/// The baseline of one setting. Small hot messages over shared memory are held against the bare cache line there and
+/// back; large ones against a plain memcpy of as many bytes, which reads and writes what the function reads and writes.
+fn baseline(how: &How) -> Result<Box<dyn Baseline>, Error> {
+    if how.transport == Transport::Shm && how.hot && how.size > 4096 {
+        return Ok(Box::new(Copy::new(how.size)));
+    }
+    matching(&how.transport.to_string(), how.hot, how.size)
+}
+
+/// Measures, and gives the two distributions for a picture beside the report.
+pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeReport, [Series; 2]), Error> {
+    settle()?;
+    let how = options.how;
+    let mut workers = Workers::lease(client, options.workers, how)?;
+    let mut baseline = baseline(&how)?;
+    let calls = if options.calls > 0 {
+        options.calls
+    } else {
+        calls_for(&how)
+    };
+    let watched: Vec<u32> = mine.iter().copied().chain(workers.pids()).collect();
+    let watch = Watch::start(&watched);
+    let result = alternate(&mut *baseline, &mut workers, Plan::of_calls(calls))?;
+    let many = if options.depth > 1 {
+        calls.max(1000) * options.workers as usize
+    } else {
+        calls
+    };
+    let rate = workers.rate(options.depth as usize, many)?;
+    let noise = watch.finish().judge(options.force)?;
+    let named = |baseline: &dyn Baseline, latency| Named {
+        name: baseline.name().to_owned(),
+        about: baseline.about(),
+        latency,
+        per_s: None,
+        bytes_per_s: None,
+    };
+    let setting = Setting {
+        transport: how.transport.to_string(),
+        mode: if how.hot { "hot" } else { "warm" }.into(),
+        language: "c".into(),
+        size: how.size as u64,
+        depth: options.depth,
+        workers: options.workers.into(),
+    };
+    let title = format!("{} {}", setting.mode, setting.transport);
+    let series = [
+        Series::invocation(&title, &title, &result.subject),
+        Series::baseline(baseline.name(), &title, &result.baseline),
+    ];
+    let mut report = InvokeReport::new(
+        setting,
+        result.subject(),
+        named(&*baseline, result.baseline()),
+        result.difference(),
+        rate,
+        noise,
+    );
+    if how.transport == Transport::Shm && how.hot && how.size > 4096 {
+        let mut peer = CopyInPeer::new(how.size)?;
+        workers_stop_for(&mut workers, || {
+            let samples = crate::alternate::measure(&mut peer, Plan::of_calls(calls))?;
+            report.others.push(named(&peer, samples.summary()));
+            Ok(())
+        })?;
+    }
+    Ok((report, series))
+}
+
+fn workers_stop_for(workers: &mut Workers, measure: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    use crate::alternate::Block;
+    workers.pause()?;
+    let result = measure();
+    workers.resume()?;
+    result
+}

@@ -1,0 +1,221 @@
+//! What is measured: invocations of a C function on a leased worker.
+
+use std::time::Duration;
+
+use mayfly_client::{
+    Buffer, Channel, ChannelOptions, Client, Form, FunctionIndex, Geometry, Lease, LeaseOptions, Mode, Transport,
+    WorkerIndex,
+};
+
+use crate::alternate::Block;
+use crate::baseline::{Cores, pin};
+use crate::error::Error;
+use crate::stats::{Samples, timed};
+use crate::tsc::Tsc;
+
+/// The functions, compiled with this crate.
+pub const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
+
+/// Payloads up to this size travel inside their slots.
+const LARGEST_INLINE: usize = 32 << 10;
+
+pub(crate) fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Subject(error.to_string())
+}
+
+/// How to invoke.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Over which transport.
+    pub transport: Transport,
+    /// Polling or sleeping workers.
+    pub hot: bool,
+    /// Bytes in and out.
+    pub size: usize,
+    /// The papers' form of the function, or the checked one.
+    pub plain: bool,
+}
+
+/// One lease and its channels, each with the function loaded.
+pub struct Workers {
+    lanes: Vec<Lane>,
+    how: How,
+    _lease: Lease,
+}
+
+struct Lane {
+    channel: Channel,
+    function: FunctionIndex,
+    buffers: Option<(Buffer, Buffer)>,
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal to a worker of our own lease, whose process id its node told us.
+    unsafe { libc::kill(pid as i32, signal) };
+}
+
+impl Workers {
+    /// Leases workers and opens a channel to each.
+    pub fn lease(client: &Client, workers: u16, how: How) -> Result<Self, Error> {
+        let mut options = LeaseOptions::native(workers);
+        options.mode = if how.hot { Mode::Hot } else { Mode::Warm };
+        if !how.hot {
+            options.hot_for = Some(Duration::ZERO);
+        }
+        let lease = client.lease(options).map_err(failed)?;
+        let code = lease.put_code(FUNCTIONS).map_err(failed)?;
+        let inline = how.size.min(LARGEST_INLINE);
+        let stride_bytes = (inline + 16).next_multiple_of(128).max(512) as u32;
+        let options = ChannelOptions {
+            transport: Some(how.transport),
+            geometry: Geometry {
+                stride_bytes,
+                ..Geometry::DEFAULT
+            },
+            spin: if how.hot { None } else { Some(Duration::ZERO) },
+        };
+        let symbol = if how.plain { "echo" } else { "echo_checked" }.to_owned();
+        let form = if how.plain {
+            Form::Plain { symbol }
+        } else {
+            Form::Checked { symbol }
+        };
+        let mut lanes = Vec::new();
+        for index in 0..workers {
+            let mut channel = lease.channel(WorkerIndex(index), &options).map_err(failed)?;
+            let function = channel.load(code, &form).map_err(failed)?;
+            let buffers = if how.size > LARGEST_INLINE {
+                let mut input = channel.allocate(how.size).map_err(failed)?;
+                input.as_mut_slice().fill(7);
+                Some((input, channel.allocate(how.size).map_err(failed)?))
+            } else {
+                None
+            };
+            lanes.push(Lane {
+                channel,
+                function,
+                buffers,
+            });
+        }
+        let workers = Self {
+            lanes,
+            how,
+            _lease: lease,
+        };
+        if !how.hot {
+            workers.pin_warm()?;
+        }
+        Ok(workers)
+    }
+
+    /// Warm workers float over the shared cores; a baseline's peer does not. Both sides are pinned alike.
+    fn pin_warm(&self) -> Result<(), Error> {
+        let core = Cores::pick()?.peer;
+        for lane in &self.lanes {
+            // SAFETY: an all-zero cpu_set_t is an empty set, and the core comes from the kernel.
+            unsafe {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(core, &mut set);
+                libc::sched_setaffinity(lane.channel.worker_pid() as i32, size_of::<libc::cpu_set_t>(), &set);
+            }
+        }
+        Ok(())
+    }
+
+    /// Process ids of the workers.
+    pub fn pids(&self) -> Vec<u32> {
+        self.lanes.iter().map(|lane| lane.channel.worker_pid()).collect()
+    }
+
+    /// Invocations per second over all workers with `depth` outstanding on each, `calls` in all.
+    pub fn rate(&mut self, depth: usize, calls: usize) -> Result<f64, Error> {
+        self.resume()?;
+        let input = vec![7; self.how.size.min(LARGEST_INLINE)];
+        let depth = depth.clamp(1, Geometry::DEFAULT.slots as usize);
+        let (mut sent, mut received) = (0, 0);
+        let from = Tsc::now();
+        while received < calls {
+            for lane in &mut self.lanes {
+                while sent < calls && (lane.channel.outstanding() as usize) < depth {
+                    lane.channel.submit(lane.function, &input, 0).map_err(failed)?;
+                    sent += 1;
+                }
+                while let Some(completion) = lane.channel.poll().map_err(failed)? {
+                    if completion.status != 0 {
+                        return Err(failed(format!("an invocation ended with status {}", completion.status)));
+                    }
+                    std::hint::black_box(lane.channel.output().first());
+                    lane.channel.done();
+                    received += 1;
+                }
+            }
+            if !self.how.hot
+                && self
+                    .lanes
+                    .iter()
+                    .all(|lane| lane.channel.outstanding() as usize == depth)
+            {
+                // A warm worker may share our core: let it run.
+                std::thread::yield_now();
+            }
+        }
+        let rate = calls as f64 * 1e9 / Tsc::get().ns(Tsc::now() - from);
+        self.pause()?;
+        Ok(rate)
+    }
+}
+
+impl Block for Workers {
+    fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error> {
+        let size = self.how.size;
+        let Some(lane) = self.lanes.first_mut() else {
+            return Ok(());
+        };
+        match &mut lane.buffers {
+            Some((input, output)) => timed(calls, samples, || {
+                let length = lane
+                    .channel
+                    .call_into(lane.function, input, size, output, 0)
+                    .map_err(failed)?;
+                if length == size {
+                    Ok(())
+                } else {
+                    Err(failed(format!("{length} bytes came back of {size}")))
+                }
+            }),
+            None => {
+                let input = vec![7; size];
+                timed(calls, samples, || {
+                    let reply = lane.channel.call(lane.function, &input).map_err(failed)?;
+                    if reply.len() == size {
+                        Ok(())
+                    } else {
+                        Err(failed(format!("{} bytes came back of {size}", reply.len())))
+                    }
+                })
+            }
+        }
+    }
+
+    /// A polling worker would take its core from the baseline's peer: it is stopped meanwhile.
+    fn pause(&mut self) -> Result<(), Error> {
+        self.pids().into_iter().for_each(|pid| signal(pid, libc::SIGSTOP));
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Error> {
+        self.pids().into_iter().for_each(|pid| signal(pid, libc::SIGCONT));
+        Ok(())
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let _ = self.resume();
+    }
+}
+
+/// Pins the calling thread to the client's core.
+pub fn settle() -> Result<(), Error> {
+    pin(Cores::pick()?.client)
+}

@@ -11,8 +11,8 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::journal::Journal;
 use crate::options::Options;
-use crate::store::{Bearer, Change, Role, Store};
-use crate::world::{Answer, World, millis};
+use crate::store::{Bearer, Change, LeaseRecord, Role, Store};
+use crate::world::{Answer, Waiting, World, millis};
 use crate::{hash, random};
 
 /// A node answers an offer from memory; one that takes longer is stuck, and the next node is asked.
@@ -83,9 +83,14 @@ impl Control {
         let _ = self.events.send(event);
     }
 
-    /// Sends a node a question and waits for its answer.
-    pub async fn ask(&self, node: NodeId, question: impl FnOnce(u64, u64) -> ManagerMessage) -> Answer {
-        let (request, answer) = self.send(node, question)?;
+    /// Sends a node a question and waits for its answer. A question that is an offer comes with the lease.
+    pub async fn ask(
+        &self,
+        node: NodeId,
+        offer: Option<LeaseRecord>,
+        question: impl FnOnce(u64, u64) -> ManagerMessage,
+    ) -> Answer {
+        let (request, answer) = self.send(node, offer, question)?;
         match tokio::time::timeout(ANSWER_DEADLINE, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(Failure::new(
@@ -110,6 +115,7 @@ impl Control {
     fn send(
         &self,
         node: NodeId,
+        offer: Option<LeaseRecord>,
         question: impl FnOnce(u64, u64) -> ManagerMessage,
     ) -> Result<(u64, oneshot::Receiver<Answer>), Failure> {
         let gone = || {
@@ -130,7 +136,7 @@ impl Control {
             .try_send(question(request, session.epoch))
             .map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        session.waiting.insert(request, reply);
+        session.waiting.insert(request, Waiting { offer, reply });
         Ok((request, answer))
     }
 

@@ -1,12 +1,13 @@
 //! Granting, renewing and ending leases.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use mayfly_lease::placement::{PlacementError, View, choose};
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, Mode, NodeAddress, Usage};
+use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, NodeAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
@@ -47,20 +48,22 @@ impl Control {
         }
         let views = self.world().views();
         let spin = u64::from_le_bytes(random());
-        let candidates = match choose(&request, &views, spin) {
-            // What is free is hearsay: a lease may have ended on its node a moment ago. The nodes know.
-            Err(full @ PlacementError::NoCapacity { .. }) => {
-                let empty: Vec<View> = views
-                    .iter()
-                    .map(|view| View {
-                        free: view.capacity,
-                        ..*view
-                    })
-                    .collect();
-                choose(&request, &empty, spin).map_err(|_| full)?
-            }
-            other => other?,
+        // What is free is hearsay: a lease may have ended on its node a moment ago. So nodes that would have room if they
+        // were empty are asked too, after those that are thought to have it.
+        let empty: Vec<View> = views
+            .iter()
+            .map(|view| View {
+                free: view.capacity,
+                ..*view
+            })
+            .collect();
+        let mut candidates = match (choose(&request, &views, spin), choose(&request, &empty, spin)) {
+            (Ok(free), Ok(perhaps)) => [free, perhaps].concat(),
+            (Err(PlacementError::NoCapacity { .. }), Ok(perhaps)) => perhaps,
+            (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
+        let mut asked = HashSet::new();
+        candidates.retain(|node| asked.insert(*node));
         let asked_memory = request.memory_bytes;
         let mut refusal = None;
         for node in candidates.into_iter().take(OFFERS) {
@@ -84,25 +87,6 @@ impl Control {
     async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
         let lease = LeaseId(random());
         let start_by_ms = millis(self.options.start_by);
-        let answer = self
-            .ask(node, |number, epoch| ManagerMessage::Offer {
-                request: number,
-                lease,
-                tenant,
-                spec: request.clone(),
-                epoch,
-                start_by_ms,
-            })
-            .await;
-        let mode = match answer {
-            Ok(mode) => mode.unwrap_or(request.mode),
-            Err(failure) => {
-                if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
-                    self.doubt(node, lease);
-                }
-                return Err(failure);
-            }
-        };
         let granted_at_ms = now_ms();
         let record = LeaseRecord {
             lease,
@@ -112,7 +96,7 @@ impl Control {
             state: State::Granted,
             workers: request.workers,
             cores_per_worker: request.cores_per_worker,
-            mode: if mode == Mode::Hot { Mode::Hot } else { Mode::Warm },
+            mode: request.mode,
             memory_bytes: request.memory_bytes,
             duration_ms: request.duration_ms,
             granted_at_ms,
@@ -122,12 +106,30 @@ impl Control {
             ended_at_ms: 0,
             usage: Usage::default(),
         };
-        self.world().insert(record.clone());
+        let offer = |number, epoch| ManagerMessage::Offer {
+            request: number,
+            lease,
+            tenant,
+            spec: request.clone(),
+            epoch,
+            start_by_ms,
+        };
+        if let Err(failure) = self.ask(node, Some(record), offer).await {
+            if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
+                self.doubt(node, lease);
+            }
+            return Err(failure);
+        }
+        // The books have it since the answer arrived.
+        let record = self.lease_of(tenant, lease)?;
+        if !record.state.is_live() {
+            return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
+        }
         if let Err(error) = self.journal.ask(Change::Granted(Box::new(record.clone()))).await {
             // The node must not hold what no book will remember.
             self.on_lease_ended(lease, State::Revoked);
             let _ = self
-                .ask(node, |request, _| end_message(request, lease, State::Revoked))
+                .ask(node, None, |request, _| end_message(request, lease, State::Revoked))
                 .await;
             return Err(error.into());
         }
@@ -204,7 +206,7 @@ impl Control {
         if !record.state.is_live() {
             return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
         }
-        self.ask(record.node, |request, _| ManagerMessage::Renew {
+        self.ask(record.node, None, |request, _| ManagerMessage::Renew {
             request,
             lease,
             duration_ms,
@@ -237,7 +239,7 @@ impl Control {
         let record = self.lease_of(tenant, lease)?;
         if record.state.is_live() {
             let answer = self
-                .ask(record.node, |request, _| end_message(request, lease, state))
+                .ask(record.node, None, |request, _| end_message(request, lease, state))
                 .await;
             if let Err(failure) = answer
                 && !matches!(failure.code, Code::NotFound | Code::LeaseEnded | Code::LeaseExpired)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::extract::ws::{Message, WebSocket};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{Capacity, Event, ManagerMessage, NodeAddress, NodeMessage, Usage};
+use mayfly_protocol::api::{Capacity, Event, ManagerMessage, Mode, NodeAddress, NodeMessage, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 
 use crate::control::{Control, fresh_bearer, now_ms, stopped};
 use crate::leases::end_message;
-use crate::store::{Bearer, Change, Role};
-use crate::world::{Node, Session, millis};
+use crate::store::{Bearer, Change, LeaseRecord, Role};
+use crate::world::{Node, Session, Waiting, millis};
 
 /// A node has this long to say who it is.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(10);
@@ -252,10 +252,19 @@ impl Control {
                 node.skew_ms = skew_ms;
             }
             NodeMessage::Answer { request, refused, mode } => {
-                if let Some(waiting) = session.waiting.remove(&request) {
-                    // Whoever asked may have stopped waiting.
-                    let _ = waiting.send(refused.map_or(Ok(mode), Err));
+                let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
+                    return Ok(());
+                };
+                if let (Some(record), None) = (offer, &refused) {
+                    let mode = if mode.unwrap_or(record.mode) == Mode::Hot {
+                        Mode::Hot
+                    } else {
+                        Mode::Warm
+                    };
+                    world.insert(LeaseRecord { mode, ..record });
                 }
+                // Whoever asked may have stopped waiting.
+                let _ = reply.send(refused.map_or(Ok(()), Err));
             }
             NodeMessage::LeaseEnded { lease, state } => {
                 let ended = State::from_name(&state).filter(|state| !state.is_live());

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::store::{Bearer, LeaseRecord, Snapshot};
 
 /// A node's answer to an offer, a renewal or an end.
-pub type Answer = Result<Option<Mode>, Failure>;
+pub type Answer = Result<(), Failure>;
 
 /// The connection of a node that is up.
 pub struct Session {
@@ -22,7 +22,16 @@ pub struct Session {
     /// What is to be sent to it.
     pub outgoing: mpsc::Sender<ManagerMessage>,
     /// Questions that it has not answered.
-    pub waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    pub waiting: HashMap<u64, Waiting>,
+}
+
+/// A question that a node has not answered.
+pub struct Waiting {
+    /// For an offer, the lease that it becomes when the node accepts. It enters the books with the answer, in the order
+    /// of the node's messages, so that no heartbeat counts it twice and no end comes before it.
+    pub offer: Option<LeaseRecord>,
+    /// Who asked.
+    pub reply: oneshot::Sender<Answer>,
 }
 
 /// One node.

@@ -152,3 +152,76 @@ async fn wait_or_collect(queue: &mut mpsc::UnboundedReceiver<Entry>, group: &mut
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use mayfly_lease::State;
+    use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
+    use mayfly_protocol::ids::{LeaseId, NodeId};
+
+    use super::*;
+    use crate::store::{Bearer, Pending, Snapshot};
+
+    /// A fake disk that is full until it is told otherwise, and remembers what was written.
+    #[derive(Default)]
+    struct FakeDisk {
+        roomy: AtomicBool,
+        written: Mutex<Vec<Change>>,
+    }
+
+    impl Store for FakeDisk {
+        fn note(&self, changes: Vec<Change>) -> Pending<()> {
+            if !self.roomy.load(Ordering::SeqCst) {
+                return Pending::ready(Err(StoreError::Full));
+            }
+            self.written.lock().unwrap().extend(changes);
+            Pending::ready(Ok(()))
+        }
+        fn load(&self, _: u64) -> Result<Snapshot, StoreError> {
+            unreachable!("journals only note")
+        }
+        fn register(&self, _: NodeAddress, _: Capacity) -> Pending<u64> {
+            unreachable!("journals only note")
+        }
+        fn book(&self, _: NodeId, _: u64, _: Vec<(LeaseId, Usage)>) -> Pending<u64> {
+            unreachable!("journals only note")
+        }
+        fn keep(&self, _: Bearer) -> Pending<()> {
+            unreachable!("journals only note")
+        }
+        fn admit(&self, _: [u8; 32], _: Bearer, _: u64) -> Pending<bool> {
+            unreachable!("journals only note")
+        }
+    }
+
+    fn ended(n: u8) -> Change {
+        Change::Ended {
+            lease: LeaseId([n; 16]),
+            state: State::Released,
+            at_ms: 1,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_happened_waits_for_room_and_what_is_asked_is_refused_at_once() {
+        let disk = Arc::new(FakeDisk::default());
+        let journal = Journal::start(Arc::clone(&disk) as Arc<dyn Store>);
+        journal.note(ended(1));
+        assert_eq!(journal.ask(ended(2)).await, Err(StoreError::Full));
+        journal.note(ended(3));
+        assert_eq!(journal.trouble(), Some(StoreError::Full));
+        disk.roomy.store(true, Ordering::SeqCst);
+        let healed = async {
+            while journal.trouble().is_some() {
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        tokio::time::timeout(RETRY * 20, healed)
+            .await
+            .expect("it heals by itself");
+        assert_eq!(journal.ask(ended(4)).await, Ok(()));
+        assert_eq!(*disk.written.lock().unwrap(), vec![ended(1), ended(3), ended(4)]);
+    }
+}

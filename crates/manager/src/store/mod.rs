@@ -175,7 +175,7 @@ pub struct Snapshot {
 pub struct Pending<T>(oneshot::Receiver<Result<T, StoreError>>);
 
 impl<T> Pending<T> {
-    fn ready(result: Result<T, StoreError>) -> Self {
+    pub(crate) fn ready(result: Result<T, StoreError>) -> Self {
         let (sender, receiver) = oneshot::channel();
         // The receiver is in hand, so that sending cannot fail.
         let _ = sender.send(result);

@@ -1,1 +1,82 @@
 //! The agent on one host: verifies leases, starts and supervises executors, meters them.
+//!
+//! Policy lives in `mayfly-lease`; this crate connects it to sockets, processes and clocks.
+//!
+//! - [`options`]: what can be chosen;
+//! - `listener`: accepts connections, reads and judges their hello, and passes them on;
+//! - `control`: framed requests; `channel`: opens a channel to a worker;
+//! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
+//! - `executors`: processes and their warm pool; `runtimes`: which of them will do for a request;
+//! - `hangup`: notices clients that go away.
+
+mod channel;
+mod clock;
+mod control;
+mod executors;
+mod hangup;
+mod leases;
+mod listener;
+mod node;
+pub mod options;
+mod readable;
+mod runtimes;
+mod supervisor;
+
+use std::path::PathBuf;
+
+pub use leases::LeaseView;
+pub use node::{Handle, Node, Status};
+pub use options::{ManagerLink, Options};
+
+use mayfly_protocol::error::{Code, Failure};
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// State directory.
+    #[error("the state directory `{path}` cannot be used: {error}; give another with --state-dir or make room")]
+    State {
+        /// Which file or directory.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The key file is not a key.
+    #[error("`{0}` is not a node's key; restore it, or remove it to become a new node")]
+    Key(PathBuf),
+    /// Another process listens there.
+    #[error("{0} is in use already; stop what listens there or choose another")]
+    AddressInUse(String),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// Where.
+        address: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Process machinery.
+    #[error(transparent)]
+    Sandbox(#[from] mayfly_sandbox::SandboxError),
+    /// The system refused something else.
+    #[error("the node cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl NodeError {
+    /// The code under which a user hears of it.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::State { .. } => Code::StoreFailed,
+            Self::AddressInUse(_) => Code::AddressInUse,
+            Self::Sandbox(_) => Code::ExecutorFailed,
+            Self::Key(_) | Self::Listen { .. } | Self::System(_) => Code::Internal,
+        }
+    }
+}
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Self {
+        Failure::new(error.code(), error.to_string())
+    }
+}

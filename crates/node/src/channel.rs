@@ -1,0 +1,128 @@
+//! Opens a channel: waits for its worker, makes its memory or hands over its connection, and answers the verdict.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use mayfly_fabric::shm::ChannelMemory;
+use mayfly_lease::token;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::hello::{Hello, Verdict, options, transport};
+use mayfly_protocol::ids::{PublicKey, WorkerIndex};
+
+use crate::leases::{Begun, Run};
+use crate::listener::Connection;
+use crate::node::Node;
+
+/// Opens the channel that a verified hello asks for, or refuses it.
+pub async fn open(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
+    let run = match prepare(node, hello, &connection).await {
+        Ok(run) => run,
+        Err(failure) => {
+            let _ = connection.answer(&token::refuse(&failure)).await;
+            return;
+        }
+    };
+    let opened = if hello.transport == transport::SHM {
+        open_shm(node, &run, hello, &connection)
+    } else {
+        open_stream(node, &run, hello, &mut connection).await
+    };
+    match opened {
+        Ok(first) => {
+            if first {
+                node.lease_active(&run);
+            }
+            // The connection's last copy of ours is closed here; the channel has its own.
+        }
+        Err(failure) => {
+            let _ = connection.answer(&token::refuse(&failure)).await;
+        }
+    }
+}
+
+async fn prepare(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Result<Arc<Run>, Failure> {
+    let run = node.lease(&hello.token)?;
+    match (hello.transport, connection) {
+        (transport::SHM, Connection::Tcp(..)) => {
+            return Err(Failure::new(
+                Code::TransportRefused,
+                "shared memory is to be had on the node's Unix socket only; ask for tcp or tls",
+            ));
+        }
+        (transport::TCP, Connection::Tcp(_, peer)) if !peer.ip().is_loopback() && !node.options.trust_fabric => {
+            return Err(Failure::new(
+                Code::TransportRefused,
+                "this site allows no payloads in clear off the loopback; ask for tls",
+            ));
+        }
+        _ => {}
+    }
+    run.worker_free(WorkerIndex(hello.worker.get())).await?;
+    Ok(run)
+}
+
+fn verdict(node: &Node, run: &Run, hello: &Hello, begun: Begun) -> Verdict {
+    let key = if hello.transport == transport::TLS {
+        run.executor_key.public()
+    } else {
+        PublicKey([0; 32])
+    };
+    let promised = if run.never_sleeps() {
+        options::WORKER_NEVER_SLEEPS as u16
+    } else {
+        0
+    };
+    token::accept(&hello.channel, begun.incarnation, begun.pid, promised, key, &node.key)
+}
+
+fn broken(error: std::io::Error) -> Failure {
+    Failure::new(
+        Code::Unreachable,
+        format!("the client did not take the verdict: {error}"),
+    )
+}
+
+/// The worker gets the memory first, so that the client can never be ahead of it.
+fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection) -> Result<bool, Failure> {
+    let no_memory = |error: std::io::Error| {
+        Failure::new(
+            Code::OutOfMemory,
+            format!("there is no memory for the channel: {error}; ask for a smaller one"),
+        )
+    };
+    let memory = ChannelMemory::create(hello.geometry()).map_err(no_memory)?;
+    let file = memory.file().as_fd().try_clone_to_owned().map_err(no_memory)?;
+    let socket = copy(connection).map_err(broken)?;
+    let begun = run.begin(hello, socket, Some(memory))?;
+    let answer = verdict(node, run, hello, begun);
+    if let Err(error) = connection.answer_with(&answer, file.as_fd()) {
+        run.abandon(hello);
+        tracing::debug!(channel = %hello.channel, %error, "a client went away before its verdict");
+    }
+    Ok(begun.first)
+}
+
+/// The client gets the verdict first, for the worker would not know it from a message.
+async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mut Connection) -> Result<bool, Failure> {
+    let socket = copy(connection).map_err(broken)?;
+    let worker_socket = copy(connection).map_err(broken)?;
+    let begun = run.begin(hello, socket, None)?;
+    let answer = verdict(node, run, hello, begun);
+    if let Err(error) = connection.answer(&answer).await {
+        run.abandon(hello);
+        tracing::debug!(channel = %hello.channel, %error, "a client went away before its verdict");
+        return Ok(begun.first);
+    }
+    // From here on the client hears of trouble by the end of its connection.
+    if let Err(failure) = run.hand_over(hello, worker_socket) {
+        tracing::debug!(channel = %hello.channel, %failure, "a channel could not be handed over");
+    }
+    Ok(begun.first)
+}
+
+fn copy(connection: &Connection) -> std::io::Result<std::os::fd::OwnedFd> {
+    match connection {
+        Connection::Unix(stream) => stream.as_fd().try_clone_to_owned(),
+        Connection::Tcp(stream, _) => stream.as_fd().try_clone_to_owned(),
+    }
+}

@@ -1,0 +1,253 @@
+//! Control connections: framed requests of verified peers, answered in order.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_lease::State;
+use mayfly_lease::token;
+use mayfly_protocol::api::LeaseRequest;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::hello::{Hello, Token, kind};
+use mayfly_protocol::ids::{CodeHash, Incarnation, LeaseId, PublicKey};
+use mayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
+use sha2::{Digest, Sha256};
+
+use crate::listener::Connection;
+use crate::node::{Node, random};
+
+/// A frame that has begun must end within this time, and each piece of code must come within it.
+const FRAME_DEADLINE: Duration = Duration::from_secs(5);
+/// A released lease is gone within milliseconds; its holder waits no longer than this to hear of it.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a lease waits for its executor before it is answered.
+const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
+
+/// Serves a control connection to its end.
+pub async fn serve(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
+    let nothing = PublicKey([0; 32]);
+    let verdict = token::accept(&hello.channel, Incarnation(0), 0, 0, nothing, &node.key);
+    if connection.answer(&verdict).await.is_err() {
+        return;
+    }
+    loop {
+        let (response, go_on) = match next_frame(&mut connection).await {
+            Ok(Some(frame)) => match serde_json::from_slice::<Request>(&frame) {
+                Ok(request) => serve_one(node, &hello.token, &mut connection, request).await,
+                Err(error) => (violation(&format!("the request is malformed: {error}")), false),
+            },
+            Ok(None) => return,
+            Err(failure) => (Response::Failed(failure), false),
+        };
+        if write_frame(&mut connection, &response).await.is_err() || !go_on {
+            return;
+        }
+    }
+}
+
+fn violation(text: &str) -> Response {
+    Response::Failed(Failure::new(
+        Code::ProtocolViolation,
+        format!("{text}; use a client of this release"),
+    ))
+}
+
+/// The next frame; none when the peer closed between frames or in the middle of one.
+async fn next_frame(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
+    let mut length = [0; 4];
+    // A connection may lie idle between frames, so the first byte may take its time; the rest may not.
+    if connection.read_exact(&mut length[..1]).await.is_err() {
+        return Ok(None);
+    }
+    let rest = async {
+        connection.read_exact(&mut length[1..]).await.ok()?;
+        let length = u32::from_le_bytes(length);
+        if length > MAX_FRAME_BYTES {
+            return Some(Err(Failure::new(
+                Code::PayloadTooLarge,
+                format!("a frame of {length} bytes where {MAX_FRAME_BYTES} are allowed; send less"),
+            )));
+        }
+        let mut frame = vec![0; length as usize];
+        connection.read_exact(&mut frame).await.ok()?;
+        Some(Ok(frame))
+    };
+    match tokio::time::timeout(FRAME_DEADLINE, rest).await {
+        Ok(Some(frame)) => frame.map(Some),
+        Ok(None) => Ok(None),
+        Err(_) => Err(Failure::new(
+            Code::TimedOut,
+            format!(
+                "half a frame came and no more for {} s; connect again",
+                FRAME_DEADLINE.as_secs()
+            ),
+        )),
+    }
+}
+
+async fn write_frame(connection: &mut Connection, response: &Response) -> std::io::Result<()> {
+    let body = serde_json::to_vec(response)?;
+    let mut frame = (body.len() as u32).to_le_bytes().to_vec();
+    frame.extend(body);
+    tokio::time::timeout(FRAME_DEADLINE, connection.write_all(&frame))
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// Answers one request, and tells whether the connection can be followed further.
+async fn serve_one(node: &Arc<Node>, token: &Token, connection: &mut Connection, request: Request) -> (Response, bool) {
+    let answered = match request {
+        Request::PutCode { hash, length } => return put_code(node, connection, hash, length).await,
+        Request::HasCode { hash } => Ok(Response::Code {
+            present: node.options.code_dir().join(hash.to_string()).is_file(),
+        }),
+        Request::Lease(request) => lease(node, token, *request).await,
+        of_lease => with_lease(node, token, of_lease).await,
+    };
+    (answered.unwrap_or_else(Response::Failed), true)
+}
+
+async fn lease(node: &Arc<Node>, token: &Token, request: LeaseRequest) -> Result<Response, Failure> {
+    if token.kind != kind::ALLOWANCE {
+        return Err(Failure::new(
+            Code::Unauthorized,
+            "a lease's token permits no further lease; use the allowance, or the manager",
+        ));
+    }
+    within(token, &request)?;
+    let id = LeaseId(random()?);
+    let start_by = node.options.start_by;
+    let run = node
+        .take_lease(id, token.tenant, 0, request, start_by, EXECUTOR_PATIENCE)
+        .await?;
+    Ok(Response::Granted(Box::new(node.grant(&run))))
+}
+
+/// Whether an allowance covers a request.
+fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
+    let cores = u64::from(request.workers) * u64::from(request.cores_per_worker);
+    let checks = [
+        (
+            "workers",
+            u64::from(request.workers),
+            u64::from(allowance.workers.get()),
+        ),
+        (
+            "cores",
+            if request.mode == mayfly_protocol::api::Mode::Hot {
+                cores
+            } else {
+                0
+            },
+            u64::from(allowance.cores.get()),
+        ),
+        ("bytes of memory", request.memory_bytes, allowance.memory_bytes.get()),
+        ("milliseconds", request.duration_ms, allowance.duration_ms.get()),
+    ];
+    match checks.into_iter().find(|(_, asked, most)| asked > most) {
+        Some((what, asked, most)) => Err(Failure::new(
+            Code::TooLarge,
+            format!("the lease asks for {asked} {what} and the allowance permits {most}; ask for less"),
+        )),
+        None => Ok(()),
+    }
+}
+
+async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result<Response, Failure> {
+    if token.kind != kind::LEASE {
+        return Err(Failure::new(
+            Code::Unauthorized,
+            "an allowance permits leasing only; connect with the lease's own token",
+        ));
+    }
+    match request {
+        Request::Renew { duration_ms } => {
+            let run = node.lease(token)?;
+            if run.granted.epoch != 0 {
+                return Err(Failure::new(
+                    Code::InvalidRequest,
+                    "a manager granted this lease and keeps its books; renew it there",
+                ));
+            }
+            run.renew(duration_ms)?;
+            Ok(Response::Renewed(Box::new(node.grant(&run))))
+        }
+        Request::Release => {
+            let run = node.lease(token)?;
+            run.end(State::Released);
+            run.gone(RELEASE_DEADLINE).await;
+            Ok(Response::Done)
+        }
+        Request::Cancel { channel, sequence } => node.lease(token)?.cancel(channel, sequence).map(|()| Response::Done),
+        Request::Fate { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::Fate),
+        Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } => {
+            Err(Failure::new(Code::Internal, "a request went astray"))
+        }
+    }
+}
+
+/// Receives code into a file beside its place while hashing it, and moves it there when the hash is right.
+async fn put_code(node: &Node, connection: &mut Connection, hash: CodeHash, length: u64) -> (Response, bool) {
+    if length > MAX_CODE_BYTES {
+        let text = format!("code of {length} bytes where {MAX_CODE_BYTES} are allowed; send less");
+        return (Response::Failed(Failure::new(Code::PayloadTooLarge, text)), false);
+    }
+    let place = node.options.code_dir().join(hash.to_string());
+    let part = match random::<8>() {
+        Ok(bytes) => node.options.code_dir().join(format!("part-{}", hex::encode(bytes))),
+        Err(failure) => return (Response::Failed(failure), false),
+    };
+    let stored = |error: std::io::Error| {
+        Failure::new(
+            Code::StoreFailed,
+            format!("the node cannot keep the code: {error}; make room in its state directory"),
+        )
+    };
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&part)
+        .map_err(stored);
+    let mut hasher = Sha256::new();
+    let mut chunk = vec![0; (256 << 10).min(length.max(1) as usize)];
+    let mut left = length;
+    while left > 0 {
+        let wanted = chunk.len().min(left as usize);
+        let read = tokio::time::timeout(FRAME_DEADLINE, connection.read(&mut chunk[..wanted])).await;
+        let Ok(Ok(count @ 1..)) = read else {
+            let _ = std::fs::remove_file(&part);
+            let text = format!("the code ended {left} bytes early; send it again");
+            return (Response::Failed(Failure::new(Code::InvalidRequest, text)), false);
+        };
+        hasher.update(&chunk[..count]);
+        left -= count as u64;
+        // What cannot be kept is still read, so that the answer finds the peer listening.
+        if let Ok(open) = &mut file
+            && let Err(error) = open.write_all(&chunk[..count])
+        {
+            file = Err(stored(error));
+        }
+    }
+    let found = CodeHash(hasher.finalize().into());
+    let kept = file.and_then(|file| {
+        if found != hash {
+            return Err(Failure::new(
+                Code::HashMismatch,
+                format!("the code was announced as {hash} and is {found}; send it again"),
+            ));
+        }
+        use std::os::unix::fs::PermissionsExt;
+        file.set_permissions(std::fs::Permissions::from_mode(0o500))
+            .and_then(|()| std::fs::rename(&part, &place))
+            .map_err(stored)
+    });
+    match kept {
+        Ok(()) => (Response::Done, true),
+        Err(failure) => {
+            let _ = std::fs::remove_file(&part);
+            (Response::Failed(failure), true)
+        }
+    }
+}

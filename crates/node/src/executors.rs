@@ -1,0 +1,440 @@
+//! Executors: started, kept warm, spoken to, ended.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::descriptors;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
+use mayfly_sandbox::{Program, Spawner};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::readable;
+
+/// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
+const READY_DEADLINE: Duration = Duration::from_secs(10);
+/// An executor that was told to end gets this long before it is killed.
+const END_DEADLINE: Duration = Duration::from_millis(500);
+/// How much of an executor's output is kept to explain its death.
+const OUTPUT_TAIL_BYTES: usize = 4 << 10;
+/// Parked executors of a kind that nobody asked for in this time are ended.
+const SHELF_LIFE: Duration = Duration::from_secs(300);
+/// Parked executors in all.
+const MOST_PARKED: usize = 32;
+
+/// What an executor runs, and so for which leases it will do.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Shared libraries.
+    Native,
+    /// Python callables.
+    Python {
+        /// The interpreter.
+        executable: PathBuf,
+        /// Directories on its module path.
+        path: Vec<String>,
+    },
+}
+
+type Tail = Arc<Mutex<VecDeque<u8>>>;
+
+/// The node's end of an executor's control socket, for whoever has a message to send.
+#[derive(Debug, Clone)]
+pub struct Control(Arc<AsyncFd<OwnedFd>>);
+
+impl Control {
+    /// Sends a message with its descriptors. Never blocks: an executor that does not read is as good as dead.
+    pub fn send(&self, message: &ToExecutor, files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        descriptors::send(self.0.get_ref(), &bytes, files).map(drop)
+    }
+}
+
+/// One executor process.
+#[derive(Debug)]
+pub struct Executor {
+    pid: i32,
+    pidfd: AsyncFd<OwnedFd>,
+    control: Control,
+    packet: Vec<u8>,
+    tail: Tail,
+    reader: tokio::task::JoinHandle<()>,
+    reaped: bool,
+    /// What it said that it runs.
+    pub runtime: String,
+}
+
+impl Executor {
+    /// Starts one and waits until it is ready.
+    pub async fn start(spawner: Arc<Spawner>, program: Program) -> Result<Self, Failure> {
+        let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
+        let name = program.program.display().to_string();
+        let child = tokio::task::spawn_blocking(move || {
+            // Under the lock, so that nobody takes the new child for an orphan.
+            let mut known = known();
+            let child = spawner.spawn(program)?;
+            known.insert(child.pid);
+            Ok::<_, mayfly_sandbox::SandboxError>(child)
+        })
+        .await
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| failed(error.to_string()))?;
+        let system = |error: std::io::Error| failed(format!("the node cannot watch `{name}`: {error}"));
+        let tail = Tail::default();
+        let output = readable::watch(child.output).map_err(system)?;
+        let mut executor = Self {
+            pid: child.pid,
+            pidfd: readable::watch(child.pidfd).map_err(system)?,
+            control: Control(Arc::new(readable::watch(child.control).map_err(system)?)),
+            packet: vec![0; MAX_PACKET_BYTES],
+            reader: tokio::spawn(drain(output, tail.clone())),
+            tail,
+            reaped: false,
+            runtime: String::new(),
+        };
+        match tokio::time::timeout(READY_DEADLINE, executor.receive()).await {
+            Ok(Some(FromExecutor::Ready { runtime })) => {
+                executor.runtime = runtime;
+                Ok(executor)
+            }
+            Ok(Some(FromExecutor::Failed { message })) => {
+                executor.end().await;
+                Err(failed(format!("the executor `{name}` failed: {message}")))
+            }
+            Ok(_) => {
+                let words = executor.last_words().await;
+                executor.end().await;
+                Err(failed(format!(
+                    "the executor `{name}` ended before it was ready: {words}"
+                )))
+            }
+            Err(_) => {
+                executor.end().await;
+                Err(failed(format!(
+                    "the executor `{name}` was not ready after {} s; is its file system slow? Try again",
+                    READY_DEADLINE.as_secs()
+                )))
+            }
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// What to send messages with.
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Its next message; none once it is gone, or talks nonsense.
+    pub async fn receive(&mut self) -> Option<FromExecutor> {
+        let packet = &mut self.packet;
+        let (length, _) = self
+            .control
+            .0
+            .async_io(Interest::READABLE, |socket| descriptors::receive(socket, packet))
+            .await
+            .ok()?;
+        if length == 0 {
+            return None;
+        }
+        serde_json::from_slice(&self.packet[..length])
+            .inspect_err(|error| tracing::warn!(pid = self.pid, %error, "an executor sent nonsense"))
+            .ok()
+    }
+
+    /// Whether it has not ended.
+    pub fn is_alive(&self) -> bool {
+        let mut waiting = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut waiting, Some(&now)), Ok(0))
+    }
+
+    /// What it wrote last. A moment is allowed for words that are still in the pipe.
+    pub async fn last_words(&mut self) -> String {
+        let _ = tokio::time::timeout(END_DEADLINE, &mut self.reader).await;
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let (front, back) = tail.as_slices();
+        let text = String::from_utf8_lossy(&[front, back].concat()).trim().to_string();
+        if text.is_empty() {
+            "it said nothing".into()
+        } else {
+            text
+        }
+    }
+
+    /// Kills it at once. Still to be ended.
+    pub fn kill(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Ends it: it is asked by closing its control socket, and killed when it does not listen. Its record is collected.
+    pub async fn end(&mut self) {
+        let _ = rustix::net::shutdown(self.control.0.get_ref(), rustix::net::Shutdown::Both);
+        if tokio::time::timeout(END_DEADLINE, self.pidfd.readable()).await.is_err() {
+            self.kill();
+            let _ = tokio::time::timeout(END_DEADLINE, self.pidfd.readable()).await;
+        }
+        self.reap();
+    }
+
+    fn reap(&mut self) {
+        self.reader.abort();
+        if !self.reaped {
+            self.reaped = true;
+            // Whatever it started in its own group goes with it.
+            if let Some(group) = Pid::from_raw(self.pid) {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            let mut known = known();
+            let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+            known.remove(&self.pid);
+        }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill();
+            self.reap();
+        }
+    }
+}
+
+/// Reads what an executor and its workers print, keeps the last of it and hands it to the log.
+async fn drain(output: AsyncFd<OwnedFd>, tail: Tail) {
+    let mut chunk = [0u8; 4096];
+    loop {
+        let read = output
+            .async_io(Interest::READABLE, |pipe| {
+                rustix::io::read(pipe, &mut chunk).map_err(std::io::Error::from)
+            })
+            .await;
+        let Ok(length @ 1..) = read else { return };
+        tracing::info!(target: "mayfly::output", "{}", String::from_utf8_lossy(&chunk[..length]).trim_end());
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.extend(&chunk[..length]);
+        let excess = tail.len().saturating_sub(OUTPUT_TAIL_BYTES);
+        tail.drain(..excess);
+    }
+}
+
+#[derive(Debug)]
+struct Shelf {
+    parked: Vec<Executor>,
+    starting: usize,
+    used: Instant,
+    /// Kinds named in the options are kept warm for ever.
+    permanent: bool,
+}
+
+/// Executors, some of them ready before anybody asks.
+#[derive(Debug)]
+pub struct Pool {
+    spawner: Arc<Spawner>,
+    native: PathBuf,
+    warm_native: usize,
+    warm_python: usize,
+    shelves: Mutex<HashMap<Kind, Shelf>>,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+impl Pool {
+    /// A pool; it fills once asked to.
+    pub fn new(spawner: Spawner, native: PathBuf, warm_native: usize, warm_python: usize) -> Arc<Self> {
+        Arc::new(Self {
+            spawner: Arc::new(spawner),
+            native,
+            warm_native,
+            warm_python,
+            shelves: Mutex::default(),
+            closed: false.into(),
+        })
+    }
+
+    fn shelves(&self) -> std::sync::MutexGuard<'_, HashMap<Kind, Shelf>> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn program(&self, kind: &Kind) -> Program {
+        match kind {
+            Kind::Native => Program {
+                program: self.native.clone(),
+                arguments: Vec::new(),
+                environment: Vec::new(),
+            },
+            Kind::Python { executable, path } => {
+                let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
+                let joined = std::env::join_paths(
+                    path.iter()
+                        .map(PathBuf::from)
+                        .chain(inherited.iter().flat_map(std::env::split_paths)),
+                )
+                .ok()
+                .filter(|joined| !joined.is_empty());
+                Program {
+                    program: executable.clone(),
+                    arguments: vec!["-m".into(), "mayfly.executor".into()],
+                    environment: vec![
+                        (OsString::from("PYTHONPATH"), joined),
+                        ("PYTHONUNBUFFERED".into(), Some("1".into())),
+                    ],
+                }
+            }
+        }
+    }
+
+    /// A ready executor: a parked one at once, or a new one.
+    pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
+        let parked = {
+            let mut shelves = self.shelves();
+            let shelf = shelves.entry(kind.clone()).or_insert_with(|| Shelf {
+                parked: Vec::new(),
+                starting: 0,
+                used: Instant::now(),
+                permanent: false,
+            });
+            shelf.used = Instant::now();
+            std::iter::from_fn(|| shelf.parked.pop()).find(Executor::is_alive)
+        };
+        let executor = match parked {
+            Some(executor) => executor,
+            None => Executor::start(self.spawner.clone(), self.program(kind)).await?,
+        };
+        self.refill(kind);
+        Ok(executor)
+    }
+
+    /// Keeps executors of this kind ready from now on.
+    pub fn keep_warm(self: &Arc<Self>, kind: Kind) {
+        self.shelves()
+            .entry(kind.clone())
+            .or_insert_with(|| Shelf {
+                parked: Vec::new(),
+                starting: 0,
+                used: Instant::now(),
+                permanent: true,
+            })
+            .permanent = true;
+        self.refill(&kind);
+    }
+
+    /// Starts what is missing of a kind, in the background.
+    fn refill(self: &Arc<Self>, kind: &Kind) {
+        let wanted = match kind {
+            Kind::Native => self.warm_native,
+            Kind::Python { .. } => self.warm_python,
+        };
+        let mut shelves = self.shelves();
+        let total: usize = shelves.values().map(|shelf| shelf.parked.len() + shelf.starting).sum();
+        let Some(shelf) = shelves.get_mut(kind) else { return };
+        let missing = wanted
+            .saturating_sub(shelf.parked.len() + shelf.starting)
+            .min(MOST_PARKED.saturating_sub(total));
+        shelf.starting += missing;
+        drop(shelves);
+        for _ in 0..missing {
+            let (pool, kind) = (self.clone(), kind.clone());
+            tokio::spawn(async move {
+                let started = Executor::start(pool.spawner.clone(), pool.program(&kind)).await;
+                let mut shelves = pool.shelves();
+                let Some(shelf) = shelves.get_mut(&kind) else { return };
+                shelf.starting -= 1;
+                match started {
+                    Ok(executor) if !pool.closed.load(std::sync::atomic::Ordering::Acquire) => {
+                        shelf.parked.push(executor);
+                    }
+                    Ok(_) => {}
+                    // Whoever leases this kind next hears of it; until then it is nobody's problem.
+                    Err(error) => tracing::debug!(%error, "no executor could be parked"),
+                }
+            });
+        }
+    }
+
+    /// Ends parked executors that nobody wanted for long, and forgets the dead ones. To be called about once a minute.
+    pub fn tidy(&self) {
+        let mut ended = Vec::new();
+        let mut shelves = self.shelves();
+        shelves.retain(|_, shelf| {
+            shelf.parked.retain(Executor::is_alive);
+            let stale = !shelf.permanent && shelf.used.elapsed() > SHELF_LIFE && shelf.starting == 0;
+            if stale {
+                ended.append(&mut shelf.parked);
+            }
+            !stale
+        });
+        drop(shelves);
+    }
+
+    /// Parked executors.
+    pub fn parked(&self) -> usize {
+        self.shelves().values().map(|shelf| shelf.parked.len()).sum()
+    }
+
+    /// Ends every parked executor and parks no more.
+    pub async fn close(&self) {
+        self.closed.store(true, std::sync::atomic::Ordering::Release);
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            let (parked, starting): (Vec<_>, usize) = {
+                let mut shelves = self.shelves();
+                let starting = shelves.values().map(|shelf| shelf.starting).sum();
+                (
+                    shelves.values_mut().flat_map(|shelf| shelf.parked.drain(..)).collect(),
+                    starting,
+                )
+            };
+            for mut executor in parked {
+                executor.end().await;
+            }
+            if starting == 0 || Instant::now() > deadline {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Process ids of executors that live.
+static KNOWN: Mutex<std::collections::BTreeSet<i32>> = Mutex::new(std::collections::BTreeSet::new());
+
+fn known() -> std::sync::MutexGuard<'static, std::collections::BTreeSet<i32>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills and collects every child of this process that is not a living executor: what an executor left behind that died
+/// before it could see to it.
+pub fn end_unknown_children() {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return;
+    };
+    let children: Vec<i32> = threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|text| {
+            text.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    for child in children {
+        // Looked at one by one: an executor may have been started since the list was made.
+        let known = known();
+        if !known.contains(&child)
+            && let Some(pid) = Pid::from_raw(child)
+        {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}

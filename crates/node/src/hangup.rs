@@ -1,0 +1,90 @@
+//! Notices peers that go away, at no cost per message: the kernel is asked for hang-ups only.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use mayfly_protocol::ids::ChannelId;
+use rustix::event::epoll;
+use tokio::io::unix::AsyncFd;
+
+use crate::leases::Run;
+use crate::readable;
+
+/// Sockets being watched. A socket leaves by being closed in all its copies, or by [`Hangups::forget`].
+#[derive(Debug)]
+pub struct Hangups {
+    epoll: AsyncFd<OwnedFd>,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    next: u64,
+    by_key: HashMap<u64, (Weak<Run>, ChannelId)>,
+}
+
+impl Hangups {
+    /// Watches nothing yet.
+    pub fn new() -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self {
+            epoll: readable::watch(epoll)?,
+            watched: Mutex::default(),
+        })
+    }
+
+    fn watched(&self) -> std::sync::MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells `run` when the peer of this channel's socket is gone. Answers a key to forget it by.
+    pub fn watch(&self, socket: impl AsFd, run: &Arc<Run>, channel: ChannelId) -> std::io::Result<u64> {
+        let mut watched = self.watched();
+        watched.next += 1;
+        let key = watched.next;
+        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
+        epoll::add(self.epoll.get_ref(), socket, epoll::EventData::new_u64(key), flags)?;
+        watched.by_key.insert(key, (Arc::downgrade(run), channel));
+        Ok(key)
+    }
+
+    /// Watches it no longer.
+    pub fn forget(&self, socket: impl AsFd, key: u64) {
+        if self.watched().by_key.remove(&key).is_some() {
+            let _ = epoll::delete(self.epoll.get_ref(), socket);
+        }
+    }
+
+    /// Serves for ever.
+    pub async fn serve(&self) {
+        loop {
+            let Ok(mut ready) = self.epoll.readable().await else {
+                return;
+            };
+            let mut events = Vec::with_capacity(64);
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            match epoll::wait(
+                self.epoll.get_ref(),
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&now),
+            ) {
+                Ok(0) => ready.clear_ready(),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "hang-ups can no longer be noticed");
+                    return;
+                }
+            }
+            for event in events {
+                let found = self.watched().by_key.get(&event.data.u64()).cloned();
+                if let Some((run, channel)) = found
+                    && let Some(run) = run.upgrade()
+                {
+                    run.client_gone(channel);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Accepts connections, reads exactly one hello from each, judges it and passes the connection on.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use mayfly_fabric::descriptors;
+use mayfly_lease::token;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::node::Node;
+use crate::{NodeError, Options, channel, clock, control};
+
+/// Half a hello dies after this long.
+const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+/// A verdict that the peer does not take in this time is not taken at all.
+const VERDICT_DEADLINE: Duration = Duration::from_secs(1);
+/// Connections whose hello is not verified yet. Each costs a task and a hello's bytes.
+const MOST_UNVERIFIED: usize = 1024;
+/// Control connections that are open at once.
+const MOST_CONTROL: usize = 4096;
+
+/// A connection of either kind.
+#[derive(Debug)]
+pub enum Connection {
+    Unix(UnixStream),
+    Tcp(TcpStream, SocketAddr),
+}
+
+impl Connection {
+    /// Reads exactly so many bytes.
+    pub async fn read_exact(&mut self, bytes: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.read_exact(bytes).await.map(drop),
+            Self::Tcp(stream, _) => stream.read_exact(bytes).await.map(drop),
+        }
+    }
+
+    /// Reads some bytes; 0 at the end.
+    pub async fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(bytes).await,
+            Self::Tcp(stream, _) => stream.read(bytes).await,
+        }
+    }
+
+    /// Writes all of it.
+    pub async fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.write_all(bytes).await,
+            Self::Tcp(stream, _) => stream.write_all(bytes).await,
+        }
+    }
+
+    /// Sends a verdict, if the peer takes it in time.
+    pub async fn answer(&mut self, verdict: &Verdict) -> std::io::Result<()> {
+        tokio::time::timeout(VERDICT_DEADLINE, self.write_all(verdict.as_bytes()))
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Sends a verdict with a descriptor beside it; on the Unix socket only. It is the first thing ever written there,
+    /// so the socket has room for it.
+    pub fn answer_with(&self, verdict: &Verdict, file: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        let Self::Unix(stream) = self else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        match descriptors::send(stream, verdict.as_bytes(), &[file])? {
+            sent if sent == verdict.as_bytes().len() => Ok(()),
+            _ => Err(std::io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    /// The bare socket.
+    pub fn into_socket(self) -> std::io::Result<OwnedFd> {
+        Ok(match self {
+            Self::Unix(stream) => stream.into_std()?.into(),
+            Self::Tcp(stream, _) => stream.into_std()?.into(),
+        })
+    }
+}
+
+/// Listening sockets.
+#[derive(Debug)]
+pub struct Sockets {
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+}
+
+/// Listens where the options say.
+pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
+    let path = options.unix_path();
+    remove_stale(&path)?;
+    let unix = UnixListener::bind(&path).map_err(|error| refused(format!("`{}`", path.display()), error))?;
+    let tcp = match options.listen_tcp {
+        Some(address) => Some(
+            TcpListener::bind(address)
+                .await
+                .map_err(|error| refused(address.to_string(), error))?,
+        ),
+        None => None,
+    };
+    Ok(Sockets { unix, tcp })
+}
+
+fn refused(address: String, error: std::io::Error) -> NodeError {
+    if error.kind() == std::io::ErrorKind::AddrInUse {
+        NodeError::AddressInUse(address)
+    } else {
+        NodeError::Listen { address, error }
+    }
+}
+
+/// Removes the socket of a node that died, but not of one that lives.
+fn remove_stale(path: &Path) -> Result<(), NodeError> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(NodeError::AddressInUse(format!("`{}`", path.display()))),
+        Err(_) => std::fs::remove_file(path).map_err(|error| NodeError::State {
+            path: path.into(),
+            error,
+        }),
+    }
+}
+
+impl Sockets {
+    /// Where it listens for everybody.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
+    }
+
+    /// Accepts until the node closes.
+    pub fn serve(self, node: &Arc<Node>) {
+        let gate = Arc::new(Gate {
+            unverified: Arc::new(Semaphore::new(MOST_UNVERIFIED)),
+            control: Arc::new(Semaphore::new(MOST_CONTROL)),
+        });
+        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.clone());
+        node.background(async move {
+            loop {
+                match unix.accept().await {
+                    Ok((stream, _)) => its_gate.admit(&mine, Connection::Unix(stream)),
+                    Err(error) => rest(error).await,
+                }
+            }
+        });
+        if let Some(tcp) = self.tcp {
+            let mine = node.clone();
+            node.background(async move {
+                loop {
+                    match tcp.accept().await {
+                        Ok((stream, peer)) => {
+                            let _ = stream.set_nodelay(true);
+                            gate.admit(&mine, Connection::Tcp(stream, peer));
+                        }
+                        Err(error) => rest(error).await,
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Accepting fails when descriptors run out; trying again at once would only burn a core.
+async fn rest(error: std::io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted; raise `ulimit -n`?");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+struct Gate {
+    unverified: Arc<Semaphore>,
+    control: Arc<Semaphore>,
+}
+
+impl Gate {
+    fn admit(self: &Arc<Self>, node: &Arc<Node>, connection: Connection) {
+        let Ok(permit) = self.unverified.clone().try_acquire_owned() else {
+            return;
+        };
+        let (node, gate) = (node.clone(), self.clone());
+        node.clone().background(async move {
+            let mut connection = connection;
+            let mut bytes = [0; HELLO_BYTES];
+            match tokio::time::timeout(HELLO_DEADLINE, connection.read_exact(&mut bytes)).await {
+                Ok(Ok(())) => {}
+                _ => return,
+            }
+            let hello = match judge(&node, &bytes) {
+                Ok(hello) => hello,
+                Err(failure) => {
+                    let _ = connection.answer(&token::refuse(&failure)).await;
+                    return;
+                }
+            };
+            drop(permit);
+            if hello.purpose == purpose::CHANNEL {
+                channel::open(&node, &hello, connection).await;
+                return;
+            }
+            match gate.control.clone().try_acquire_owned() {
+                Ok(_permit) => control::serve(&node, &hello, connection).await,
+                Err(_) => {
+                    let text = format!("{MOST_CONTROL} control connections are open; close some or try later");
+                    let _ = connection
+                        .answer(&token::refuse(&Failure::new(Code::NoCapacity, text)))
+                        .await;
+                }
+            }
+        });
+    }
+}
+
+/// Whether these bytes are a hello that this node may serve.
+fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
+    let hello = Hello::read_from_bytes(bytes).map_err(|_| {
+        Failure::new(
+            Code::ProtocolViolation,
+            "malformed hello; the peer is not a Mayfly client",
+        )
+    })?;
+    let trusted = node.trusted.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
+    let tolerance_ms = window.tolerance_ms();
+    let now_ms = clock::wall_ms();
+    token::check_hello(&hello, now_ms, tolerance_ms, &node.address.id, &trusted, &mut window)?;
+    Ok(hello)
+}

@@ -1,0 +1,123 @@
+//! What can be chosen about a node.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mayfly_lease::ledger::Resources;
+
+/// What can be chosen about a node.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Key, journal, code and sockets; made with mode 0700 when missing.
+    pub state_dir: PathBuf,
+    /// Its name, for people.
+    pub name: String,
+    /// The Unix socket; `<state_dir>/node.sock` when none is given.
+    pub unix: Option<PathBuf>,
+    /// Where to listen for everybody else, port 0 for any; none for clients of this host only.
+    pub listen_tcp: Option<SocketAddr>,
+    /// `address:port` that clients are told, where it differs from what is listened on.
+    pub advertised_tcp: Option<String>,
+    /// What leases may take; none for the whole machine, less the core that clients and daemons share.
+    pub resources: Option<Resources>,
+    /// The executor of shared libraries; none for `MAYFLY_EXECUTOR`, or else `mayfly-executor` beside this program.
+    pub executor: Option<PathBuf>,
+    /// Python interpreters that have the `mayfly` module; each gets a warm pool.
+    pub pythons: Vec<PathBuf>,
+    /// Executors of shared libraries that wait for a lease.
+    pub warm_native: usize,
+    /// Executors of each Python interpreter in use that wait for a lease.
+    pub warm_python: usize,
+    /// Whose leases it takes; none for a node that grants its own.
+    pub manager: Option<ManagerLink>,
+    /// Whether payloads may travel in clear off the loopback.
+    pub trust_fabric: bool,
+    /// How far clocks may differ.
+    pub skew_tolerance: Duration,
+    /// How long a call that runs when its lease expires may go on.
+    pub grace: Duration,
+    /// How long a grant may lie unused.
+    pub start_by: Duration,
+    /// Whether the process is the node's alone: it then adopts orphans of dead executors and ends them, and keeps its
+    /// own threads off the cores of hot leases.
+    pub own_process: bool,
+}
+
+/// How to reach the manager.
+#[derive(Debug, Clone)]
+pub struct ManagerLink {
+    /// `https://address:port`.
+    pub url: String,
+    /// Certificate authority of the manager, PEM.
+    pub ca_pem: String,
+    /// Join token for the first connection; the credential that it is exchanged for is kept in the state directory.
+    pub join_token: Option<String>,
+}
+
+impl Options {
+    /// A node of the whole machine, on the Unix socket only, without a manager.
+    pub fn new(state_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            state_dir: state_dir.into(),
+            name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            unix: None,
+            listen_tcp: None,
+            advertised_tcp: None,
+            resources: None,
+            executor: None,
+            pythons: Vec::new(),
+            warm_native: 1,
+            warm_python: 1,
+            manager: None,
+            trust_fabric: false,
+            skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
+            grace: Duration::from_secs(1),
+            start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
+            own_process: false,
+        }
+    }
+
+    pub(crate) fn unix_path(&self) -> PathBuf {
+        self.unix.clone().unwrap_or_else(|| self.state_dir.join("node.sock"))
+    }
+
+    pub(crate) fn code_dir(&self) -> PathBuf {
+        self.state_dir.join("code")
+    }
+
+    pub(crate) fn executor_path(&self) -> PathBuf {
+        if let Some(path) = &self.executor {
+            return path.clone();
+        }
+        if let Some(path) = std::env::var_os("MAYFLY_EXECUTOR") {
+            return path.into();
+        }
+        let beside = std::env::current_exe()
+            .ok()
+            .and_then(|exe| Some(exe.parent()?.join("mayfly-executor")));
+        beside
+            .filter(|path| path.is_file())
+            .unwrap_or_else(|| "mayfly-executor".into())
+    }
+
+    pub(crate) fn resources(&self) -> Resources {
+        self.resources.clone().unwrap_or_else(machine)
+    }
+}
+
+/// The cores that this process may use, and three quarters of the memory.
+fn machine() -> Resources {
+    let cores = rustix::thread::sched_getaffinity(None).map_or_else(
+        |_| vec![0],
+        |set| {
+            (0..rustix::thread::CpuSet::MAX_CPU)
+                .filter(|core| set.is_set(*core))
+                .map(|core| core as u16)
+                .collect()
+        },
+    );
+    let info = rustix::system::sysinfo();
+    let memory = info.totalram as u64 * u64::from(info.mem_unit.max(1));
+    Resources::of_machine(cores, memory / 4 * 3)
+}

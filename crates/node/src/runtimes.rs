@@ -1,0 +1,146 @@
+//! Which executor will do for a request, and whether it really does.
+
+use std::path::{Path, PathBuf};
+
+use mayfly_protocol::api::Runtime;
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::executors::Kind;
+
+/// The kind of executor for a request. A client's own interpreter is used when it exists here: its functions could start
+/// it anyway, so naming it gives nobody a new right.
+pub fn kind(runtime: &Runtime, pythons: &[PathBuf]) -> Result<Kind, Failure> {
+    match runtime {
+        Runtime::Native => Ok(Kind::Native),
+        Runtime::Python {
+            executable,
+            path,
+            version,
+            ..
+        } => {
+            let theirs = executable.as_ref().map(PathBuf::from);
+            let theirs = theirs.filter(|path| path.is_absolute() && path.is_file());
+            let local = theirs.is_some();
+            let named = || {
+                pythons
+                    .iter()
+                    .find(|python| name_says(python, version))
+                    .or(pythons.first())
+            };
+            let executable = theirs.or_else(|| named().cloned()).ok_or_else(|| {
+                Failure::new(
+                    Code::ExecutorFailed,
+                    match executable {
+                        Some(executable) => format!(
+                            "this node has no Python: neither `{executable}`, which the client uses, nor one of its own; \
+                             start the node with --python PATH of an interpreter that has the mayfly module"
+                        ),
+                        None => "this node has no Python of its own; start it with --python PATH of an interpreter that has \
+                                 the mayfly module"
+                            .into(),
+                    },
+                )
+            })?;
+            Ok(Kind::Python {
+                executable,
+                path: if local { path.clone() } else { Vec::new() },
+            })
+        }
+    }
+}
+
+/// Whether an interpreter's name, such as `python3.12`, is that of a version, such as `3.12.1`.
+fn name_says(python: &Path, version: &str) -> bool {
+    let name = python.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_prefix("python").is_some_and(|named| named == minor(version))
+}
+
+/// `3.11` of `3.11.7`.
+fn minor(version: &str) -> &str {
+    let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
+    &version[..end]
+}
+
+/// Whether the executor that describes itself so runs what the request's client pickles.
+pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
+    let Runtime::Python {
+        version, cloudpickle, ..
+    } = wanted
+    else {
+        return Ok(());
+    };
+    let mut words = described.split_whitespace();
+    let mut after = |name: &str| {
+        words
+            .find(|word| *word == name)
+            .and_then(|_| words.next())
+            .unwrap_or("unknown")
+    };
+    let (python, pickler) = (after("python"), after("cloudpickle"));
+    let major = |version: &str| version.split('.').next().unwrap_or_default().to_string();
+    if minor(python) != minor(version) {
+        return Err(Failure::new(
+            Code::PythonMismatch,
+            format!(
+                "the client runs Python {version} and this node's workers Python {python}, which do not read each other's \
+                 functions; start the node with --python of a Python {}, or use Python {} in the client",
+                minor(version),
+                minor(python)
+            ),
+        ));
+    }
+    if major(pickler) != major(cloudpickle) {
+        return Err(Failure::new(
+            Code::PythonMismatch,
+            format!(
+                "the client has cloudpickle {cloudpickle} and this node's workers cloudpickle {pickler}; install the same \
+                 major version on both"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn python(version: &str) -> Runtime {
+        Runtime::Python {
+            version: version.into(),
+            cloudpickle: "3.1.0".into(),
+            executable: None,
+            path: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn another_minor_version_of_python_is_refused_and_both_are_named() {
+        let failure = check(&python("3.12.1"), "python 3.11.7 cloudpickle 3.1.1").unwrap_err();
+        assert_eq!(failure.code, Code::PythonMismatch);
+        assert!(failure.message.contains("3.12.1") && failure.message.contains("3.11.7"));
+        assert!(check(&python("3.11.2"), "python 3.11.7 cloudpickle 3.1.1").is_ok());
+    }
+
+    #[test]
+    fn another_major_version_of_cloudpickle_is_refused() {
+        let failure = check(&python("3.11.2"), "python 3.11.7 cloudpickle 2.0.0").unwrap_err();
+        assert!(failure.message.contains("3.1.0") && failure.message.contains("2.0.0"));
+    }
+
+    #[test]
+    fn a_node_without_python_says_how_to_get_one() {
+        let failure = kind(&python("3.11.2"), &[]).unwrap_err();
+        assert_eq!(failure.code, Code::ExecutorFailed);
+        assert!(failure.message.contains("--python"));
+    }
+
+    #[test]
+    fn the_interpreter_named_after_the_wanted_version_is_chosen() {
+        let pythons = ["/usr/bin/python3.11".into(), "/usr/bin/python3.12".into()];
+        let Ok(Kind::Python { executable, .. }) = kind(&python("3.12.4"), &pythons) else {
+            panic!("a Python was due");
+        };
+        assert_eq!(executable, Path::new("/usr/bin/python3.12"));
+    }
+}

@@ -1,0 +1,346 @@
+//! A node with real executors, and a client just good enough to test it.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mayfly_fabric::{Link, LinkError, MappedLink, descriptors, shm};
+use mayfly_lease::SigningKey;
+use mayfly_lease::ledger::Resources;
+use mayfly_lease::token::{Opening, check_verdict};
+use mayfly_node::{Handle, Node, Options};
+use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Runtime};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::executor::{Form, LoadFunction};
+use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
+use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, WorkerIndex};
+use mayfly_protocol::node_api::{Request, Response};
+use mayfly_protocol::slot::{Geometry, Status};
+use sha2::{Digest, Sha256};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// No step of any test takes longer on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+pub const GEOMETRY: Geometry = Geometry {
+    slots: 8,
+    stride_bytes: 1024,
+    bulk_bytes: 1 << 20,
+};
+
+/// The executor of this build. Cargo names only this crate's own binaries to its tests, so it is asked to build the
+/// other crate's (no work when it is fresh) and the binary found beside the tests' own directory.
+pub fn executor() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let status = Command::new(env!("CARGO"))
+                .args(["build", "--quiet", "-p", "mayfly-executor", "--bin", "mayfly-executor"])
+                .args(if cfg!(debug_assertions) {
+                    &[][..]
+                } else {
+                    &["--release"]
+                })
+                .status()
+                .unwrap();
+            assert!(status.success(), "the executor does not build");
+            let tests = std::env::current_exe().unwrap();
+            tests.ancestors().nth(2).unwrap().join("mayfly-executor")
+        })
+        .clone()
+}
+
+const FUNCTIONS: &str = r#"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+uint32_t echo(void *in, uint32_t size, void *out) { memcpy(out, in, size); return size; }
+uint32_t crash(void *in, uint32_t size, void *out) { volatile int *p = 0; *p = 1; return 0; }
+uint32_t leave(void *in, uint32_t size, void *out) { exit(7); }
+uint32_t spin(void *in, uint32_t size, void *out) { for (;;) { volatile int x = 0; (void)x; } }
+uint32_t nap(void *in, uint32_t size, void *out) { usleep(1000 * *(uint32_t *)in); return 0; }
+uint32_t spawn(void *in, uint32_t size, void *out) {
+    int32_t pid = fork();
+    if (pid == 0) { setsid(); for (;;) pause(); }
+    memcpy(out, &pid, 4); return 4;
+}
+"#;
+
+/// A shared library of C functions, compiled once for each test process.
+pub fn library() -> &'static [u8] {
+    static LIBRARY: OnceLock<Vec<u8>> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, library) = (dir.path().join("f.c"), dir.path().join("f.so"));
+        std::fs::write(&source, FUNCTIONS).unwrap();
+        let status = Command::new("cc")
+            .args(["-O1", "-w", "-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .status()
+            .unwrap();
+        assert!(status.success(), "the C compiler failed");
+        std::fs::read(library).unwrap()
+    })
+}
+
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).unwrap();
+    bytes
+}
+
+/// A node in a directory of its own.
+pub struct Site {
+    pub dir: tempfile::TempDir,
+    pub handle: Handle,
+    pub holder: SigningKey,
+}
+
+pub fn options(dir: &Path) -> Options {
+    let mut options = Options::new(dir.join("state"));
+    options.executor = Some(executor());
+    options.listen_tcp = Some("127.0.0.1:0".parse().unwrap());
+    options.grace = Duration::from_millis(200);
+    // Core 0 is shared; "hot" tests own core 1 where there is one, and are not pinned where there is none.
+    options.resources = Some(Resources {
+        cores: vec![0, 1],
+        kept_cores: 1,
+        memory_bytes: 1 << 30,
+        workers: 8,
+    });
+    options
+}
+
+impl Site {
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut Options)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = options(dir.path());
+        change(&mut options);
+        let handle = Node::start(options).await.unwrap();
+        Self {
+            dir,
+            handle,
+            holder: SigningKey::from_seed(random()),
+        }
+    }
+
+    /// Leases with the node's own allowance.
+    pub async fn lease(&self, change: impl FnOnce(&mut LeaseRequest)) -> Result<Grant, Failure> {
+        let mut request = request(&self.holder);
+        change(&mut request);
+        let allowance = self.handle.allowance(self.holder.public());
+        let mut control = self.control(allowance).await?;
+        match control.ask(Request::Lease(Box::new(request))).await? {
+            Response::Granted(grant) => Ok(*grant),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn control(&self, token: Token) -> Result<Control, Failure> {
+        let (socket, holder, key) = (self.socket(), self.holder.clone(), self.handle.address().key);
+        blocking(move || {
+            let hello = Opening::Control.sign(token, ChannelId(random()), now_ms(), &holder);
+            let mut stream = connect(&socket);
+            stream.write_all(hello.as_bytes()).unwrap();
+            let (verdict, _) = read_verdict(&stream);
+            check_verdict(&verdict, &hello.channel, &key)?;
+            Ok(Control { stream: Some(stream) })
+        })
+        .await
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.handle.address().unix.clone().unwrap().into()
+    }
+
+    /// Opens a shared-memory channel.
+    pub async fn channel(&self, grant: &Grant, worker: u16) -> Result<Channel, Failure> {
+        let hello = self.hello(token(grant), worker, transport::SHM);
+        let (socket, key) = (self.socket(), self.handle.address().key);
+        blocking(move || {
+            let mut stream = connect(&socket);
+            stream.write_all(hello.as_bytes()).unwrap();
+            let (verdict, files) = read_verdict(&stream);
+            check_verdict(&verdict, &hello.channel, &key)?;
+            let link = shm::client(&files[0], GEOMETRY, false).unwrap();
+            Ok(Channel {
+                id: hello.channel,
+                verdict,
+                link,
+                stream,
+            })
+        })
+        .await
+    }
+
+    pub fn hello(&self, token: Token, worker: u16, transport: u8) -> Hello {
+        let opening = Opening::Channel {
+            worker: WorkerIndex(worker),
+            transport,
+            geometry: GEOMETRY,
+            options: 0,
+        };
+        opening.sign(token, ChannelId(random()), now_ms(), &self.holder)
+    }
+
+    /// Sends the functions' library; answers its hash.
+    pub async fn put_library(&self, grant: &Grant) -> CodeHash {
+        let mut control = self.control(token(grant)).await.unwrap();
+        let hash = CodeHash(Sha256::digest(library()).into());
+        assert_eq!(control.put(hash, library()).await.unwrap(), Response::Done);
+        hash
+    }
+}
+
+pub fn request(holder: &SigningKey) -> LeaseRequest {
+    LeaseRequest {
+        workers: 1,
+        cores_per_worker: 1,
+        memory_bytes: 64 << 20,
+        duration_ms: 60_000,
+        mode: Mode::Warm,
+        hot_for_ms: u32::MAX,
+        runtime: Runtime::Native,
+        sandbox: "process".into(),
+        holder: holder.public(),
+        idle_release_ms: 0,
+        node: None,
+    }
+}
+
+pub fn token(grant: &Grant) -> Token {
+    Token::read_from_bytes(&hex::decode(&grant.token).unwrap()).unwrap()
+}
+
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+pub fn connect(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+pub fn read_verdict(stream: &UnixStream) -> (Verdict, Vec<OwnedFd>) {
+    let mut bytes = [0; VERDICT_BYTES];
+    let (length, files) = descriptors::receive(stream, &mut bytes).unwrap();
+    assert_eq!(length, VERDICT_BYTES, "half a verdict");
+    (Verdict::read_from_bytes(&bytes).unwrap(), files)
+}
+
+/// A control connection.
+pub struct Control {
+    pub stream: Option<UnixStream>,
+}
+
+impl Control {
+    pub async fn ask(&mut self, request: Request) -> Result<Response, Failure> {
+        self.send(serde_json::to_vec(&request).unwrap(), Vec::new()).await
+    }
+
+    pub async fn put(&mut self, hash: CodeHash, code: &[u8]) -> Result<Response, Failure> {
+        let request = Request::PutCode {
+            hash,
+            length: code.len() as u64,
+        };
+        self.send(serde_json::to_vec(&request).unwrap(), code.to_vec()).await
+    }
+
+    async fn send(&mut self, body: Vec<u8>, raw: Vec<u8>) -> Result<Response, Failure> {
+        let mut stream = self.stream.take().unwrap();
+        let (stream, response) = blocking(move || {
+            stream.write_all(&(body.len() as u32).to_le_bytes()).unwrap();
+            stream.write_all(&body).unwrap();
+            stream.write_all(&raw).unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut body = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut body).unwrap();
+            (stream, serde_json::from_slice(&body).unwrap())
+        })
+        .await;
+        self.stream = Some(stream);
+        match response {
+            Response::Failed(failure) => Err(failure),
+            response => Ok(response),
+        }
+    }
+}
+
+/// The client's end of a channel.
+pub struct Channel {
+    pub id: ChannelId,
+    pub verdict: Verdict,
+    pub link: MappedLink,
+    pub stream: UnixStream,
+}
+
+impl Channel {
+    pub fn post(&mut self, function: u16, deadline_ms: u32, input: &[u8]) -> u32 {
+        self.link.compose()[..input.len()].copy_from_slice(input);
+        self.link.post(function, deadline_ms, input.len()).unwrap()
+    }
+
+    pub fn receive(&mut self) -> Result<(Status, Vec<u8>), LinkError> {
+        let begun = Instant::now();
+        loop {
+            if let Some(meta) = self.link.poll()? {
+                let output = self.link.current().input.to_vec();
+                self.link.done();
+                return Ok((Status::from_wire(meta.function).unwrap(), output));
+            }
+            assert!(begun.elapsed() < LIMIT, "no response");
+            self.link.wait(Duration::from_millis(50))?;
+        }
+    }
+
+    pub async fn call(
+        self,
+        function: u16,
+        deadline_ms: u32,
+        input: &[u8],
+    ) -> (Self, Result<(Status, Vec<u8>), LinkError>) {
+        let (mut channel, input) = (self, input.to_vec());
+        blocking(move || {
+            channel.post(function, deadline_ms, &input);
+            let result = channel.receive();
+            (channel, result)
+        })
+        .await
+    }
+
+    /// Resolves a function.
+    pub async fn load(self, hash: CodeHash, symbol: &str) -> (Self, u16) {
+        let form = Form::Plain { symbol: symbol.into() };
+        let function = serde_json::to_vec(&LoadFunction { hash, form }).unwrap();
+        let (channel, result) = self.call(FunctionIndex::LOAD.0, 0, &function).await;
+        let (status, output) = result.unwrap();
+        assert_eq!(status, Status::Ok, "{}", String::from_utf8_lossy(&output));
+        (channel, u16::from_le_bytes([output[0], output[1]]))
+    }
+}
+
+/// Waits until something is true.
+pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LIMIT, "{what} did not come about");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

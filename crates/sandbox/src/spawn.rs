@@ -1,0 +1,259 @@
+//! The one thread from which every process is started.
+//!
+//! A parent-death signal follows the *thread* that made the child, so that thread must live as long as the node. The
+//! child shares the node's memory until it runs its program (as in posix_spawn), so starting it copies no page tables
+//! and costs the same however large the node has grown.
+
+use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::{Child, Program, SandboxError};
+
+type Order = (Program, mpsc::SyncSender<Result<Child, SandboxError>>);
+
+/// Stack of a child until it runs its program; it makes a dozen system calls.
+const STACK_BYTES: usize = 64 << 10;
+/// Descriptors to be passed on are moved out of the way of their destinations 0 to 3 first.
+const CLEAR_OF: c_int = 10;
+
+/// Owns the thread. Dropping it ends the thread, and with it every process that it started and that still runs.
+#[derive(Debug)]
+pub struct Spawner {
+    orders: Mutex<Option<mpsc::Sender<Order>>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Spawner {
+    /// Starts the thread.
+    pub fn new() -> Result<Self, SandboxError> {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        let thread = std::thread::Builder::new()
+            .name("mayfly-spawner".into())
+            .spawn(move || {
+                block_signals();
+                for (program, reply) in inbox {
+                    // Whoever ordered it may have gone; then the child's control socket closes and it ends.
+                    let _ = reply.send(start(&program));
+                }
+            })?;
+        Ok(Self {
+            orders: Mutex::new(Some(orders)),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Starts a process. Blocks for the fraction of a millisecond that this takes (longer on a slow file system).
+    pub fn spawn(&self, program: Program) -> Result<Child, SandboxError> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sent = orders.is_some_and(|orders| orders.send((program, reply)).is_ok());
+        if !sent {
+            return Err(SandboxError::Stopped);
+        }
+        answer.recv().unwrap_or(Err(SandboxError::Stopped))
+    }
+}
+
+impl Drop for Spawner {
+    fn drop(&mut self) {
+        drop(self.orders.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// No signal handler of the node's may ever run on this thread, whose memory its children share.
+fn block_signals() {
+    // SAFETY: both calls are given a properly sized set of our own.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+    }
+}
+
+/// Everything that the child needs, made before it exists: it may not allocate.
+struct Plan {
+    program: CString,
+    arguments: Vec<*const c_char>,
+    environment: Vec<*const c_char>,
+    /// What becomes descriptors 0, 1, 2 and 3.
+    files: [RawFd; 4],
+    parent: libc::pid_t,
+    no_signals: libc::sigset_t,
+    error: AtomicI32,
+}
+
+fn start(program: &Program) -> Result<Child, SandboxError> {
+    let path = find(&program.program)?;
+    let zero = |_| SandboxError::ZeroByte(program.program.clone());
+    let text = |bytes: &OsStr| CString::new(bytes.as_bytes());
+    let arguments = std::iter::once(path.as_os_str())
+        .chain(program.arguments.iter().map(OsString::as_os_str))
+        .map(text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(zero)?;
+    let environment = environment(program)
+        .into_iter()
+        .map(CString::new)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(zero)?;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(std::io::Error::from)?;
+    rustix::io::ioctl_fionbio(&ours, true).map_err(std::io::Error::from)?;
+    let (output, written) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    rustix::io::ioctl_fionbio(&output, true).map_err(std::io::Error::from)?;
+    let null = std::fs::File::open("/dev/null")?;
+    let clear = |fd: &dyn AsRawFd| rustix::io::fcntl_dupfd_cloexec(borrow(fd), CLEAR_OF).map_err(std::io::Error::from);
+    let (null, written, theirs) = (clear(&null)?, clear(&written)?, clear(&theirs)?);
+
+    // SAFETY: an all-zero set is what sigemptyset makes; it is emptied properly all the same.
+    let no_signals = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        set
+    };
+    let plan = Plan {
+        program: text(path.as_os_str()).map_err(zero)?,
+        arguments: pointers(&arguments),
+        environment: pointers(&environment),
+        files: [
+            null.as_raw_fd(),
+            written.as_raw_fd(),
+            written.as_raw_fd(),
+            theirs.as_raw_fd(),
+        ],
+        parent: std::process::id() as libc::pid_t,
+        no_signals,
+        error: AtomicI32::new(0),
+    };
+    let mut stack = vec![0u8; STACK_BYTES];
+    let mut pidfd: c_int = -1;
+    // SAFETY: the child runs `child` on a stack of its own, which outlives it because CLONE_VFORK holds this thread until
+    // the child runs its program or exits; so do the plan and everything that it points to.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(STACK_BYTES);
+        let top = top.sub(top as usize % 16);
+        libc::clone(
+            child,
+            top.cast::<c_void>(),
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
+            std::ptr::from_ref(&plan).cast_mut().cast::<c_void>(),
+            std::ptr::from_mut(&mut pidfd),
+        )
+    };
+    if pid < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // SAFETY: clone made this descriptor for us, and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    match plan.error.load(Ordering::Acquire) {
+        0 => Ok(Child {
+            pid,
+            pidfd,
+            control: ours,
+            output,
+        }),
+        error => {
+            // It has exited already; only its record is left.
+            let _ = rustix::process::waitid(
+                rustix::process::WaitId::PidFd(borrow(&pidfd)),
+                rustix::process::WaitIdOptions::EXITED,
+            );
+            Err(SandboxError::Exec {
+                program: path,
+                error: std::io::Error::from_raw_os_error(error),
+            })
+        }
+    }
+}
+
+/// Runs in the child, in the node's memory: system calls only, no allocation, no lock.
+extern "C" fn child(plan: *mut c_void) -> c_int {
+    // SAFETY: `start` passes a plan that outlives this function; every call below is a plain system call on values
+    // prepared there.
+    unsafe {
+        let plan = &*plan.cast::<Plan>();
+        let fail = || {
+            plan.error.store(*libc::__errno_location(), Ordering::Release);
+            libc::_exit(127)
+        };
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            fail();
+        }
+        // The node may have died before the death signal was set.
+        if libc::getppid() != plan.parent {
+            libc::_exit(127);
+        }
+        if libc::setsid() < 0 {
+            fail();
+        }
+        for (to, from) in plan.files.iter().enumerate() {
+            if libc::dup2(*from, to as c_int) < 0 {
+                fail();
+            }
+        }
+        // Everything of ours is close-on-exec; this is for what a library of the host program opened without it. An old
+        // kernel does not know the call, and then close-on-exec has to do.
+        libc::syscall(libc::SYS_close_range, 4, libc::c_uint::MAX, 0);
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::sigprocmask(libc::SIG_SETMASK, &plan.no_signals, std::ptr::null_mut());
+        libc::execve(
+            plan.program.as_ptr(),
+            plan.arguments.as_ptr(),
+            plan.environment.as_ptr(),
+        );
+        fail();
+    }
+    127
+}
+
+fn borrow(fd: &(impl AsRawFd + ?Sized)) -> std::os::fd::BorrowedFd<'_> {
+    // SAFETY: the borrow lasts no longer than the owner.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.as_raw_fd()) }
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const c_char> {
+    texts
+        .iter()
+        .map(|text| text.as_ptr())
+        .chain([std::ptr::null()])
+        .collect()
+}
+
+/// The node's environment without what is about the node itself, changed as wanted.
+fn environment(program: &Program) -> Vec<Vec<u8>> {
+    let changed = |name: &OsStr| program.environment.iter().any(|(changed, _)| changed == name);
+    let kept = std::env::vars_os().filter(|(name, _)| !name.as_bytes().starts_with(b"MAYFLY_") && !changed(name));
+    let set = program
+        .environment
+        .iter()
+        .filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
+    kept.chain(set)
+        .map(|(name, value)| [name.into_vec(), value.into_vec()].join(&b'='))
+        .collect()
+}
+
+fn find(program: &Path) -> Result<PathBuf, SandboxError> {
+    let missing = || SandboxError::NotFound(program.to_path_buf());
+    if program.components().count() > 1 {
+        return if program.is_file() {
+            Ok(program.to_path_buf())
+        } else {
+            Err(missing())
+        };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(missing)
+}

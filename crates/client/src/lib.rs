@@ -33,6 +33,7 @@ mod pool;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
+pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};
 pub use mayfly_fabric::{Allocator, Buffer, Received, Transport};
@@ -41,4 +42,4 @@ pub use mayfly_protocol::error::{Code, Failure, Retry};
 pub use mayfly_protocol::executor::Form;
 pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
 pub use mayfly_protocol::slot::{Geometry, Status};
-pub use pool::{CallId, CallOptions, FunctionId, Outcome, Output, Pool, PoolOptions};
+pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};

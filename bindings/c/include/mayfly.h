@@ -1,0 +1,538 @@
+/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.
+ *
+ * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by
+ * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a
+ * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and
+ * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets
+ * MF_FORKED from every handle of its parent's, and may connect anew. */
+#ifndef MAYFLY_H
+#define MAYFLY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Hot where the node has cores to give, else warm; `mf_lease_is_hot` tells which.
+#define MF_MODE_AUTO 0
+
+// Each worker owns its core and polls.
+#define MF_MODE_HOT 1
+
+// Workers sleep until woken and share cores.
+#define MF_MODE_WARM 2
+
+// The best transport for the place: shared memory on one host, TCP on its loopback, else TLS.
+#define MF_TRANSPORT_BEST 0
+
+// Shared memory of one host.
+#define MF_TRANSPORT_SHM 1
+
+// TCP in clear, on the loopback or where the site trusts its fabric.
+#define MF_TRANSPORT_TCP 2
+
+// TCP under TLS 1.3.
+#define MF_TRANSPORT_TLS 3
+
+// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
+#define MF_FORM_PLAIN 0
+
+// `int32_t f(mf_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
+#define MF_FORM_CHECKED 1
+
+// For ever, as a time in milliseconds or microseconds.
+#define MF_FOR_EVER 4294967295
+
+// Any worker, in `mf_call_options`.
+#define MF_ANY_WORKER 4294967295
+
+// How a function ended. Numbers and names never change their meaning.
+enum mf_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // It did what was asked.
+    MF_OK = 0,
+    // The request is malformed or contradicts itself; also every misuse of this library that it can see.
+    MF_INVALID_REQUEST = 1,
+    // No such lease, node, worker, call, file or function.
+    MF_NOT_FOUND = 2,
+    // The token, its signature, its holder's signature or the bearer is not accepted.
+    MF_UNAUTHORIZED = 3,
+    // The lease or its token has expired.
+    MF_LEASE_EXPIRED = 4,
+    // The lease was released by its holder or revoked by an operator.
+    MF_LEASE_ENDED = 5,
+    // No node has the wanted cores, memory or workers free.
+    MF_NO_CAPACITY = 6,
+    // The request asks for more than the site's policy or any node could ever give.
+    MF_TOO_LARGE = 7,
+    // Client and server speak different wire versions.
+    MF_VERSION_MISMATCH = 8,
+    // Client and worker run different Python or cloudpickle versions.
+    MF_PYTHON_MISMATCH = 9,
+    // The executor, or an embedded manager, could not be started.
+    MF_EXECUTOR_FAILED = 10,
+    // Another channel is already open to this worker.
+    MF_WORKER_BUSY = 11,
+    // The hello was seen before, or its clock is too far from the node's.
+    MF_REPLAYED = 12,
+    // The transport is not available here or not allowed by site policy.
+    MF_TRANSPORT_REFUSED = 13,
+    // The code could not be loaded, or has no such symbol.
+    MF_LOAD_FAILED = 14,
+    // The code's bytes do not have the hash they were announced with.
+    MF_HASH_MISMATCH = 15,
+    // The function reported an error; its text is the message.
+    MF_FUNCTION_ERROR = 16,
+    // The function's output did not fit into its room.
+    MF_OUTPUT_OVERFLOW = 17,
+    // The worker died during the call: it may have been executed.
+    MF_MAYBE_EXECUTED = 18,
+    // The worker died before the call began: it was not executed.
+    MF_NOT_EXECUTED = 19,
+    // The call ran past its deadline and was ended.
+    MF_DEADLINE_EXCEEDED = 20,
+    // The worker answered that it cannot run just now, or the ring is full.
+    MF_REJECTED = 21,
+    // The state that the call depends on died with its worker.
+    MF_STATE_LOST = 22,
+    // The manager or node cannot be reached.
+    MF_UNREACHABLE = 23,
+    // The wait was ended by the caller's own time limit.
+    MF_TIMED_OUT = 24,
+    // The store could not write (disk full, corrupt).
+    MF_STORE_FAILED = 25,
+    // The address is already in use.
+    MF_ADDRESS_IN_USE = 26,
+    // The manager's ownership of the node has passed to another.
+    MF_STALE_EPOCH = 27,
+    // Cancelled by the caller.
+    MF_CANCELLED = 28,
+    // A payload is larger than the channel or the lease allows.
+    MF_PAYLOAD_TOO_LARGE = 29,
+    // The peer broke the protocol.
+    MF_PROTOCOL_VIOLATION = 30,
+    // A fault of Mayfly itself.
+    MF_INTERNAL = 31,
+    // The function index is not resolved on this channel.
+    MF_UNKNOWN_FUNCTION = 32,
+    // Memory for inputs or outputs is used up.
+    MF_OUT_OF_MEMORY = 33,
+    // The handle was inherited through a fork and belongs to the parent process.
+    MF_FORKED = 34,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum mf_status mf_status;
+#else
+typedef int32_t mf_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What a program may do about an error without asking anybody.
+enum mf_retry
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // The request itself must change.
+    MF_RETRY_NEVER = 0,
+    // The same request may succeed later.
+    MF_RETRY_LATER = 1,
+    // The same request may succeed at once on another worker; nothing was executed.
+    MF_RETRY_ELSEWHERE = 2,
+    // It may have been executed: repeat it only if that does no harm.
+    MF_RETRY_IF_IDEMPOTENT = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum mf_retry mf_retry;
+#else
+typedef int32_t mf_retry;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Memory of a channel or pool. Its bytes are the program's own to read and write, except while a call uses them. It
+// may outlive its channel. Different threads may use different buffers.
+typedef struct mf_buffer mf_buffer;
+
+// A channel to one worker. One thread at a time may use it.
+typedef struct mf_channel mf_channel;
+
+// A client of a manager, or of one node. Any thread may use it.
+typedef struct mf_client mf_client;
+
+// The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
+typedef struct mf_lease mf_lease;
+
+// The output of a call. One thread at a time may use it; it may outlive its pool.
+typedef struct mf_output mf_output;
+
+// A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
+typedef struct mf_pool mf_pool;
+
+// What to lease. Initialise with `mf_lease_options_init`, then change what you want.
+typedef struct mf_lease_options {
+    // Set by `mf_lease_options_init`.
+    size_t size;
+    // Number of workers: 1.
+    uint32_t workers;
+    // Cores of each worker: 1.
+    uint32_t cores_per_worker;
+    // Memory of the whole lease in bytes; 0 for the node's usual share.
+    uint64_t memory_bytes;
+    // How long from its first use: an hour.
+    uint64_t duration_ms;
+    // How long it outlives its last channel, 0 for as long as it lasts: 10 seconds.
+    uint64_t idle_release_ms;
+    // MF_MODE_AUTO, MF_MODE_HOT or MF_MODE_WARM.
+    uint32_t mode;
+    // How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
+    uint32_t hot_for_ms;
+} mf_lease_options;
+
+// Identity of code: the hash of its bytes.
+typedef struct mf_code {
+    // SHA-256.
+    uint8_t hash[32];
+} mf_code;
+
+// How to open a channel. Initialise with `mf_channel_options_init`, then change what you want.
+typedef struct mf_channel_options {
+    // Set by `mf_channel_options_init`.
+    size_t size;
+    // MF_TRANSPORT_BEST, _SHM, _TCP or _TLS.
+    uint32_t transport;
+    // Slots of each ring, a power of two: as many calls can be outstanding.
+    uint32_t slots;
+    // Bytes of a slot, a multiple of 128: larger payloads travel through bulk memory.
+    uint32_t stride_bytes;
+    // How long a wait polls before it sleeps, in microseconds; MF_FOR_EVER for ever, which spares the worker a fence.
+    uint32_t spin_us;
+    // Address space for bulk payloads each way, a multiple of 4096.
+    uint64_t bulk_bytes;
+} mf_channel_options;
+
+// The end of a call that was submitted.
+typedef struct mf_completion {
+    // The number that `mf_channel_submit` answered.
+    uint32_t sequence;
+    // How the call ended.
+    mf_status status;
+    // The output, or the text of the error. Valid until the next function of this channel.
+    const void *output;
+    // Its bytes.
+    size_t length;
+} mf_completion;
+
+// How a pool works. Initialise with `mf_pool_options_init`, then change what you want.
+typedef struct mf_pool_options {
+    // Set by `mf_pool_options_init`.
+    size_t size;
+    // How its channels are opened.
+    struct mf_channel_options channel;
+    // How often a call that was not executed, or is idempotent, is tried again elsewhere: 3.
+    uint32_t retries;
+    // Most calls that one worker may have outstanding; 0 to let measured times decide.
+    uint32_t depth;
+} mf_pool_options;
+
+// How one call is treated. Initialise with `mf_call_options_init`, then change what you want.
+typedef struct mf_call_options {
+    // Set by `mf_call_options_init`.
+    size_t size;
+    // Milliseconds of execution allowed, after which its worker is ended: 0 for no limit.
+    uint32_t deadline_ms;
+    // Not 0 if running it twice does no harm, so that it is repeated when its worker died during it.
+    uint32_t idempotent;
+    // The only worker that may run it: MF_ANY_WORKER.
+    uint32_t worker;
+} mf_call_options;
+
+// What is told of the end of a call: its status, the text of its error or "", and its output, all valid during the
+// callback. It runs in the thread that called `mf_pool_drive` (or `mf_pool_free`), and may use the pool, except to free
+// it. It must not throw.
+typedef void (*mf_callback)(void *user, mf_status status, const char *message, const void *output, size_t length);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// What the last error of this thread was: what happened, and often what to do. Valid until the next error of this
+// thread; never NULL. A success leaves it as it is.
+const char *mf_last_error_message(void);
+
+// The status of the last error of this thread.
+mf_status mf_last_error(void);
+
+// The name of a status, as in docs/errors.md, such as `output_overflow`. Never NULL.
+const char *mf_error_name(int32_t status);
+
+// What to do about an error, in one sentence. Never NULL.
+const char *mf_error_remedy(int32_t status);
+
+// Whether the same request may be made again.
+mf_retry mf_error_retry(int32_t status);
+
+// Version of this library. Never NULL.
+const char *mf_version(void);
+
+// Connects to the manager that `path` names (a connection file, or a state directory). NULL means: the one of the
+// environment variable MAYFLY_MANAGER, else the one that this user runs, else an embedded one that ends with the last
+// of this client, its leases, channels and pools, or with this process.
+mf_status mf_client_connect(const char *path, struct mf_client **client);
+
+// Starts an embedded manager and node, whatever else is configured. `binary` names the program `mayfly`; NULL means the
+// one of the environment variable MAYFLY_BIN, on the PATH, or beside this library.
+mf_status mf_client_embedded(const char *binary, struct mf_client **client);
+
+// Leases from one node without a manager, by the allowance that the node wrote (`allowance.json`).
+mf_status mf_client_node(const char *allowance, struct mf_client **client);
+
+// What it is connected to, for people. Lives as long as the client; empty for NULL.
+const char *mf_client_describe(const struct mf_client *client);
+
+// Closes the client. Leases, channels and pools of it live on. NULL is nothing.
+void mf_client_free(struct mf_client *client);
+
+// Sets every option to its default.
+mf_status mf_lease_options_init(struct mf_lease_options *options);
+
+// Leases workers. NULL for `options` means the defaults: one worker for an hour.
+mf_status mf_lease_open(const struct mf_client *client,
+                        const struct mf_lease_options *options,
+                        struct mf_lease **lease);
+
+// Sends a shared library to the node, unless it has it already.
+mf_status mf_lease_load_library(const struct mf_lease *lease, const char *path, struct mf_code *code);
+
+// As `mf_lease_load_library`, from memory.
+mf_status mf_lease_load_bytes(const struct mf_lease *lease, const void *data, size_t length, struct mf_code *code);
+
+// Makes the lease last so long from now.
+mf_status mf_lease_renew(const struct mf_lease *lease, uint64_t duration_ms);
+
+// Gives the workers back now. Channels end; calls that run are ended.
+mf_status mf_lease_release(const struct mf_lease *lease);
+
+// Workers granted; 0 for NULL.
+uint32_t mf_lease_workers(const struct mf_lease *lease);
+
+// Whether the workers poll on cores of their own.
+bool mf_lease_is_hot(const struct mf_lease *lease);
+
+// The transport that channels of this lease use unless told otherwise.
+uint32_t mf_lease_transport(const struct mf_lease *lease);
+
+// Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
+void mf_lease_free(struct mf_lease *lease);
+
+// Allocates memory of a channel, aligned to 128 bytes.
+mf_status mf_buffer_alloc(struct mf_channel *channel, size_t length, struct mf_buffer **buffer);
+
+// Its first byte; NULL for NULL. The address stays the same until the buffer is freed or submitted.
+void *mf_buffer_data(const struct mf_buffer *buffer);
+
+// Bytes in it; 0 for NULL.
+size_t mf_buffer_length(const struct mf_buffer *buffer);
+
+// Bytes that it could have; 0 for NULL.
+size_t mf_buffer_capacity(const struct mf_buffer *buffer);
+
+// Makes it shorter, or longer up to its capacity.
+mf_status mf_buffer_resize(struct mf_buffer *buffer, size_t length);
+
+// Gives the memory back. NULL is nothing.
+void mf_buffer_free(struct mf_buffer *buffer);
+
+// Sets every option to its default.
+mf_status mf_channel_options_init(struct mf_channel_options *options);
+
+// Opens a channel to worker number `worker`, counted from 0. NULL for `options` means the defaults.
+mf_status mf_channel_open(const struct mf_lease *lease,
+                          uint32_t worker,
+                          const struct mf_channel_options *options,
+                          struct mf_channel **channel);
+
+// Resolves a function of code that the lease has. Every submitted call must have been answered.
+mf_status mf_channel_load(struct mf_channel *channel,
+                          const struct mf_code *code,
+                          const char *symbol,
+                          uint32_t form,
+                          uint16_t *index);
+
+// Calls a function and waits for its output, which is copied to `output`. `deadline_ms` limits its execution, 0 for no
+// limit. When the output does not fit, the status is MF_OUTPUT_OVERFLOW, `output_length` says what it needs, and
+// `mf_channel_output` gives it, so that nothing needs to run twice. Every submitted call must have been answered.
+mf_status mf_channel_call(struct mf_channel *channel,
+                          uint16_t function,
+                          uint32_t deadline_ms,
+                          const void *input,
+                          size_t input_length,
+                          void *output,
+                          size_t output_capacity,
+                          size_t *output_length);
+
+// Calls a function on the first `input_length` bytes of a buffer and has its output written into another buffer, both of
+// this channel. Over shared memory nothing is copied. `output_length` tells how much of the buffer was written.
+mf_status mf_channel_call_into(struct mf_channel *channel,
+                               uint16_t function,
+                               uint32_t deadline_ms,
+                               const struct mf_buffer *input,
+                               size_t input_length,
+                               struct mf_buffer *output,
+                               size_t *output_length);
+
+// Sends a call without waiting; `sequence` tells its number. The input may be reused at once. At most as many calls as
+// the ring has slots may be outstanding; beyond, the status is MF_REJECTED. A completion must be asked for, by
+// `mf_channel_poll` or `mf_channel_wait`, for every call.
+mf_status mf_channel_submit(struct mf_channel *channel,
+                            uint16_t function,
+                            uint32_t deadline_ms,
+                            const void *input,
+                            size_t input_length,
+                            uint32_t *sequence);
+
+// As `mf_channel_submit`, without a copy: the buffer belongs to the call from now on, whatever the status.
+mf_status mf_channel_submit_buffer(struct mf_channel *channel,
+                                   uint16_t function,
+                                   uint32_t deadline_ms,
+                                   struct mf_buffer *input,
+                                   size_t input_length,
+                                   uint32_t *sequence);
+
+// The next completion, in the order of submission, if it is here (`came`). A call that failed is a completion with a
+// status of its own; the status of this function speaks of the channel.
+mf_status mf_channel_poll(struct mf_channel *channel, struct mf_completion *completion, bool *came);
+
+// Waits for the next completion, `timeout_ms` at most (MF_TIMED_OUT); MF_FOR_EVER for as long as it takes.
+mf_status mf_channel_wait(struct mf_channel *channel, uint32_t timeout_ms, struct mf_completion *completion);
+
+// The output of the completion that was told of last, or the one that did not fit into the room of `mf_channel_call`.
+// Valid until the next function of this channel.
+mf_status mf_channel_output(struct mf_channel *channel, const void **output, size_t *length);
+
+// Frees the slot of the completion that was told of last. Every other function of the channel does so first by itself,
+// except `mf_channel_output`.
+mf_status mf_channel_done(struct mf_channel *channel);
+
+// Ends the submitted call `sequence` if it is the one that runs, by ending its worker; the channel ends with it.
+mf_status mf_channel_cancel(struct mf_channel *channel, uint32_t sequence);
+
+// The transport that it uses: MF_TRANSPORT_SHM, _TCP or _TLS.
+uint32_t mf_channel_transport(const struct mf_channel *channel);
+
+// Process id of the worker on its host; 0 for NULL.
+uint32_t mf_channel_worker_pid(const struct mf_channel *channel);
+
+// Calls submitted and not yet answered; 0 for NULL.
+uint32_t mf_channel_outstanding(const struct mf_channel *channel);
+
+// Closes the channel. Buffers of it live on. NULL is nothing.
+void mf_channel_free(struct mf_channel *channel);
+
+// Sets every option to its default.
+mf_status mf_pool_options_init(struct mf_pool_options *options);
+
+// Sets every option to its default.
+mf_status mf_call_options_init(struct mf_call_options *options);
+
+// Opens a channel to every worker of a lease. NULL for `options` means the defaults.
+mf_status mf_pool_open(const struct mf_lease *lease, const struct mf_pool_options *options, struct mf_pool **pool);
+
+// Makes a function of code that the lease has known to the pool. Workers load it at its first call, which fails if they
+// cannot.
+mf_status mf_pool_function(const struct mf_pool *pool,
+                           const struct mf_code *code,
+                           const char *symbol,
+                           uint32_t form,
+                           uint32_t *id);
+
+// Sends a call, or queues it until a worker has room; `call` tells its number. The input may be reused at once. Its
+// outcome is taken with `mf_pool_wait`, or given up with `mf_pool_forget`. NULL for `options` means the defaults.
+mf_status mf_pool_submit(const struct mf_pool *pool,
+                         uint32_t function,
+                         const void *input,
+                         size_t input_length,
+                         const struct mf_call_options *options,
+                         uint64_t *call);
+
+// As `mf_pool_submit`, with memory of `mf_pool_buffer_alloc`, which is not copied if the call goes to the worker for
+// which it was allocated. The buffer belongs to the call from now on, whatever the status.
+mf_status mf_pool_submit_buffer(const struct mf_pool *pool,
+                                uint32_t function,
+                                struct mf_buffer *input,
+                                size_t input_length,
+                                const struct mf_call_options *options,
+                                uint64_t *call);
+
+// As `mf_pool_submit`, with a function of yours that is told of the end, once, by whoever drives the pool
+// (`mf_pool_drive`). `call` is NULL or tells the call's number, for `mf_pool_cancel`.
+mf_status mf_pool_submit_callback(const struct mf_pool *pool,
+                                  uint32_t function,
+                                  const void *input,
+                                  size_t input_length,
+                                  const struct mf_call_options *options,
+                                  mf_callback callback,
+                                  void *user,
+                                  uint64_t *call);
+
+// Drives the calls until some with a callback have ended, `timeout_ms` at most, and runs their callbacks; `ended` tells
+// how many, 0 when the time is over.
+mf_status mf_pool_drive(const struct mf_pool *pool, uint32_t timeout_ms, size_t *ended);
+
+// Waits for the end of a call, `timeout_ms` at most (MF_TIMED_OUT: it goes on and can be waited for again), or for ever if
+// that is negative. The status is the call's own; its output, if it has one, is handed over through `output`. The outcome
+// of a call can be taken once.
+mf_status mf_pool_wait(const struct mf_pool *pool,
+                       uint64_t call,
+                       int64_t timeout_ms,
+                       struct mf_output **output);
+
+// Calls a function and waits; the output is copied to `output`. When it does not fit, the status is MF_OUTPUT_OVERFLOW and
+// `output_length` says what it needs.
+mf_status mf_pool_call(const struct mf_pool *pool,
+                       uint32_t function,
+                       const void *input,
+                       size_t input_length,
+                       const struct mf_call_options *options,
+                       void *output,
+                       size_t output_capacity,
+                       size_t *output_length);
+
+// Whether a call has ended.
+bool mf_pool_is_done(const struct mf_pool *pool, uint64_t call);
+
+// Takes a call out of the queue, so that it ends as MF_CANCELLED; `cancelled` tells whether it was still there.
+mf_status mf_pool_cancel(const struct mf_pool *pool, uint64_t call, bool *cancelled);
+
+// Ends a call even if it runs, by ending its worker. Calls behind it go elsewhere.
+mf_status mf_pool_kill(const struct mf_pool *pool, uint64_t call);
+
+// Nobody will wait for this call.
+mf_status mf_pool_forget(const struct mf_pool *pool, uint64_t call);
+
+// Calls that have not ended; 0 for NULL.
+size_t mf_pool_pending(const struct mf_pool *pool);
+
+// Allocates memory for an input, for the worker that has least to do; `worker` tells which, for `mf_call_options`.
+mf_status mf_pool_buffer_alloc(const struct mf_pool *pool, size_t length, struct mf_buffer **buffer, uint32_t *worker);
+
+// The bytes of an output; NULL for NULL.
+const void *mf_output_data(const struct mf_output *output);
+
+// How many bytes an output has; 0 for NULL.
+size_t mf_output_length(const struct mf_output *output);
+
+// Gives an output's memory back. NULL is nothing.
+void mf_output_free(struct mf_output *output);
+
+// Closes the pool. Callbacks that were not called are told MF_CANCELLED. Outputs and buffers live on. NULL is nothing.
+void mf_pool_free(struct mf_pool *pool);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* MAYFLY_H */

@@ -1,0 +1,302 @@
+//! Leases, and the code that their workers run.
+
+use std::ffi::{c_char, c_void};
+use std::time::Duration;
+
+use mayfly_client::{Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Transport};
+
+use crate::client::mf_client;
+use crate::handle::{Birth, Handle, bytes, get, give, optional_path, options, put_required, take, text};
+use crate::status::{guard, mf_status, misuse, value};
+
+/// Hot where the node has cores to give, else warm; `mf_lease_is_hot` tells which.
+pub const MF_MODE_AUTO: u32 = 0;
+/// Each worker owns its core and polls.
+pub const MF_MODE_HOT: u32 = 1;
+/// Workers sleep until woken and share cores.
+pub const MF_MODE_WARM: u32 = 2;
+
+/// The best transport for the place: shared memory on one host, TCP on its loopback, else TLS.
+pub const MF_TRANSPORT_BEST: u32 = 0;
+/// Shared memory of one host.
+pub const MF_TRANSPORT_SHM: u32 = 1;
+/// TCP in clear, on the loopback or where the site trusts its fabric.
+pub const MF_TRANSPORT_TCP: u32 = 2;
+/// TCP under TLS 1.3.
+pub const MF_TRANSPORT_TLS: u32 = 3;
+
+/// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
+pub const MF_FORM_PLAIN: u32 = 0;
+/// `int32_t f(mf_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
+pub const MF_FORM_CHECKED: u32 = 1;
+
+/// For ever, as a time in milliseconds or microseconds.
+pub const MF_FOR_EVER: u32 = 4294967295;
+
+/// What to lease. Initialise with `mf_lease_options_init`, then change what you want.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mf_lease_options {
+    /// Set by `mf_lease_options_init`.
+    pub size: usize,
+    /// Number of workers: 1.
+    pub workers: u32,
+    /// Cores of each worker: 1.
+    pub cores_per_worker: u32,
+    /// Memory of the whole lease in bytes; 0 for the node's usual share.
+    pub memory_bytes: u64,
+    /// How long from its first use: an hour.
+    pub duration_ms: u64,
+    /// How long it outlives its last channel, 0 for as long as it lasts: 10 seconds.
+    pub idle_release_ms: u64,
+    /// MF_MODE_AUTO, MF_MODE_HOT or MF_MODE_WARM.
+    pub mode: u32,
+    /// How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
+    pub hot_for_ms: u32,
+}
+
+/// Identity of code: the hash of its bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mf_code {
+    /// SHA-256.
+    pub hash: [u8; 32],
+}
+
+/// The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
+pub struct mf_lease {
+    birth: Birth,
+    pub(crate) lease: Lease,
+}
+
+impl Handle for mf_lease {
+    const NAME: &'static str = "lease";
+    fn birth(&self) -> Birth {
+        self.birth
+    }
+}
+
+fn narrow(number: u32, what: &str) -> Result<u16, Error> {
+    u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
+}
+
+fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
+    let mode = match options.mode {
+        MF_MODE_AUTO => Mode::Auto,
+        MF_MODE_HOT => Mode::Hot,
+        MF_MODE_WARM => Mode::Warm,
+        other => {
+            return Err(misuse(format!(
+                "there is no mode {other}: see MF_MODE_AUTO, _HOT, _WARM"
+            )));
+        }
+    };
+    let hot_for = Duration::from_millis(options.hot_for_ms.into());
+    Ok(LeaseOptions {
+        cores_per_worker: narrow(options.cores_per_worker, "cores of a worker")?,
+        memory_bytes: options.memory_bytes,
+        duration: Duration::from_millis(options.duration_ms),
+        mode,
+        hot_for: (options.hot_for_ms != MF_FOR_EVER).then_some(hot_for),
+        idle_release: Duration::from_millis(options.idle_release_ms),
+        ..LeaseOptions::native(narrow(options.workers, "workers")?)
+    })
+}
+
+pub(crate) fn transport(number: u32) -> Result<Option<Transport>, Error> {
+    Ok(Some(match number {
+        MF_TRANSPORT_BEST => return Ok(None),
+        MF_TRANSPORT_SHM => Transport::Shm,
+        MF_TRANSPORT_TCP => Transport::Tcp,
+        MF_TRANSPORT_TLS => Transport::Tls,
+        other => return Err(misuse(format!("there is no transport {other}: see MF_TRANSPORT_BEST"))),
+    }))
+}
+
+pub(crate) fn transport_number(transport: Transport) -> u32 {
+    match transport {
+        Transport::Shm => MF_TRANSPORT_SHM,
+        Transport::Tcp => MF_TRANSPORT_TCP,
+        Transport::Tls => MF_TRANSPORT_TLS,
+        Transport::Inproc => MF_TRANSPORT_BEST,
+    }
+}
+
+/// # Safety
+/// `code` points to a code and `symbol` to a C string, unless they are null.
+pub(crate) unsafe fn function(
+    code: *const mf_code,
+    symbol: *const c_char,
+    form: u32,
+) -> Result<(CodeHash, Form), Error> {
+    // SAFETY: as the caller promises.
+    let code = unsafe { code.as_ref() }.ok_or_else(|| misuse("the code is NULL"))?;
+    // SAFETY: as the caller promises.
+    let symbol = unsafe { text(symbol, "the symbol") }?.to_owned();
+    let form = match form {
+        MF_FORM_PLAIN => Form::Plain { symbol },
+        MF_FORM_CHECKED => Form::Checked { symbol },
+        other => {
+            return Err(misuse(format!(
+                "there is no form {other}: see MF_FORM_PLAIN, MF_FORM_CHECKED"
+            )));
+        }
+    };
+    Ok((CodeHash(code.hash), form))
+}
+
+/// Sets every option to its default.
+///
+/// # Safety
+/// `options` is NULL or a place for options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -> mf_status {
+    let defaults = mf_lease_options {
+        size: size_of::<mf_lease_options>(),
+        workers: 1,
+        cores_per_worker: 1,
+        memory_bytes: 0,
+        duration_ms: 3_600_000,
+        idle_release_ms: 10_000,
+        mode: MF_MODE_AUTO,
+        hot_for_ms: MF_FOR_EVER,
+    };
+    // SAFETY: as the caller promises.
+    guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
+}
+
+/// Leases workers. NULL for `options` means the defaults: one worker for an hour.
+///
+/// # Safety
+/// `client` is a client, `options` NULL or options, `lease` a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_open(
+    client: *const mf_client,
+    options: *const mf_lease_options,
+    lease: *mut *mut mf_lease,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            give(lease, || {
+                let client = get(client)?;
+                let options = match self::options(options, "mf_lease_options")? {
+                    Some(options) => lease_options(options)?,
+                    None => LeaseOptions::native(1),
+                };
+                Ok(mf_lease {
+                    birth: Birth::now(),
+                    lease: client.client.lease(options)?,
+                })
+            })
+        }?;
+        Ok(())
+    })
+}
+
+/// Sends a shared library to the node, unless it has it already.
+///
+/// # Safety
+/// `lease` is a lease, `path` a C string, `code` a place for a code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_load_library(
+    lease: *const mf_lease,
+    path: *const c_char,
+    code: *mut mf_code,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let (lease, path) = unsafe { (get(lease)?, optional_path(path, "the library's path")?) };
+        let path = path.ok_or_else(|| misuse("the library's path is NULL"))?;
+        let content = std::fs::read(path)
+            .map_err(|error| Error::new(Code::NotFound, format!("{} cannot be read: {error}", path.display())))?;
+        let hash = lease.lease.put_code(&content)?.0;
+        // SAFETY: as the caller promises.
+        Ok(unsafe { put_required(code, "the place for the code", mf_code { hash }) }?)
+    })
+}
+
+/// As `mf_lease_load_library`, from memory.
+///
+/// # Safety
+/// `lease` is a lease, `data` points to `length` bytes, `code` is a place for a code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_load_bytes(
+    lease: *const mf_lease,
+    data: *const c_void,
+    length: usize,
+    code: *mut mf_code,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let (lease, data) = unsafe { (get(lease)?, bytes(data, length)?) };
+        let hash = lease.lease.put_code(data)?.0;
+        // SAFETY: as the caller promises.
+        Ok(unsafe { put_required(code, "the place for the code", mf_code { hash }) }?)
+    })
+}
+
+/// Makes the lease last so long from now.
+///
+/// # Safety
+/// `lease` is a lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_renew(lease: *const mf_lease, duration_ms: u64) -> mf_status {
+    // SAFETY: as the caller promises.
+    guard(|| Ok(unsafe { get(lease) }?.lease.renew(Duration::from_millis(duration_ms))?))
+}
+
+/// Gives the workers back now. Channels end; calls that run are ended.
+///
+/// # Safety
+/// `lease` is a lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_release(lease: *const mf_lease) -> mf_status {
+    // SAFETY: as the caller promises.
+    guard(|| Ok(unsafe { get(lease) }?.lease.release()?))
+}
+
+/// Workers granted; 0 for NULL.
+///
+/// # Safety
+/// `lease` is NULL or a lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_workers(lease: *const mf_lease) -> u32 {
+    // SAFETY: as the caller promises.
+    value(0, || Ok(unsafe { get(lease) }?.lease.workers().into()))
+}
+
+/// Whether the workers poll on cores of their own.
+///
+/// # Safety
+/// `lease` is NULL or a lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_is_hot(lease: *const mf_lease) -> bool {
+    // SAFETY: as the caller promises.
+    value(false, || Ok(unsafe { get(lease) }?.lease.is_hot()))
+}
+
+/// The transport that channels of this lease use unless told otherwise.
+///
+/// # Safety
+/// `lease` is NULL or a lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_transport(lease: *const mf_lease) -> u32 {
+    value(MF_TRANSPORT_BEST, || {
+        // SAFETY: as the caller promises.
+        Ok(transport_number(unsafe { get(lease) }?.lease.best_transport()))
+    })
+}
+
+/// Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
+///
+/// # Safety
+/// `lease` is NULL or a lease that is never used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_lease_free(lease: *mut mf_lease) {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        drop(unsafe { take(lease) });
+        Ok(())
+    });
+}

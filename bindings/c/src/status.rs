@@ -1,0 +1,301 @@
+//! Status codes, their texts, and how an error reaches C.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mayfly_client::{CallError, Code, Error, Retry};
+
+/// How a function ended. Numbers and names never change their meaning.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum mf_status {
+    /// It did what was asked.
+    MF_OK = 0,
+    /// The request is malformed or contradicts itself; also every misuse of this library that it can see.
+    MF_INVALID_REQUEST = 1,
+    /// No such lease, node, worker, call, file or function.
+    MF_NOT_FOUND = 2,
+    /// The token, its signature, its holder's signature or the bearer is not accepted.
+    MF_UNAUTHORIZED = 3,
+    /// The lease or its token has expired.
+    MF_LEASE_EXPIRED = 4,
+    /// The lease was released by its holder or revoked by an operator.
+    MF_LEASE_ENDED = 5,
+    /// No node has the wanted cores, memory or workers free.
+    MF_NO_CAPACITY = 6,
+    /// The request asks for more than the site's policy or any node could ever give.
+    MF_TOO_LARGE = 7,
+    /// Client and server speak different wire versions.
+    MF_VERSION_MISMATCH = 8,
+    /// Client and worker run different Python or cloudpickle versions.
+    MF_PYTHON_MISMATCH = 9,
+    /// The executor, or an embedded manager, could not be started.
+    MF_EXECUTOR_FAILED = 10,
+    /// Another channel is already open to this worker.
+    MF_WORKER_BUSY = 11,
+    /// The hello was seen before, or its clock is too far from the node's.
+    MF_REPLAYED = 12,
+    /// The transport is not available here or not allowed by site policy.
+    MF_TRANSPORT_REFUSED = 13,
+    /// The code could not be loaded, or has no such symbol.
+    MF_LOAD_FAILED = 14,
+    /// The code's bytes do not have the hash they were announced with.
+    MF_HASH_MISMATCH = 15,
+    /// The function reported an error; its text is the message.
+    MF_FUNCTION_ERROR = 16,
+    /// The function's output did not fit into its room.
+    MF_OUTPUT_OVERFLOW = 17,
+    /// The worker died during the call: it may have been executed.
+    MF_MAYBE_EXECUTED = 18,
+    /// The worker died before the call began: it was not executed.
+    MF_NOT_EXECUTED = 19,
+    /// The call ran past its deadline and was ended.
+    MF_DEADLINE_EXCEEDED = 20,
+    /// The worker answered that it cannot run just now, or the ring is full.
+    MF_REJECTED = 21,
+    /// The state that the call depends on died with its worker.
+    MF_STATE_LOST = 22,
+    /// The manager or node cannot be reached.
+    MF_UNREACHABLE = 23,
+    /// The wait was ended by the caller's own time limit.
+    MF_TIMED_OUT = 24,
+    /// The store could not write (disk full, corrupt).
+    MF_STORE_FAILED = 25,
+    /// The address is already in use.
+    MF_ADDRESS_IN_USE = 26,
+    /// The manager's ownership of the node has passed to another.
+    MF_STALE_EPOCH = 27,
+    /// Cancelled by the caller.
+    MF_CANCELLED = 28,
+    /// A payload is larger than the channel or the lease allows.
+    MF_PAYLOAD_TOO_LARGE = 29,
+    /// The peer broke the protocol.
+    MF_PROTOCOL_VIOLATION = 30,
+    /// A fault of Mayfly itself.
+    MF_INTERNAL = 31,
+    /// The function index is not resolved on this channel.
+    MF_UNKNOWN_FUNCTION = 32,
+    /// Memory for inputs or outputs is used up.
+    MF_OUT_OF_MEMORY = 33,
+    /// The handle was inherited through a fork and belongs to the parent process.
+    MF_FORKED = 34,
+}
+
+impl mf_status {
+    /// Every status that stands for a code, in the order of their numbers.
+    pub(crate) const ERRORS: [Self; 34] = [
+        Self::MF_INVALID_REQUEST,
+        Self::MF_NOT_FOUND,
+        Self::MF_UNAUTHORIZED,
+        Self::MF_LEASE_EXPIRED,
+        Self::MF_LEASE_ENDED,
+        Self::MF_NO_CAPACITY,
+        Self::MF_TOO_LARGE,
+        Self::MF_VERSION_MISMATCH,
+        Self::MF_PYTHON_MISMATCH,
+        Self::MF_EXECUTOR_FAILED,
+        Self::MF_WORKER_BUSY,
+        Self::MF_REPLAYED,
+        Self::MF_TRANSPORT_REFUSED,
+        Self::MF_LOAD_FAILED,
+        Self::MF_HASH_MISMATCH,
+        Self::MF_FUNCTION_ERROR,
+        Self::MF_OUTPUT_OVERFLOW,
+        Self::MF_MAYBE_EXECUTED,
+        Self::MF_NOT_EXECUTED,
+        Self::MF_DEADLINE_EXCEEDED,
+        Self::MF_REJECTED,
+        Self::MF_STATE_LOST,
+        Self::MF_UNREACHABLE,
+        Self::MF_TIMED_OUT,
+        Self::MF_STORE_FAILED,
+        Self::MF_ADDRESS_IN_USE,
+        Self::MF_STALE_EPOCH,
+        Self::MF_CANCELLED,
+        Self::MF_PAYLOAD_TOO_LARGE,
+        Self::MF_PROTOCOL_VIOLATION,
+        Self::MF_INTERNAL,
+        Self::MF_UNKNOWN_FUNCTION,
+        Self::MF_OUT_OF_MEMORY,
+        Self::MF_FORKED,
+    ];
+}
+
+impl From<Code> for mf_status {
+    fn from(code: Code) -> Self {
+        Self::ERRORS
+            .get((code as usize).wrapping_sub(1))
+            .copied()
+            .unwrap_or(Self::MF_INTERNAL)
+    }
+}
+
+fn remedy(code: Code) -> &'static CStr {
+    match code {
+        Code::InvalidRequest => c"Read the message: it names what is wrong and what is allowed.",
+        Code::NotFound => c"Check the name: `mayfly status` lists leases and nodes, `nm -D library.so` the symbols.",
+        Code::Unauthorized => c"Lease again; if all is refused, check that client and manager are one installation.",
+        Code::LeaseExpired => c"Lease for longer, or renew with mf_lease_renew before the end.",
+        Code::LeaseEnded => c"Lease again.",
+        Code::NoCapacity => c"Wait, ask for fewer workers or less memory, or add a node.",
+        Code::TooLarge => c"Ask for less: `mayfly status` shows what the nodes have.",
+        Code::VersionMismatch => c"Install the same version of Mayfly on both sides.",
+        Code::PythonMismatch => c"Run the same Python and cloudpickle on both sides.",
+        Code::ExecutorFailed => c"Read the node's log, or standard error of an embedded manager.",
+        Code::WorkerBusy => c"Close the other channel, or use another worker.",
+        Code::Replayed => c"Try again; if it stays, set the clocks of client and node right.",
+        Code::TransportRefused => c"Let Mayfly choose: MF_TRANSPORT_BEST.",
+        Code::LoadFailed => {
+            c"Check that the library is built for the node, links, and exports the symbol as extern \"C\"."
+        }
+        Code::HashMismatch => c"Send the library again.",
+        Code::FunctionError => c"The message is the function's own: see its source.",
+        Code::OutputOverflow => c"Give more room, or take the output with mf_channel_output.",
+        Code::MaybeExecuted => c"Repeat the call only if running it twice does no harm.",
+        Code::NotExecuted => c"Repeat the call.",
+        Code::DeadlineExceeded => c"Allow more time; the worker has been replaced.",
+        Code::Rejected => c"Take completions first, or use another worker.",
+        Code::StateLost => c"Set the state up again in the new worker.",
+        Code::Unreachable => c"Check that manager and node run: `mayfly status`.",
+        Code::TimedOut => c"Wait again: what was waited for goes on.",
+        Code::StoreFailed => c"Make room on the manager's disk.",
+        Code::AddressInUse => c"Choose another address, or end what uses it.",
+        Code::StaleEpoch => c"Lease again.",
+        Code::Cancelled => c"Nothing to do.",
+        Code::PayloadTooLarge => c"Send less at once, or open the channel with more bulk_bytes.",
+        Code::ProtocolViolation => c"Install the same version of Mayfly on both sides; if it stays, report it.",
+        Code::Internal => c"Report it with the message.",
+        Code::UnknownFunction => c"Resolve the function on this channel or pool first.",
+        Code::OutOfMemory => c"Free buffers and outputs, or lease more memory.",
+        Code::Forked => c"Connect anew in the child process; leave the parent's handles alone.",
+    }
+}
+
+/// What a program may do about an error without asking anybody.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum mf_retry {
+    /// The request itself must change.
+    MF_RETRY_NEVER = 0,
+    /// The same request may succeed later.
+    MF_RETRY_LATER = 1,
+    /// The same request may succeed at once on another worker; nothing was executed.
+    MF_RETRY_ELSEWHERE = 2,
+    /// It may have been executed: repeat it only if that does no harm.
+    MF_RETRY_IF_IDEMPOTENT = 3,
+}
+
+thread_local! {
+    static LAST: RefCell<(mf_status, CString)> = RefCell::new((mf_status::MF_OK, CString::default()));
+}
+
+fn remember(error: &Error) -> mf_status {
+    let status = error.code().into();
+    let text: Vec<u8> = error.0.message.bytes().filter(|byte| *byte != 0).collect();
+    LAST.with_borrow_mut(|last| *last = (status, CString::new(text).unwrap_or_default()));
+    status
+}
+
+/// An error of the caller's.
+pub(crate) fn misuse(text: impl Into<String>) -> Error {
+    Error::new(Code::InvalidRequest, text)
+}
+
+/// Runs the body of a function that C calls: its error becomes a status and a message of this thread, and a panic an
+/// error, because C cannot unwind.
+#[inline]
+pub(crate) fn guard(body: impl FnOnce() -> Result<(), CallError>) -> mf_status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => mf_status::MF_OK,
+        Ok(Err(error)) => remember(&error.into()),
+        Err(panic) => remember(&Error::new(
+            Code::Internal,
+            format!("a fault of Mayfly: {}", said(&*panic)),
+        )),
+    }
+}
+
+fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text,
+        _ => "it panicked",
+    }
+}
+
+/// As [`guard`], for functions that answer a value: `otherwise` stands for an error.
+pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
+    let mut result = None;
+    guard(|| {
+        result = Some(body()?);
+        Ok(())
+    });
+    result.unwrap_or(otherwise)
+}
+
+/// What the last error of this thread was: what happened, and often what to do. Valid until the next error of this
+/// thread; never NULL. A success leaves it as it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_last_error_message() -> *const c_char {
+    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.1.as_ptr()))
+        .unwrap_or(c"".as_ptr())
+}
+
+/// The status of the last error of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_last_error() -> mf_status {
+    LAST.try_with(|last| last.try_borrow().map_or(mf_status::MF_INTERNAL, |last| last.0))
+        .unwrap_or(mf_status::MF_INTERNAL)
+}
+
+/// The name of a status, as in docs/errors.md, such as `output_overflow`. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_error_name(status: i32) -> *const c_char {
+    if status == 0 {
+        return c"ok".as_ptr();
+    }
+    code_of(status).map_or(c"unknown".as_ptr(), |code| name(code).as_ptr())
+}
+
+/// What to do about an error, in one sentence. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_error_remedy(status: i32) -> *const c_char {
+    code_of(status).map_or(c"".as_ptr(), |code| remedy(code).as_ptr())
+}
+
+/// Whether the same request may be made again.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_error_retry(status: i32) -> mf_retry {
+    match code_of(status).map(Code::retry) {
+        Some(Retry::Later) => mf_retry::MF_RETRY_LATER,
+        Some(Retry::Elsewhere) => mf_retry::MF_RETRY_ELSEWHERE,
+        Some(Retry::IfIdempotent) => mf_retry::MF_RETRY_IF_IDEMPOTENT,
+        Some(Retry::Never) | None => mf_retry::MF_RETRY_NEVER,
+    }
+}
+
+/// Version of this library. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+fn code_of(status: i32) -> Option<Code> {
+    Code::from_wire(u16::try_from(status).ok()?)
+}
+
+fn name(code: Code) -> &'static CStr {
+    use std::sync::LazyLock;
+    static NAMES: LazyLock<Vec<CString>> = LazyLock::new(|| {
+        let names = Code::ALL
+            .iter()
+            .map(|code| CString::new(code.name()).unwrap_or_default());
+        names.collect()
+    });
+    Code::ALL
+        .iter()
+        .position(|known| *known == code)
+        .map_or(c"unknown", |index| NAMES[index].as_c_str())
+}

@@ -1,0 +1,235 @@
+//! The header is the one that the code gives, the statuses are the protocol's, and misuse is an error.
+
+use std::ffi::{CStr, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
+
+use mayfly_client::Code;
+
+use crate::buffer::*;
+use crate::channel::*;
+use crate::client::*;
+use crate::lease::*;
+use crate::pool::*;
+use crate::status::*;
+
+fn message() -> String {
+    // SAFETY: a C string that lives until the next error of this thread.
+    unsafe { CStr::from_ptr(mf_last_error_message()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn refused(status: mf_status, words: &str) {
+    assert_eq!(status, mf_status::MF_INVALID_REQUEST, "{}", message());
+    assert_eq!(mf_last_error(), status);
+    assert!(message().contains(words), "{words:?} is not in {:?}", message());
+}
+
+fn header() -> String {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for name in ["status", "client", "lease", "buffer", "channel", "pool"] {
+        builder = builder.with_src(here.join(format!("src/{name}.rs")));
+    }
+    let mut out = Vec::new();
+    builder.generate().unwrap().write(&mut out);
+    let text = String::from_utf8(out).unwrap();
+    let mut kept = String::from(
+        "/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.\n \
+         *\n \
+         * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by\n \
+         * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a\n \
+         * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and\n \
+         * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets\n \
+         * MF_FORKED from every handle of its parent's, and may connect anew. */\n",
+    );
+    // The contracts of the Rust functions are for Rust; here the prototype says as much.
+    let mut skipping = false;
+    for line in text.lines() {
+        if line.trim() == "// # Safety" {
+            skipping = true;
+            if kept.ends_with("\n//\n") {
+                kept.truncate(kept.len() - 3);
+            }
+            continue;
+        }
+        skipping &= line.starts_with("//");
+        if !skipping {
+            kept.push_str(line.trim_end());
+            kept.push('\n');
+        }
+    }
+    kept
+}
+
+#[test]
+fn the_committed_header_is_the_one_that_the_code_gives() {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/mayfly.h");
+    let header = header();
+    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+        std::fs::write(&path, &header).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        committed == header,
+        "{} has drifted: run `make generate`",
+        path.display()
+    );
+}
+
+#[test]
+fn every_code_of_the_protocol_is_a_status_with_name_and_remedy() {
+    assert_eq!(Code::ALL.len(), mf_status::ERRORS.len());
+    for (code, status) in Code::ALL.iter().zip(mf_status::ERRORS) {
+        assert_eq!(*code as i32, status as i32);
+        assert_eq!(mf_status::from(*code), status);
+        let constant = format!("MF_{}", code.name().to_uppercase());
+        assert_eq!(format!("{status:?}"), constant);
+        // SAFETY: C strings that live for ever.
+        let (name, remedy) = unsafe {
+            (
+                CStr::from_ptr(mf_error_name(status as i32)),
+                CStr::from_ptr(mf_error_remedy(status as i32)),
+            )
+        };
+        assert_eq!(name.to_str().unwrap(), code.name());
+        assert!(!remedy.is_empty());
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { CStr::from_ptr(mf_error_name(-7)) }, c"unknown");
+    assert_eq!(
+        mf_error_retry(mf_status::MF_REJECTED as i32),
+        mf_retry::MF_RETRY_ELSEWHERE
+    );
+}
+
+#[test]
+fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
+    let mut client = null_mut();
+    let mut lease = null_mut();
+    let mut channel = null_mut();
+    let mut pool = null_mut();
+    let mut buffer = null_mut();
+    let mut output = null_mut();
+    let mut code = mf_code { hash: [0; 32] };
+    let mut completion = std::mem::MaybeUninit::uninit();
+    let (mut index, mut id, mut call, mut came, mut length) = (0, 0, 0, false, 0);
+    let symbol = c"f".as_ptr();
+    // SAFETY: null wherever a pointer to something of ours is due, else valid places.
+    unsafe {
+        refused(
+            mf_client_connect(null(), null_mut()),
+            "the place for the new handle is NULL",
+        );
+        refused(mf_client_node(null(), &mut client), "allowance's path is NULL");
+        refused(mf_lease_options_init(null_mut()), "NULL");
+        refused(mf_lease_open(null(), null(), &mut lease), "client is NULL");
+        refused(
+            mf_lease_load_library(null(), c"/x".as_ptr(), &mut code),
+            "lease is NULL",
+        );
+        refused(mf_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
+        refused(mf_lease_renew(null(), 1), "lease is NULL");
+        refused(mf_lease_release(null()), "lease is NULL");
+        refused(mf_channel_open(null(), 0, null(), &mut channel), "lease is NULL");
+        refused(
+            mf_channel_load(null_mut(), &code, symbol, 0, &mut index),
+            "channel is NULL",
+        );
+        refused(
+            mf_channel_call(null_mut(), 1, 0, null(), 0, null_mut(), 0, &mut length),
+            "channel is NULL",
+        );
+        refused(
+            mf_channel_submit(null_mut(), 1, 0, null(), 0, &mut id),
+            "channel is NULL",
+        );
+        refused(
+            mf_channel_submit_buffer(null_mut(), 1, 0, null_mut(), 0, &mut id),
+            "buffer is NULL",
+        );
+        refused(
+            mf_channel_call_into(null_mut(), 1, 0, null(), 0, null_mut(), &mut length),
+            "one buffer",
+        );
+        refused(
+            mf_channel_poll(null_mut(), completion.as_mut_ptr(), &mut came),
+            "channel is NULL",
+        );
+        refused(
+            mf_channel_wait(null_mut(), 0, completion.as_mut_ptr()),
+            "channel is NULL",
+        );
+        refused(mf_channel_done(null_mut()), "channel is NULL");
+        refused(mf_channel_cancel(null_mut(), 1), "channel is NULL");
+        refused(mf_buffer_alloc(null_mut(), 1, &mut buffer), "channel is NULL");
+        refused(mf_buffer_resize(null_mut(), 1), "buffer is NULL");
+        refused(mf_pool_open(null(), null(), &mut pool), "lease is NULL");
+        refused(mf_pool_function(null(), &code, symbol, 0, &mut id), "pool is NULL");
+        refused(mf_pool_submit(null(), 0, null(), 0, null(), &mut call), "pool is NULL");
+        refused(
+            mf_pool_submit_callback(null(), 0, null(), 0, null(), None, null_mut(), &mut call),
+            "pool is NULL",
+        );
+        refused(mf_pool_drive(null(), 0, &mut length), "pool is NULL");
+        refused(mf_pool_wait(null(), 1, 0, &mut output), "pool is NULL");
+        refused(mf_pool_cancel(null(), 1, &mut came), "pool is NULL");
+        refused(mf_pool_buffer_alloc(null(), 1, &mut buffer, &mut id), "pool is NULL");
+        assert!(mf_buffer_data(null()).is_null());
+        assert_eq!(mf_lease_workers(null()), 0);
+        assert!(mf_output_data(null()).is_null());
+        // Freeing nothing is fine.
+        mf_client_free(null_mut());
+        mf_lease_free(null_mut());
+        mf_channel_free(null_mut());
+        mf_buffer_free(null_mut());
+        mf_pool_free(null_mut());
+        mf_output_free(null_mut());
+    }
+    let handles: [*mut c_void; 4] = [client.cast(), lease.cast(), channel.cast(), pool.cast()];
+    assert!(handles.iter().all(|handle| handle.is_null()), "an error leaves NULL");
+}
+
+#[test]
+fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them() {
+    let options = std::mem::MaybeUninit::<mf_lease_options>::zeroed();
+    // SAFETY: memory of the right size, whose first word is read.
+    let result = unsafe { crate::handle::options(options.as_ptr(), "mf_lease_options") };
+    let text = result.err().unwrap().0.message;
+    assert!(text.contains("mf_lease_options_init"), "{text}");
+    let mut defaults = std::mem::MaybeUninit::<mf_pool_options>::zeroed();
+    // SAFETY: a place for options, filled by the call.
+    let defaults = unsafe {
+        assert_eq!(mf_pool_options_init(defaults.as_mut_ptr()), mf_status::MF_OK);
+        defaults.assume_init()
+    };
+    assert_eq!(defaults.channel.slots, 64);
+}
+
+#[test]
+fn a_manager_that_is_not_there_is_told_with_its_path() {
+    let mut client = null_mut();
+    // SAFETY: a C string and a place.
+    let status = unsafe { mf_client_connect(c"/nowhere/at/all".as_ptr(), &mut client) };
+    assert_eq!(status, mf_status::MF_UNREACHABLE);
+    assert!(message().contains("/nowhere/at/all"), "{}", message());
+    assert!(client.is_null());
+}
+
+#[test]
+fn a_panic_becomes_an_internal_error() {
+    let status = guard(|| panic!("out of cheese"));
+    assert_eq!(status, mf_status::MF_INTERNAL);
+    assert!(message().contains("out of cheese"));
+}
+
+#[test]
+fn messages_belong_to_the_thread_that_made_the_error() {
+    // SAFETY: NULL is an error.
+    refused(unsafe { mf_lease_release(null()) }, "lease is NULL");
+    let other = std::thread::spawn(message).join().unwrap();
+    assert_eq!(other, "");
+    assert_eq!(message(), "lease is NULL");
+}

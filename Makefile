@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $MAYFLY_CACHE (~/.cache/mayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint build fmt generate test-rust test-python loom soak miri valgrind clean
+.PHONY: help demo test bench lint build fmt generate test-rust test-python loom soak miri sanitize valgrind clean
 export MAYFLY_CACHE MAYFLY_PYTHON MAYFLY_PEERS
 
 help: ## say what can be made
@@ -43,6 +43,9 @@ soak: ## the long tests
 
 miri: ## unsafe code under Miri (needs a nightly toolchain)
 	@scripts/test miri
+
+sanitize: ## unsafe code under the address sanitizer (needs a nightly toolchain)
+	@scripts/test sanitize
 
 valgrind: ## unsafe code under valgrind
 	@scripts/test valgrind

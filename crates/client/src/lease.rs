@@ -42,13 +42,14 @@ pub struct LeaseOptions {
 }
 
 impl LeaseOptions {
-    /// Workers for shared libraries: hot if the node has the cores, for an hour.
+    /// Workers for shared libraries: hot if the node has the cores, for a day at most; the node takes them back soon after the
+    /// last channel closes, also when this process dies.
     pub fn native(workers: u16) -> Self {
         Self {
             workers,
             cores_per_worker: 1,
             memory_bytes: 0,
-            duration: Duration::from_secs(3600),
+            duration: Duration::from_secs(24 * 3600),
             mode: Mode::Auto,
             hot_for: None,
             runtime: Runtime::Native,

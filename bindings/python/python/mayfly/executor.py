@@ -1,0 +1,24 @@
+"""``python -m mayfly.executor``: this interpreter as an executor. A node starts it; nobody does by hand."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Serves the node at descriptor 3 until it closes the connection."""
+    # What functions print must not wait in a buffer: a worker ends without flushing.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True)
+    from mayfly import _native
+
+    try:
+        _native.executor_main()
+    except RuntimeError as error:
+        sys.exit(f"python -m mayfly.executor: {error}")
+
+
+if __name__ == "__main__":
+    main()

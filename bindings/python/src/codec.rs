@@ -1,0 +1,298 @@
+//! How Python values travel: pickle protocol 5, large buffers beside it where they land.
+//!
+//! The last byte of a payload says what it is ([`form`] in a request, [`answer`] in a response). A plain payload is a
+//! pickle and that byte. With [`BUFFERS`] set in it, the payload is
+//!
+//! ```text
+//! buffers, each at a multiple of 64 | pickle | (offset u64, length u64) per buffer | trailer
+//! trailer: pickle offset u64, pickle length u64, buffers u32, 3 zero bytes, the last byte
+//! ```
+//!
+//! so that the buffers stand aligned at the front and everything about them comes behind. Little-endian throughout.
+
+use mayfly_client::{Buffer, Received};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
+
+use crate::block::{Block, Memory};
+
+/// What a request's payload is.
+pub mod form {
+    /// The tuple of positional arguments.
+    pub const ARGUMENTS: u8 = 0;
+    /// A pair of the tuple of positional and the dictionary of keyword arguments.
+    pub const KEYWORDS: u8 = 1;
+    /// A list of items, each the only argument of one call.
+    pub const MAP: u8 = 2;
+    /// A list of tuples, each the arguments of one call.
+    pub const STARMAP: u8 = 3;
+    /// The bytes before are the only argument, a `bytes` object.
+    pub const BYTES: u8 = 4;
+}
+
+/// What a response's payload is.
+pub mod answer {
+    /// The result.
+    pub const VALUE: u8 = 0;
+    /// Nothing before: the result is `None`.
+    pub const NONE: u8 = 1;
+    /// The bytes before are the result, a `bytes` object.
+    pub const BYTES: u8 = 2;
+    /// A list of results of which some are failures.
+    pub const MIXED: u8 = 3;
+}
+
+/// Set in the last byte when buffers travel beside the pickle.
+pub const BUFFERS: u8 = 0x80;
+const TRAILER: usize = 24;
+const ALIGN: usize = 64;
+/// Where the name of the module that two processes never share shows in a pickle.
+const MAIN: &[u8] = b"__main__";
+
+/// The pickle functions, looked up once.
+pub struct Codec {
+    loads: Py<PyAny>,
+    dumps: Py<PyAny>,
+    dumps_by_value: Py<PyAny>,
+}
+
+/// A value on its way out.
+pub struct Encoded<'py> {
+    pickle: Bound<'py, PyBytes>,
+    buffers: Vec<PyBuffer<u8>>,
+    total: usize,
+}
+
+impl Codec {
+    pub fn new(py: Python<'_>) -> PyResult<Self> {
+        let pickle = py.import("_pickle")?;
+        Ok(Self {
+            loads: pickle.getattr("loads")?.unbind(),
+            dumps: pickle.getattr("dumps")?.unbind(),
+            dumps_by_value: py.import("cloudpickle")?.getattr("dumps")?.unbind(),
+        })
+    }
+
+    /// Pickles a value: by the fast pickler where that will do, by value where it refers to what only this process has.
+    pub fn encode<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
+        let buffers = PyList::empty(py);
+        let keywords = PyDict::new(py);
+        keywords.set_item(intern!(py, "protocol"), 5)?;
+        keywords.set_item(intern!(py, "buffer_callback"), buffers.getattr(intern!(py, "append"))?)?;
+        let pickle = match self.dumps.bind(py).call((value,), Some(&keywords)) {
+            Ok(pickle) => Some(pickle.downcast_into::<PyBytes>()?),
+            Err(error) if is_fatal(py, &error) => return Err(error),
+            Err(_) => None,
+        };
+        let pickle = match pickle {
+            Some(pickle) if !mentions_main(pickle.as_bytes()) => pickle,
+            _ => {
+                buffers.call_method0(intern!(py, "clear"))?;
+                self.dumps_by_value
+                    .bind(py)
+                    .call((value,), Some(&keywords))?
+                    .downcast_into()?
+            }
+        };
+        Encoded::new(pickle, &buffers)
+    }
+
+    /// As [`Codec::encode`], for values that are known to hold no buffers.
+    pub fn encode_plain<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
+        let pickle = self
+            .dumps
+            .bind(py)
+            .call1((value, 5))?
+            .downcast_into::<PyBytes>()?;
+        let total = pickle.as_bytes().len() + 1;
+        Ok(Encoded {
+            pickle,
+            buffers: Vec::new(),
+            total,
+        })
+    }
+
+    /// Unpickles a payload without buffers, where it lies.
+    pub fn decode_plain<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: the unpickler copies what it keeps, so the view does not outlive the slice.
+        let view = unsafe {
+            let start = payload.as_ptr().cast_mut().cast();
+            let view = ffi::PyMemoryView_FromMemory(start, payload.len() as isize, ffi::PyBUF_READ);
+            Bound::from_owned_ptr_or_err(py, view)?
+        };
+        self.loads.bind(py).call1((view,))
+    }
+
+    /// Unpickles a payload whose buffers stay where they landed; the value's views keep the block alive.
+    pub fn decode_buffers<'py>(&self, py: Python<'py>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
+        let payload = block.get().bytes();
+        let table = Table::read(payload).ok_or_else(|| PyValueError::new_err("the payload's table of buffers is broken"))?;
+        // SAFETY: the interpreter asks the block for its buffer and holds a reference to it.
+        let whole = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromObject(block.as_ptr()))? };
+        let buffers = PyList::empty(py);
+        for index in 0..table.count {
+            let (offset, length) =
+                table.buffer(payload, index).ok_or_else(|| PyValueError::new_err("a buffer beyond the payload"))?;
+            buffers.append(whole.get_item(PySlice::new(py, offset as isize, (offset + length) as isize, 1))?)?;
+        }
+        let keywords = PyDict::new(py);
+        keywords.set_item(intern!(py, "buffers"), &buffers)?;
+        // SAFETY: as in `decode_plain`.
+        let pickle = unsafe {
+            let start = payload[table.pickle.clone()].as_ptr().cast_mut().cast();
+            let view = ffi::PyMemoryView_FromMemory(start, table.pickle.len() as isize, ffi::PyBUF_READ);
+            Bound::from_owned_ptr_or_err(py, view)?
+        };
+        self.loads.bind(py).call((pickle,), Some(&keywords))
+    }
+
+    /// Unpickles an answer that was taken along.
+    pub fn decode_received<'py>(&self, py: Python<'py>, received: Received) -> PyResult<Bound<'py, PyAny>> {
+        match received.as_slice().last() {
+            Some(last) if last & BUFFERS != 0 => {
+                let block = Bound::new(py, Block::new(Memory::Landed(received)))?;
+                self.decode_buffers(py, &block)
+            }
+            _ => self.decode_small(py, received.as_slice()),
+        }
+    }
+
+    /// Unpickles an answer that must be copied if it is to be kept.
+    pub fn decode_small<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        let Some((last, content)) = payload.split_last() else {
+            return Err(PyValueError::new_err("an empty answer; client and worker run different versions of mayfly"));
+        };
+        match *last {
+            answer::NONE => Ok(py.None().into_bound(py)),
+            answer::BYTES => Ok(PyBytes::new(py, content).into_any()),
+            last if last & BUFFERS != 0 => {
+                let block = Bound::new(py, Block::new(Memory::Copied(payload.to_vec())))?;
+                self.decode_buffers(py, &block)
+            }
+            _ => self.decode_plain(py, content),
+        }
+    }
+}
+
+/// What must not be taken for a value that cannot be pickled.
+fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<pyo3::exceptions::PyMemoryError>(py)
+        || !error.is_instance_of::<pyo3::exceptions::PyException>(py)
+}
+
+/// Whether a pickle refers to the main module, which is another one in every process.
+fn mentions_main(pickle: &[u8]) -> bool {
+    // SAFETY: both slices are valid for their lengths.
+    let found = unsafe { libc::memmem(pickle.as_ptr().cast(), pickle.len(), MAIN.as_ptr().cast(), MAIN.len()) };
+    !found.is_null()
+}
+
+impl<'py> Encoded<'py> {
+    fn new(pickle: Bound<'py, PyBytes>, list: &Bound<'py, PyList>) -> PyResult<Self> {
+        let mut buffers = Vec::new();
+        let mut end = 0usize;
+        for buffer in list.iter() {
+            let raw = PyBuffer::<u8>::get(&buffer.call_method0(intern!(list.py(), "raw"))?)?;
+            end = end.next_multiple_of(ALIGN) + raw.len_bytes();
+            buffers.push(raw);
+        }
+        let total = match buffers.len() {
+            0 => pickle.as_bytes().len() + 1,
+            count => end + pickle.as_bytes().len() + 16 * count + TRAILER,
+        };
+        Ok(Self { pickle, buffers, total })
+    }
+
+    /// Bytes that [`Encoded::write`] writes.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Writes the payload into `place`, which must have exactly [`Encoded::total`] bytes.
+    pub fn write(&self, place: &mut [u8], last: u8) {
+        let pickle = self.pickle.as_bytes();
+        if self.buffers.is_empty() {
+            place[..pickle.len()].copy_from_slice(pickle);
+            place[pickle.len()] = last;
+            return;
+        }
+        let mut end = 0usize;
+        let mut table = Vec::with_capacity(16 * self.buffers.len() + TRAILER);
+        for buffer in &self.buffers {
+            let start = end.next_multiple_of(ALIGN);
+            let length = buffer.len_bytes();
+            // SAFETY: a raw pickle buffer is contiguous memory of so many bytes that its view keeps alive; another thread
+            // that writes it meanwhile gets what it asks for, plain bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) };
+            if length > 0 {
+                place[start..start + length].copy_from_slice(bytes);
+            }
+            table.extend_from_slice(&(start as u64).to_le_bytes());
+            table.extend_from_slice(&(length as u64).to_le_bytes());
+            end = start + length;
+        }
+        place[end..end + pickle.len()].copy_from_slice(pickle);
+        table.extend_from_slice(&(end as u64).to_le_bytes());
+        table.extend_from_slice(&(pickle.len() as u64).to_le_bytes());
+        table.extend_from_slice(&(self.buffers.len() as u32).to_le_bytes());
+        table.extend_from_slice(&[0, 0, 0, last | BUFFERS]);
+        place[end + pickle.len()..].copy_from_slice(&table);
+    }
+
+    /// The payload as bytes of its own.
+    pub fn to_vec(&self, last: u8) -> Vec<u8> {
+        if self.buffers.is_empty() {
+            let pickle = self.pickle.as_bytes();
+            let mut bytes = Vec::with_capacity(pickle.len() + 1);
+            bytes.extend_from_slice(pickle);
+            bytes.push(last);
+            return bytes;
+        }
+        let mut bytes = vec![0; self.total];
+        self.write(&mut bytes, last);
+        bytes
+    }
+
+    /// The payload in memory that travels without another copy.
+    pub fn into_buffer(self, mut buffer: Buffer, last: u8) -> Buffer {
+        self.write(&mut buffer.as_mut_slice()[..self.total], last);
+        buffer
+    }
+}
+
+struct Table {
+    pickle: std::ops::Range<usize>,
+    count: usize,
+    start: usize,
+}
+
+impl Table {
+    fn read(payload: &[u8]) -> Option<Self> {
+        let trailer_start = payload.len().checked_sub(TRAILER)?;
+        let trailer = &payload[trailer_start..];
+        let offset = number(trailer, 0)?;
+        let length = number(trailer, 8)?;
+        let count = u32::from_le_bytes(trailer[16..20].try_into().ok()?) as usize;
+        let start = trailer_start.checked_sub(count.checked_mul(16)?)?;
+        let end = offset.checked_add(length)?;
+        (end <= start).then_some(Self {
+            pickle: offset..end,
+            count,
+            start,
+        })
+    }
+
+    fn buffer(&self, payload: &[u8], index: usize) -> Option<(usize, usize)> {
+        let offset = number(payload, self.start + 16 * index)?;
+        let length = number(payload, self.start + 16 * index + 8)?;
+        (offset.checked_add(length)? <= self.start).then_some((offset, length))
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    usize::try_from(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?)).ok()
+}

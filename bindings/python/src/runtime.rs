@@ -1,0 +1,301 @@
+//! The executor's side: Python functions as [`mayfly_executor::Runtime`] calls them.
+//!
+//! The interpreter's main thread runs the executor's loop with the interpreter's lock released, and takes it only between
+//! the arrival of an invocation and its reply.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use mayfly_client::{CodeHash, Form, Status};
+use mayfly_executor::native::NativeRuntime;
+use mayfly_executor::{Call, Runtime};
+use mayfly_protocol::executor::LoadFunction;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::block::{Block, Memory};
+use crate::codec::{BUFFERS, Codec, Encoded, answer, form};
+
+/// Runs functions in this interpreter, and functions of shared libraries beside them.
+pub struct PythonRuntime {
+    codec: Codec,
+    worker: Py<PyAny>,
+    run_map: Py<PyAny>,
+    failure: Py<PyAny>,
+    python: String,
+    cloudpickle: String,
+    native: NativeRuntime,
+    numbers: HashMap<(CodeHash, Form), u16>,
+    functions: Vec<Function>,
+    /// Held from before a fork until after it.
+    forking: Option<ffi::PyGILState_STATE>,
+}
+
+// SAFETY: the runtime never leaves the interpreter's main thread; to run with the interpreter's lock released, that thread
+// must be told that nothing in here belongs to the lock. Every use of a Python object takes the lock again.
+unsafe impl Send for PythonRuntime {}
+
+enum Function {
+    Python(Py<PyAny>),
+    Native(u16),
+}
+
+enum Fault {
+    Raised(PyErr),
+    TooLarge(String),
+}
+
+impl From<PyErr> for Fault {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+impl PythonRuntime {
+    pub fn new(py: Python<'_>) -> PyResult<Self> {
+        let worker = py.import("mayfly._worker")?;
+        let version: String = py.import("platform")?.call_method0("python_version")?.extract()?;
+        let cloudpickle: String = py.import("cloudpickle")?.getattr("__version__")?.extract()?;
+        Ok(Self {
+            codec: Codec::new(py)?,
+            run_map: worker.getattr("run_map")?.unbind(),
+            failure: worker.getattr("pack_exception")?.unbind(),
+            worker: worker.into_any().unbind(),
+            python: version,
+            cloudpickle,
+            native: NativeRuntime::default(),
+            numbers: HashMap::new(),
+            functions: Vec::new(),
+            forking: None,
+        })
+    }
+
+    fn check_versions(&self, python: &str, cloudpickle: &str) -> Result<(), String> {
+        let own = minor(&self.python);
+        if minor(python) != own {
+            return Err(format!(
+                "the function was pickled by Python {python} and this worker runs Python {}: use Python {own} in the client, \
+                 or start the node with --python of a Python {}",
+                self.python,
+                minor(python)
+            ));
+        }
+        if major(cloudpickle) != major(&self.cloudpickle) {
+            return Err(format!(
+                "the function was pickled by cloudpickle {cloudpickle} and this worker has cloudpickle {}: install the same \
+                 major version on both",
+                self.cloudpickle
+            ));
+        }
+        Ok(())
+    }
+
+    fn unpickle(&self, code: &Path) -> Result<Py<PyAny>, String> {
+        let bytes = std::fs::read(code).map_err(|error| format!("the function's code cannot be read: {error}"))?;
+        Python::attach(|py| {
+            let loaded = self.codec.decode_plain(py, &bytes).and_then(|function| {
+                if function.is_callable() {
+                    return Ok(function.unbind());
+                }
+                let kind = function.get_type().name()?;
+                Err(pyo3::exceptions::PyTypeError::new_err(format!("{kind} is not callable")))
+            });
+            loaded.map_err(|error| {
+                let text = self
+                    .worker
+                    .bind(py)
+                    .call_method1("explain_load", (error.value(py),))
+                    .and_then(|text| text.extract::<String>());
+                text.unwrap_or_else(|_| format!("the function cannot be unpickled here: {error}"))
+            })
+        })
+    }
+
+    /// Calls a Python function on the current input and leaves its result as the output.
+    fn call_python(&self, py: Python<'_>, function: &Py<PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
+        let function = function.bind(py);
+        let (last, length) = {
+            let input = call.input();
+            (input.last().copied().unwrap_or(form::ARGUMENTS), input.len())
+        };
+        let mut block = None;
+        let argument = if last & BUFFERS == 0 {
+            let content = &call.input()[..length.saturating_sub(1)];
+            if last == form::BYTES {
+                PyBytes::new(py, content).into_any()
+            } else {
+                self.codec.decode_plain(py, content)?
+            }
+        } else {
+            let memory = match call.take_input() {
+                Some(received) => Memory::Landed(received),
+                None => Memory::Copied(call.input().to_vec()),
+            };
+            let taken = block.insert(Bound::new(py, Block::new(memory))?);
+            self.codec.decode_buffers(py, taken)?
+        };
+        let done = self.apply(py, function, last & !BUFFERS, argument);
+        let done = done.and_then(|(result, kind)| self.answer(py, &result, kind, call));
+        if let Some(block) = block
+            // SAFETY: the object is alive; the count is only compared.
+            && unsafe { ffi::Py_REFCNT(block.as_ptr()) } > 1
+        {
+            // Something still looks at the input: its memory must not be used for anything else yet.
+            call.retain();
+        }
+        done
+    }
+
+    fn apply<'py>(
+        &self,
+        py: Python<'py>,
+        function: &Bound<'py, PyAny>,
+        kind: u8,
+        argument: Bound<'py, PyAny>,
+    ) -> Result<(Bound<'py, PyAny>, u8), Fault> {
+        let result = match kind {
+            form::ARGUMENTS => function.call1(argument.downcast_into::<PyTuple>().map_err(PyErr::from)?)?,
+            form::KEYWORDS => {
+                let (arguments, keywords) = argument.extract::<(Bound<'py, PyTuple>, Bound<'py, PyDict>)>()?;
+                drop(argument);
+                function.call(arguments, Some(&keywords))?
+            }
+            form::MAP | form::STARMAP => {
+                let results = self.run_map.bind(py).call1((function, argument, kind == form::STARMAP))?;
+                return Ok(results.extract::<(Bound<'py, PyAny>, u8)>()?);
+            }
+            form::BYTES => function.call1((argument,))?,
+            other => {
+                let text = format!("an unknown form of call {other}; client and worker run different versions of mayfly");
+                return Err(pyo3::exceptions::PyValueError::new_err(text).into());
+            }
+        };
+        Ok((result, answer::VALUE))
+    }
+
+    fn answer(&self, py: Python<'_>, result: &Bound<'_, PyAny>, kind: u8, call: &mut Call<'_>) -> Result<(), Fault> {
+        if result.is_none() && kind == answer::VALUE {
+            return put(call, 1, |place| place[0] = answer::NONE);
+        }
+        if let Ok(bytes) = result.downcast_exact::<PyBytes>() {
+            let bytes = bytes.as_bytes();
+            return put(call, bytes.len() + 1, |place| {
+                place[..bytes.len()].copy_from_slice(bytes);
+                place[bytes.len()] = answer::BYTES;
+            });
+        }
+        let encoded: Encoded<'_> = self.codec.encode(py, result)?;
+        put(call, encoded.total(), |place| encoded.write(place, kind))
+    }
+
+    fn report(&self, py: Python<'_>, error: PyErr, call: &mut Call<'_>) -> Status {
+        let packed = self.failure.bind(py).call1((error.value(py),));
+        let packed = packed.and_then(|packed| Ok(packed.downcast_into::<PyBytes>()?));
+        match packed {
+            Ok(packed) if call.put(packed.as_bytes()).is_ok() => Status::PythonException,
+            Ok(_) => {
+                call.fail("the function raised an exception that is too large to travel");
+                Status::FunctionError
+            }
+            Err(second) => {
+                call.fail(&format!("the function raised {error}, which cannot be described: {second}"));
+                Status::FunctionError
+            }
+        }
+    }
+}
+
+fn put(call: &mut Call<'_>, length: usize, write: impl FnOnce(&mut [u8])) -> Result<(), Fault> {
+    let (start, _) = call.place(length).map_err(|error| Fault::TooLarge(error.to_string()))?;
+    // SAFETY: `place` made room for as many bytes, which nothing else uses until the call ends.
+    write(unsafe { std::slice::from_raw_parts_mut(start, length) });
+    call.set_length(length);
+    Ok(())
+}
+
+/// `3.11` of `3.11.7`.
+fn minor(version: &str) -> &str {
+    let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
+    &version[..end]
+}
+
+fn major(version: &str) -> &str {
+    version.split('.').next().unwrap_or_default()
+}
+
+impl Runtime for PythonRuntime {
+    fn describe(&self) -> String {
+        format!("python {} cloudpickle {}", self.python, self.cloudpickle)
+    }
+
+    fn before_fork(&mut self) {
+        // SAFETY: the interpreter is initialised. The lock is held across the fork, as the hooks want it, and released by
+        // one of the two functions below, in each of the two processes.
+        unsafe {
+            self.forking = Some(ffi::PyGILState_Ensure());
+            ffi::PyOS_BeforeFork();
+        }
+    }
+
+    fn after_fork_in_parent(&mut self) {
+        if let Some(state) = self.forking.take() {
+            // SAFETY: this thread took the lock before the fork.
+            unsafe {
+                ffi::PyOS_AfterFork_Parent();
+                ffi::PyGILState_Release(state);
+            }
+        }
+    }
+
+    fn after_fork_in_worker(&mut self) {
+        if let Some(state) = self.forking.take() {
+            // SAFETY: this is the copy of the thread that took the lock before the fork.
+            unsafe { ffi::PyOS_AfterFork_Child() };
+            Python::attach(|py| {
+                if let Err(error) = self.worker.bind(py).call_method0("after_fork") {
+                    error.print(py);
+                }
+            });
+            // SAFETY: as above.
+            unsafe { ffi::PyGILState_Release(state) };
+        }
+    }
+
+    fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String> {
+        let key = (function.hash, function.form.clone());
+        if let Some(number) = self.numbers.get(&key) {
+            return Ok(*number);
+        }
+        let loaded = match &function.form {
+            Form::Python { python, cloudpickle } => {
+                self.check_versions(python, cloudpickle)?;
+                Function::Python(self.unpickle(code)?)
+            }
+            Form::Plain { .. } | Form::Checked { .. } => Function::Native(self.native.load(code, function)?),
+        };
+        let number = u16::try_from(self.functions.len()).map_err(|_| "more than 65,536 functions in one worker")?;
+        self.functions.push(loaded);
+        self.numbers.insert(key, number);
+        Ok(number)
+    }
+
+    fn invoke(&mut self, function: u16, call: &mut Call<'_>) -> Status {
+        let function = match self.functions.get(function as usize) {
+            Some(Function::Python(function)) => function,
+            Some(Function::Native(number)) => return self.native.invoke(*number, call),
+            None => {
+                call.fail("no function of this index was loaded by this worker");
+                return Status::UnknownFunction;
+            }
+        };
+        Python::attach(|py| match self.call_python(py, function, call) {
+            Ok(()) => Status::Ok,
+            Err(Fault::Raised(error)) => self.report(py, error, call),
+            Err(Fault::TooLarge(text)) => {
+                call.fail(&text);
+                Status::OutOfMemory
+            }
+        })
+    }
+}

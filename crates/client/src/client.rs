@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{LeaseStatus, NodeAddress, NodeStatus};
+use mayfly_protocol::api::{Connection, LeaseStatus, NodeAddress, NodeStatus};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
 use mayfly_protocol::node_api::{Request, Response};
@@ -53,6 +53,19 @@ impl Client {
             Some(connection) => Self::over(Source::Manager(ManagerClient::new(&connection)?), None),
             None => Self::embedded(None),
         }
+    }
+
+    /// As [`Client::connect`], but an embedded manager is started by the `mayfly` at `binary`, if that is named.
+    pub fn connect_or_start(path: Option<&Path>, binary: Option<&Path>) -> Result<Self, Error> {
+        match discover::find(path)? {
+            Some(connection) => Self::manager_at(&connection),
+            None => Self::embedded(binary),
+        }
+    }
+
+    /// Uses the manager that a connection describes.
+    pub fn manager_at(connection: &Connection) -> Result<Self, Error> {
+        Self::over(Source::Manager(ManagerClient::new(connection)?), None)
     }
 
     /// Starts an embedded manager and node, whatever else is configured. `binary` names `mayfly` if it is neither beside

@@ -7,7 +7,7 @@
 mod dispatch;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{Allocator, Buffer, Received, sleep_any};
@@ -61,6 +61,8 @@ pub struct CallOptions {
     pub incarnation: Option<u32>,
     /// Whether [`Pool::drive`] shall tell of its end.
     pub notify: bool,
+    /// Room to make for the output, in bytes; 0 to let the worker choose its place. A C function is told it as its capacity.
+    pub room: usize,
 }
 
 /// The input of a call.
@@ -70,6 +72,8 @@ pub enum Input {
     Bytes(Vec<u8>),
     /// A buffer from [`Pool::allocate`], and how many of its bytes count.
     Buffer(Buffer, usize),
+    /// As `Buffer`, but the caller keeps it and can send it again. What the function writes into it, the caller sees.
+    Shared(Arc<Buffer>, usize),
 }
 
 impl Input {
@@ -77,6 +81,7 @@ impl Input {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Buffer(buffer, length) => &buffer.as_slice()[..*length],
+            Self::Shared(buffer, length) => &buffer.as_slice()[..*length],
         }
     }
 }
@@ -310,6 +315,47 @@ impl Pool {
     /// Nobody will ask for this call's outcome.
     pub fn forget(&self, call: CallId) {
         self.lock().dispatch.forget(call);
+    }
+
+    /// Takes in what has come and sends what waits, without waiting for anything. Whether anything came; nothing does while
+    /// another thread drives.
+    pub fn poll(&self) -> bool {
+        let mut state = self.lock();
+        if state.driving {
+            return false;
+        }
+        let came = state.dispatch.poll();
+        if came && state.dispatch.take_ended() > 0 && state.waiting > 0 {
+            self.changed.notify_all();
+        }
+        came
+    }
+
+    /// From now on [`Pool::drive`] shall tell of this call's end; at once if it has ended.
+    pub fn notify(&self, call: CallId) {
+        self.lock().dispatch.notify(call);
+        self.changed.notify_all();
+    }
+
+    /// Calls of whose end [`Pool::drive`] has still to tell.
+    pub fn watched(&self) -> usize {
+        self.lock().dispatch.watched()
+    }
+
+    /// Whether calls wait for somebody to drive: for room in a ring, or for their function to be loaded. What is in the
+    /// rings already runs without anybody's help.
+    pub fn needs_help(&self) -> bool {
+        self.lock().dispatch.needs_help()
+    }
+
+    /// Whether the call has been sent to a worker and has not ended.
+    pub fn is_sent(&self, call: CallId) -> bool {
+        self.lock().dispatch.is_sent(call)
+    }
+
+    /// Nobody will ask for this call's outcome, but it shall run.
+    pub fn discard(&self, call: CallId) {
+        self.lock().dispatch.discard(call);
     }
 
     /// Calls that have not ended.

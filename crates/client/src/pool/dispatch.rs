@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use mayfly_fabric::{Allocator, Link, LinkError, Payload, Sleeper};
+use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
 use mayfly_protocol::error::{Code, Retry};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
@@ -11,7 +11,7 @@ use mayfly_protocol::node_api::{End, Fate};
 use mayfly_protocol::slot::Status;
 
 use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
-use crate::channel::{Channel, load_request, read_index, verdict_on};
+use crate::channel::{Channel, Completion, load_request, read_index, verdict_on};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 
@@ -55,6 +55,8 @@ struct Worker {
     channel: Option<Channel>,
     in_flight: VecDeque<(u32, InFlight)>,
     loaded: HashMap<FunctionId, Loaded>,
+    /// Memory for the outputs of outstanding calls that wanted some, by their numbers.
+    rooms: VecDeque<(u32, Buffer)>,
     /// Calls that wait until their function is loaded here.
     parked: VecDeque<CallId>,
     /// Moving average of the time between two completions while busy, in nanoseconds.
@@ -73,6 +75,8 @@ pub struct Dispatch {
     queue: VecDeque<CallId>,
     notices: Vec<CallId>,
     notify: std::collections::HashSet<CallId>,
+    /// Calls that run for their own sake.
+    discarded: std::collections::HashSet<CallId>,
     next_call: u64,
     ended: usize,
     pending: usize,
@@ -86,6 +90,7 @@ impl Dispatch {
                 channel: Some(lease.channel(WorkerIndex(index), &options.channel)?),
                 in_flight: VecDeque::new(),
                 loaded: HashMap::new(),
+                rooms: VecDeque::new(),
                 parked: VecDeque::new(),
                 pace_ns: WAITING_NS,
                 last: None,
@@ -101,6 +106,7 @@ impl Dispatch {
             queue: VecDeque::new(),
             notices: Vec::new(),
             notify: std::collections::HashSet::new(),
+            discarded: std::collections::HashSet::new(),
             next_call: 1,
             ended: 0,
             pending: 0,
@@ -246,8 +252,16 @@ impl Dispatch {
             worker.last = Some(Instant::now());
         }
         let inline = input.as_slice().len() <= channel.inline_bytes();
+        let mut room = match options.room {
+            0 => None,
+            length => match channel.allocate(length) {
+                Ok(buffer) => Some(buffer),
+                Err(error) => return self.end(id, Err(error.into())),
+            },
+        };
+        let place = room.as_mut().map(|buffer| channel.link().room(buffer));
         let (sent, kept) = match input {
-            Input::Buffer(buffer, length) if !inline => {
+            Input::Buffer(buffer, length) if !inline || place.is_some() => {
                 // A call that may run twice keeps its input; a buffer leaves with its first try.
                 let copy = options
                     .idempotent
@@ -256,10 +270,24 @@ impl Dispatch {
                 (
                     channel
                         .link()
-                        .post_bulk(function.0, options.deadline_ms, payload, None)
+                        .post_bulk(function.0, options.deadline_ms, payload, place)
                         .map_err(CallError::from),
                     copy,
                 )
+            }
+            Input::Shared(buffer, length) if !inline || place.is_some() => {
+                let payload = Payload::Buffer(&buffer, length);
+                let sent = channel
+                    .link()
+                    .post_bulk(function.0, options.deadline_ms, payload, place);
+                (sent.map_err(CallError::from), Some(Input::Shared(buffer, length)))
+            }
+            input if place.is_some() => {
+                let payload = Payload::Bytes(input.as_slice());
+                let sent = channel
+                    .link()
+                    .post_bulk(function.0, options.deadline_ms, payload, place);
+                (sent.map_err(CallError::from), Some(input))
             }
             input => (
                 channel.submit_uncounted(function, input.as_slice(), options.deadline_ms),
@@ -269,6 +297,9 @@ impl Dispatch {
         match sent {
             Ok(sequence) => {
                 channel.count_sent();
+                if let Some(room) = room {
+                    worker.rooms.push_back((sequence, room));
+                }
                 worker
                     .in_flight
                     .push_back((sequence, InFlight::Call(id, function_id, kept, options, tries)));
@@ -285,6 +316,9 @@ impl Dispatch {
             self.notices.push(id);
         }
         match self.calls.get(&id) {
+            _ if !self.discarded.is_empty() && self.discarded.remove(&id) => {
+                self.calls.remove(&id);
+            }
             Some(Call::Forgotten) => {
                 self.calls.remove(&id);
             }
@@ -306,7 +340,7 @@ impl Dispatch {
                 match channel.poll() {
                     Ok(Some(completion)) => {
                         came = true;
-                        self.on_completion(index, completion.sequence, completion.status);
+                        self.on_completion(index, completion);
                     }
                     Ok(None) => break,
                     Err(error) => {
@@ -370,7 +404,15 @@ impl Dispatch {
         gone.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
     }
 
-    fn on_completion(&mut self, index: usize, sequence: u32, status: u16) {
+    fn on_completion(
+        &mut self,
+        index: usize,
+        Completion {
+            sequence,
+            status,
+            in_room,
+        }: Completion,
+    ) {
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
         if let Some(last) = worker.last {
@@ -382,10 +424,21 @@ impl Dispatch {
             return;
         };
         debug_assert_eq!(expected, sequence);
+        let room = match worker.rooms.front() {
+            Some((wanted, _)) if *wanted == sequence => worker.rooms.pop_front(),
+            _ => None,
+        };
         let outcome = if status == Status::Ok as u16 {
-            Ok(match channel.take_output() {
-                Some(received) => Output::Large(received),
-                None => Output::Small(channel.output().to_vec()),
+            Ok(match (in_room, room) {
+                (Some(length), Some((_, mut buffer))) => {
+                    // Longer than its room it cannot be: the link checked that.
+                    buffer.resize(length);
+                    Output::Large(Received::Own(buffer))
+                }
+                _ => match channel.take_output() {
+                    Some(received) => Output::Large(received),
+                    None => Output::Small(channel.output().to_vec()),
+                },
             })
         } else {
             Err(CallError::answered(status, channel.output()))
@@ -463,6 +516,7 @@ impl Dispatch {
         let fate = channel.fate();
         drop(channel);
         worker.loaded.clear();
+        worker.rooms.clear();
         let in_flight = std::mem::take(&mut worker.in_flight);
         let parked = std::mem::take(&mut worker.parked);
         let end = fate.as_ref().ok().and_then(|fate| fate.end);
@@ -593,6 +647,41 @@ impl Dispatch {
             Some(Call::Waiting(_)) => {
                 self.cancel(call);
                 self.calls.remove(&call);
+            }
+            Some(Call::Forgotten) | None => {}
+        }
+    }
+
+    pub fn notify(&mut self, call: CallId) {
+        match self.calls.get(&call) {
+            Some(Call::Ended(_)) => self.notices.push(call),
+            Some(Call::Waiting(_) | Call::Sent(_)) => {
+                self.notify.insert(call);
+            }
+            Some(Call::Forgotten) | None => {}
+        }
+    }
+
+    pub fn watched(&self) -> usize {
+        self.notify.len() + self.notices.len()
+    }
+
+    pub fn needs_help(&self) -> bool {
+        !self.queue.is_empty() || self.workers.iter().any(|worker| !worker.parked.is_empty())
+    }
+
+    pub fn is_sent(&self, call: CallId) -> bool {
+        matches!(self.calls.get(&call), Some(Call::Sent(_)))
+    }
+
+    pub fn discard(&mut self, call: CallId) {
+        self.notify.remove(&call);
+        match self.calls.get(&call) {
+            Some(Call::Ended(_)) => {
+                self.calls.remove(&call);
+            }
+            Some(Call::Waiting(_) | Call::Sent(_)) => {
+                self.discarded.insert(call);
             }
             Some(Call::Forgotten) | None => {}
         }

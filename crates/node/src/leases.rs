@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,8 @@ pub struct Run {
     pub wake: Notify,
     /// True when everything of the lease is gone.
     pub over: watch::Sender<bool>,
+    /// Wall-clock time up to which some token of this lease may be believed.
+    token_end_ms: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -78,6 +81,8 @@ struct Inner {
     failure: Option<Failure>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
+    /// What was journaled last.
+    journaled: Usage,
 }
 
 #[derive(Debug, Default)]
@@ -169,10 +174,12 @@ impl Run {
                 failure: None,
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
+                journaled: Usage::default(),
             }),
             changed: watch::channel(0).0,
             wake: Notify::new(),
             over: watch::channel(false).0,
+            token_end_ms: AtomicU64::new(0),
             granted,
         })
     }
@@ -207,9 +214,20 @@ impl Run {
         self.hot_for_ms() == u32::MAX
     }
 
-    /// Whether it may be used now.
-    pub fn check(&self) -> Result<(), Failure> {
-        Ok(self.inner().life.check(clock::now_ms())?)
+    /// A token was signed that may be believed up to this time.
+    pub fn promised(&self, until_ms: u64) {
+        self.token_end_ms.fetch_max(until_ms, Ordering::Relaxed);
+    }
+
+    /// Up to when some token of this lease may be believed.
+    pub fn token_end_ms(&self) -> u64 {
+        self.token_end_ms.load(Ordering::Relaxed)
+    }
+
+    /// Process ids of its workers.
+    pub fn processes(&self) -> Vec<u32> {
+        let inner = self.inner();
+        inner.slots.iter().filter(|slot| slot.up).map(|slot| slot.pid).collect()
     }
 
     /// Counts its length anew.
@@ -649,6 +667,13 @@ impl Run {
     /// What it used so far, as far as that can be true.
     pub fn usage(&self) -> Usage {
         self.usage_of(&mut self.inner())
+    }
+
+    /// The same, if it is more than last time this was asked.
+    pub fn new_usage(&self) -> Option<Usage> {
+        let mut inner = self.inner();
+        let usage = self.usage_of(&mut inner);
+        (std::mem::replace(&mut inner.journaled, usage) != usage).then_some(usage)
     }
 
     fn usage_of(&self, inner: &mut Inner) -> Usage {

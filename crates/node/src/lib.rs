@@ -7,15 +7,19 @@
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
 //! - `executors`: processes and their warm pool; `runtimes`: which of them will do for a request;
-//! - `hangup`: notices clients that go away.
+//! - `hangup`: notices clients that go away;
+//! - `journal`: what must survive the node; `manager_link`: whom it tells.
 
+mod affinity;
 mod channel;
 mod clock;
 mod control;
 mod executors;
 mod hangup;
+mod journal;
 mod leases;
 mod listener;
+mod manager_link;
 mod node;
 pub mod options;
 mod readable;

@@ -1,7 +1,6 @@
 //! Accepts connections, reads exactly one hello from each, judges it and passes the connection on.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -77,14 +76,6 @@ impl Connection {
             sent if sent == verdict.as_bytes().len() => Ok(()),
             _ => Err(std::io::ErrorKind::WriteZero.into()),
         }
-    }
-
-    /// The bare socket.
-    pub fn into_socket(self) -> std::io::Result<OwnedFd> {
-        Ok(match self {
-            Self::Unix(stream) => stream.into_std()?.into(),
-            Self::Tcp(stream, _) => stream.into_std()?.into(),
-        })
     }
 }
 

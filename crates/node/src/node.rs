@@ -4,23 +4,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use mayfly_lease::token::Claims;
 use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, replay};
-use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, NodeAddress};
+use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use mayfly_protocol::node_api::HeldLease;
 use mayfly_sandbox::Spawner;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
 use crate::executors::{Kind, Pool};
 use crate::hangup::Hangups;
+use crate::journal::{self, Journal};
 use crate::leases::{Granted, LeaseView, Run};
-use crate::{NodeError, Options, clock, listener, runtimes, supervisor};
+use crate::{NodeError, Options, affinity, clock, listener, manager_link, runtimes, supervisor};
 
 /// An allowance in the state directory is worth something for this long; it is written anew at every start.
 const ALLOWANCE_MS: u64 = 366 * 24 * 3_600_000;
@@ -40,6 +43,11 @@ pub struct Node {
     pub(crate) pool: Arc<Pool>,
     pub(crate) hangups: Arc<Hangups>,
     pub(crate) closing: watch::Sender<bool>,
+    pub(crate) journal: Journal,
+    /// Rings when there is something to tell the manager.
+    pub(crate) news: Notify,
+    /// Whether the manager is there.
+    pub(crate) connected: AtomicBool,
     books: Mutex<Books>,
     /// Held by every task of the node; when the last is gone, so is everything.
     alive: Mutex<Option<mpsc::Sender<()>>>,
@@ -52,12 +60,12 @@ struct Books {
     ended: HashMap<LeaseId, Ended>,
 }
 
-/// A lease that ended, remembered so that its token opens nothing any more and its calls' fates can be told.
+/// A lease that ended, remembered so that its token opens nothing any more and, for a while, its calls' fates can be told.
 #[derive(Debug, Clone)]
 struct Ended {
     state: State,
     until_ms: u64,
-    run: Option<Arc<Run>>,
+    run: Option<(Arc<Run>, u64)>,
 }
 
 /// Everything that `mayfly status` and `mayfly top` show of a node.
@@ -73,13 +81,15 @@ pub struct Status {
     pub leases: Vec<LeaseView>,
     /// Executors that wait for a lease.
     pub parked_executors: usize,
+    /// Whether the manager is connected; always false without one.
+    pub manager_connected: bool,
 }
 
 /// A started node. Dropping it leaves the node running; [`Handle::shutdown`] ends it.
 #[derive(Debug)]
 pub struct Handle {
     node: Arc<Node>,
-    ended: mpsc::Receiver<()>,
+    all_gone: mpsc::Receiver<()>,
 }
 
 impl Node {
@@ -90,6 +100,16 @@ impl Node {
         let key = load_key(&options.state_dir.join("node.key"))?;
         let resources = options.resources();
         let sockets = listener::bind(&options).await?;
+        let path = options.state_dir.join("journal");
+        let journal = Journal::open(&path, clock::wall_ms()).map_err(|error| NodeError::State { path, error })?;
+        let ended = journal.ended().into_iter().map(|(lease, ended)| {
+            let ended = Ended {
+                state: ended.state,
+                until_ms: ended.until_ms,
+                run: None,
+            };
+            (lease, ended)
+        });
         let address = NodeAddress {
             id: id_of(&key),
             name: options.name.clone(),
@@ -113,7 +133,7 @@ impl Node {
         if options.own_process {
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }
-        let (alive, ended) = mpsc::channel(1);
+        let (alive, all_gone) = mpsc::channel(1);
         let tolerance_ms = options.skew_tolerance.as_millis() as u64;
         let node = Arc::new(Self {
             trusted: RwLock::new(vec![key.public()]),
@@ -123,9 +143,12 @@ impl Node {
             books: Mutex::new(Books {
                 ledger: Ledger::new(resources),
                 leases: BTreeMap::new(),
-                ended: HashMap::new(),
+                ended: ended.collect(),
             }),
             alive: Mutex::new(Some(alive)),
+            news: Notify::new(),
+            connected: AtomicBool::new(false),
+            journal,
             pool,
             key,
             address,
@@ -147,8 +170,11 @@ impl Node {
         node.background(async move { hangups.serve().await });
         let housekeeper = node.clone();
         node.background(async move { housekeeper.keep_house().await });
+        if let Some(link) = node.options.manager.clone() {
+            node.background(manager_link::serve(node.clone(), link));
+        }
         sockets.serve(&node);
-        Ok(Handle { node, ended })
+        Ok(Handle { node, all_gone })
     }
 
     /// Runs until it ends or the node closes.
@@ -178,7 +204,11 @@ impl Node {
             tokio::time::sleep(Duration::from_secs(60)).await;
             self.pool.tidy();
             let now_ms = clock::wall_ms();
-            self.books().ended.retain(|_, ended| ended.until_ms > now_ms);
+            self.journal.forget(now_ms);
+            self.books().ended.retain(|_, ended| {
+                ended.run.take_if(|(_, until_ms)| *until_ms <= now_ms);
+                ended.until_ms > now_ms
+            });
         }
     }
 
@@ -226,7 +256,8 @@ impl Node {
         self.lease(token).or_else(|failure| {
             let books = self.books();
             let ended = books.ended.get(&token.lease).and_then(|ended| ended.run.clone());
-            ended.filter(|run| run.holder() == token.holder).ok_or(failure)
+            let run = ended.map(|(run, _)| run);
+            run.filter(|run| run.holder() == token.holder).ok_or(failure)
         })
     }
 
@@ -284,6 +315,14 @@ impl Node {
                 }
             }
         };
+        let until_ms = self.token_end_ms(&run, start_by);
+        if let Err(failure) = self.journal.start(id, until_ms, epoch != 0) {
+            let mut books = self.books();
+            books.ledger.release(&id);
+            books.leases.remove(&id);
+            return Err(failure);
+        }
+        self.repin();
         self.task(supervisor::supervise(self.clone(), run.clone()));
         match tokio::time::timeout(patience, run.assigned()).await {
             Ok(Err(failure)) => {
@@ -294,24 +333,118 @@ impl Node {
         }
     }
 
+    /// When a token of this lease surely means nothing any more.
+    fn token_end_ms(&self, run: &Run, start_by: Duration) -> u64 {
+        let tolerance_ms = self.options.skew_tolerance.as_millis() as u64;
+        clock::wall_ms()
+            .saturating_add(run.remaining_ms().max(run.granted.request.duration_ms))
+            .saturating_add(start_by.as_millis() as u64)
+            .saturating_add(2 * tolerance_ms)
+            .saturating_add(REMEMBER_MS)
+    }
+
     /// Everything of a lease is gone: its capacity comes back.
     pub(crate) fn lease_over(&self, run: &Arc<Run>) {
-        let remember_ms = run.granted.request.duration_ms.saturating_add(self.start_by_ms());
-        let until_ms = clock::wall_ms().saturating_add(remember_ms.max(REMEMBER_MS));
+        let now_ms = clock::wall_ms();
+        let state = run.state();
+        // A renewal may have lengthened it since; the longest token counts from the last one.
+        let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
+        let ended = journal::Ended { state, until_ms };
+        self.journal.end(run.id(), ended, run.usage(), run.granted.epoch != 0);
         let mut books = self.books();
         books.ledger.release(&run.id());
         books.leases.remove(&run.id());
         let ended = Ended {
-            state: run.state(),
+            state,
             until_ms,
-            run: Some(run.clone()),
+            run: Some((run.clone(), now_ms + REMEMBER_MS)),
         };
         books.ended.insert(run.id(), ended);
+        drop(books);
+        self.repin();
+        self.news.notify_one();
     }
 
     /// A lease was used for the first time.
     pub(crate) fn lease_active(&self, run: &Run) {
         tracing::debug!(lease = %run.id(), "first use");
+        self.news.notify_one();
+    }
+
+    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads.
+    fn repin(&self) {
+        let (shared, warm) = {
+            let books = self.books();
+            let runs = books
+                .leases
+                .values()
+                .filter(|run| run.granted.reservation.mode != Mode::Hot);
+            let warm: Vec<_> = runs.flat_map(|run| run.processes()).collect();
+            (books.ledger.shared_cores(), warm)
+        };
+        for process in warm {
+            affinity::pin(process, &shared);
+        }
+        if self.options.own_process {
+            affinity::pin(std::process::id(), &shared);
+        }
+    }
+
+    // -- for the manager ---------------------------------------------------------------------------------------------
+
+    pub(crate) fn credential_path(&self) -> std::path::PathBuf {
+        self.options.state_dir.join("node.credential")
+    }
+
+    pub(crate) fn capacity(&self) -> Capacity {
+        self.books().ledger.capacity()
+    }
+
+    fn managed(&self) -> Vec<Arc<Run>> {
+        let books = self.books();
+        books
+            .leases
+            .values()
+            .filter(|run| run.granted.epoch != 0)
+            .cloned()
+            .collect()
+    }
+
+    /// Leases of the manager's that live here.
+    pub(crate) fn held(&self) -> Vec<HeldLease> {
+        let held = |run: &Arc<Run>| HeldLease {
+            lease: run.id(),
+            remaining_ms: run.remaining_ms(),
+        };
+        self.managed().iter().map(held).collect()
+    }
+
+    /// Those of them that were used.
+    pub(crate) fn active_leases(&self) -> Vec<LeaseId> {
+        let active = self.managed().into_iter().filter(|run| run.state() == State::Active);
+        active.map(|run| run.id()).collect()
+    }
+
+    /// One of them.
+    pub(crate) fn held_lease(&self, lease: LeaseId) -> Result<Arc<Run>, Failure> {
+        let books = self.books();
+        match (books.leases.get(&lease), books.ended.get(&lease)) {
+            (Some(run), _) => Ok(run.clone()),
+            (None, Some(ended)) => Err(mayfly_lease::state::LeaseError::Ended(ended.state).into()),
+            (None, None) => Err(Failure::new(
+                Code::NotFound,
+                format!("this node holds no lease {lease}"),
+            )),
+        }
+    }
+
+    /// Writes down what leases of the manager's used since last time.
+    pub(crate) fn journal_usage(&self) {
+        let used = self
+            .managed()
+            .into_iter()
+            .filter_map(|run| Some((run.id(), run.new_usage()?)));
+        self.journal.usage(used.collect());
     }
 
     fn start_by_ms(&self) -> u64 {
@@ -333,6 +466,7 @@ impl Node {
         let expires_at_ms = now_ms
             .saturating_add(run.remaining_ms())
             .saturating_add(self.start_by_ms());
+        run.promised(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
         let token = Claims {
             workers: granted.reservation.workers,
             cores: granted.request.cores_per_worker,
@@ -399,6 +533,7 @@ impl Node {
             free: books.ledger.free(),
             leases: books.leases.values().map(|run| run.view()).collect(),
             parked_executors: self.pool.parked(),
+            manager_connected: self.connected.load(Ordering::Acquire),
         }
     }
 }
@@ -446,7 +581,7 @@ impl Handle {
         self.revoke(None).await;
         self.node.pool.close().await;
         drop(self.node.alive.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if tokio::time::timeout(SHUTDOWN_DEADLINE, self.ended.recv())
+        if tokio::time::timeout(SHUTDOWN_DEADLINE, self.all_gone.recv())
             .await
             .is_err()
         {

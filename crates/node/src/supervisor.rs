@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_lease::State;
+use mayfly_protocol::api::Mode;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, ToExecutor};
 use rustix::process::{Pid, Signal};
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal};
 use crate::executors::Executor;
 use crate::leases::{Run, Tick};
 use crate::node::Node;
-use crate::runtimes;
+use crate::{affinity, runtimes};
 
 /// An executor that dies more often than this in [`DEATH_WINDOW`] would only die again.
 const MOST_DEATHS: usize = 3;
@@ -35,7 +35,7 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>) {
                 break;
             }
         };
-        let outcome = follow(&run, &mut executor).await;
+        let outcome = follow(&node, &run, &mut executor).await;
         if let Outcome::LeaseOver = outcome {
             run.end_channels();
         }
@@ -97,7 +97,7 @@ async fn start(node: &Arc<Node>, run: &Arc<Run>) -> Result<Executor, Failure> {
     Ok(executor)
 }
 
-async fn follow(run: &Run, executor: &mut Executor) -> Outcome {
+async fn follow(node: &Node, run: &Run, executor: &mut Executor) -> Outcome {
     let mut words = None;
     loop {
         let pace = match run.tick() {
@@ -118,7 +118,13 @@ async fn follow(run: &Run, executor: &mut Executor) -> Outcome {
                 worker,
                 incarnation,
                 pid,
-            }) => run.worker_started(worker, incarnation, pid),
+            }) => {
+                run.worker_started(worker, incarnation, pid);
+                // Its executor pinned it to the cores that were shared when the lease began.
+                if incarnation.0 > 1 && run.granted.reservation.mode != Mode::Hot {
+                    affinity::pin(pid, &node.shared_cores());
+                }
+            }
             Some(FromExecutor::WorkerEnded {
                 worker, status, signal, ..
             }) => run.worker_ended(worker, status, signal),
@@ -127,14 +133,5 @@ async fn follow(run: &Run, executor: &mut Executor) -> Outcome {
             Some(FromExecutor::Ready { .. }) => {}
             None => return Outcome::ExecutorGone(words),
         }
-    }
-}
-
-/// How a lease's end is told to its manager.
-pub fn ended_name(state: State) -> &'static str {
-    if state.is_live() {
-        State::Lost.name()
-    } else {
-        state.name()
     }
 }

@@ -1,9 +1,23 @@
-//! Calls, and what becomes of them when something dies.
+//! Calls over every transport, and what becomes of them when something dies.
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::*;
+use mayfly_fabric::LinkError;
+use mayfly_protocol::api::Mode;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::{options, transport};
+use mayfly_protocol::node_api::{End, Request, Response};
 use mayfly_protocol::slot::Status;
+
+fn ended(result: Result<(Status, Vec<u8>), LinkError>) -> End {
+    match result {
+        Err(LinkError::Ended(end)) => end,
+        other => panic!("the channel should have ended, but: {other:?}"),
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_function_of_a_library_is_called_over_shared_memory() {
@@ -12,12 +26,249 @@ async fn a_function_of_a_library_is_called_over_shared_memory() {
     let hash = site.put_library(&grant).await;
     let channel = site.channel(&grant, 0).await.unwrap();
     assert_eq!(channel.verdict.incarnation.get(), 1);
+    assert_eq!(channel.verdict.options.get(), 0);
     let (mut channel, echo) = channel.load(hash, "echo").await;
     for round in 0..100u8 {
         let (next, result) = channel.call(echo, 0, &[round; 40]).await;
         assert_eq!(result.unwrap(), (Status::Ok, vec![round; 40]));
         channel = next;
     }
+    let usage = site.handle.status().leases[0].usage;
+    assert_eq!((usage.calls, usage.failures), (101, 0));
+    assert!(usage.computing_us <= usage.allocated_us);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hot_worker_is_pinned_to_the_leases_core_and_promises_never_to_sleep() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.mode = Mode::Auto).await.unwrap();
+    assert_eq!(grant.mode, Mode::Hot);
+    let channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(u32::from(channel.verdict.options.get()), options::WORKER_NEVER_SLEEPS);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", channel.verdict.worker_pid.get())).unwrap();
+    let allowed = status
+        .lines()
+        .find(|line| line.starts_with("Cpus_allowed_list"))
+        .unwrap();
+    assert_eq!(allowed.split_whitespace().last(), Some("1"));
+    let hash = site.put_library(&grant).await;
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"hot").await;
+    assert_eq!(result.unwrap().1, b"hot");
+    site.handle.shutdown().await;
+}
+
+async fn calls_over_a_stream(transport: u8) {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.stream_channel(&grant, 0, transport).await.unwrap();
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (channel, result) = channel.call(echo, 0, &[7; 500]).await;
+    assert_eq!(result.unwrap(), (Status::Ok, vec![7; 500]));
+    // A crash is told over the control connection; the stream just ends.
+    let (channel, crash) = channel.load(hash, "crash").await;
+    let id = channel.id;
+    let (_, result) = channel.call(crash, 0, b"").await;
+    assert!(matches!(result, Err(LinkError::PeerGone)), "{result:?}");
+    let fate = site.fate(&grant, id).await;
+    assert_eq!((fate.started, fate.finished), (4, 3));
+    assert_eq!(fate.end, Some(End::Signalled { signal: 11 }));
+    // The client's going away frees the worker.
+    let channel = site.stream_channel(&grant, 0, transport).await.unwrap();
+    let id = channel.id;
     drop(channel);
+    assert_eq!(site.fate(&grant, id).await.end, Some(End::ClientGone));
+    let channel = site.stream_channel(&grant, 0, transport).await.unwrap();
+    assert_eq!(channel.verdict.incarnation.get(), 2);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_function_is_called_over_tcp() {
+    calls_over_a_stream(transport::TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_function_is_called_over_tls() {
+    calls_over_a_stream(transport::TLS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_ends_one_call_as_maybe_executed_and_those_behind_it_as_not_executed() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (mut channel, crash) = channel.load(hash, "crash").await;
+    channel.post(echo, 0, b"before");
+    let running = channel.post(crash, 0, b"");
+    channel.post(echo, 0, b"behind");
+    let id = channel.id;
+    let (before, end) = blocking(move || (channel.receive().unwrap().1, ended(channel.receive()))).await;
+    assert_eq!((&before[..], end), (&b"before"[..], End::Signalled { signal: 11 }));
+    let fate = site.fate(&grant, id).await;
+    assert_eq!((fate.started, fate.finished), (running, running - 1));
+    assert_eq!(fate.end, Some(End::Signalled { signal: 11 }));
+    // The worker was replaced, and says so.
+    let channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(channel.verdict.incarnation.get(), 2);
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"again").await;
+    assert_eq!(result.unwrap().1, b"again");
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_function_that_exits_ends_its_worker_and_the_status_is_told() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, leave) = channel.load(hash, "leave").await;
+    let (_, result) = channel.call(leave, 0, b"").await;
+    assert_eq!(ended(result), End::Exited { status: 7 });
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_past_its_deadline_is_ended_and_its_time_is_billed() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, spin) = channel.load(hash, "spin").await;
+    let begun = Instant::now();
+    let (_, result) = channel.call(spin, 50, b"").await;
+    assert_eq!(ended(result), End::Deadline);
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    let usage = site.handle.status().leases[0].usage;
+    assert!(usage.computing_us >= 50_000, "{usage:?}");
+    assert_eq!((usage.calls, usage.failures), (2, 1));
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_call_is_cancelled_and_only_that_one() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (mut channel, spin) = channel.load(hash, "spin").await;
+    let sequence = channel.post(spin, 0, b"");
+    let id = channel.id;
+    let mut control = site.control(token(&grant)).await.unwrap();
+    // Not the one that runs.
+    let other = Request::Cancel {
+        channel: id,
+        sequence: sequence + 1,
+    };
+    assert_eq!(control.ask(other).await.unwrap(), Response::Done);
+    loop {
+        let Response::Fate(fate) = control.ask(Request::Fate { channel: id }).await.unwrap() else {
+            panic!("a fate was due");
+        };
+        assert_eq!(fate.end, None);
+        if fate.started == sequence {
+            break;
+        }
+    }
+    let this = Request::Cancel { channel: id, sequence };
+    assert_eq!(control.ask(this).await.unwrap(), Response::Done);
+    assert_eq!(blocking(move || ended(channel.receive())).await, End::Cancelled);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_executor_is_replaced_and_takes_what_its_workers_started_with_it() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.workers = 2).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let other = site.channel(&grant, 1).await.unwrap();
+    let worker = channel.verdict.worker_pid.get();
+    let (channel, spin) = channel.load(hash, "spin").await;
+    let executor = parent_of(worker);
+    let mut channel = channel;
+    let running = channel.post(spin, 0, b"");
+    let id = channel.id;
+    until("the call's start", || {
+        site.handle.status().leases[0].usage.computing_us > 0
+    })
+    .await;
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(executor).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    let mut both = other;
+    let ends = blocking(move || (ended(channel.receive()), ended(both.receive()))).await;
+    assert_eq!(ends, (End::ExecutorDied, End::ExecutorDied));
+    let fate = site.fate(&grant, id).await;
+    assert!(fate.started == running || fate.started == running - 1);
+    until("the end of the worker", || !is_alive(worker)).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(channel.verdict.incarnation.get(), 2);
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"alive").await;
+    assert_eq!(result.unwrap().1, b"alive");
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_client_went_away_in_the_middle_of_a_call_serves_the_next_client() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let busy = site.channel(&grant, 0).await.err().unwrap();
+    assert_eq!(busy.code, Code::WorkerBusy);
+    let (mut channel, nap) = channel.load(hash, "nap").await;
+    channel.post(nap, 0, &200u32.to_le_bytes());
+    drop(channel);
+    let channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(channel.verdict.incarnation.get(), 1);
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"next").await;
+    assert_eq!(result.unwrap().1, b"next");
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_runs_at_expiry_gets_its_grace_and_then_ends_as_expired() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.duration_ms = 500).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let opened = Instant::now();
+    let (mut channel, spin) = channel.load(hash, "spin").await;
+    let running = channel.post(spin, 0, b"");
+    let id = channel.id;
+    assert_eq!(blocking(move || ended(channel.receive())).await, End::Expired);
+    assert!(opened.elapsed() >= Duration::from_millis(690), "{:?}", opened.elapsed());
+    let fate = site.fate(&grant, id).await;
+    assert_eq!((fate.started, fate.finished), (running, running - 1));
+    until("the capacity's return", || site.handle.status().leases.is_empty()).await;
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseExpired);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seventy_thousand_calls_pass_over_one_channel() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.mode = Mode::Auto).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (mut channel, echo) = channel.load(hash, "echo").await;
+    blocking(move || {
+        for n in 0..70_000u32 {
+            channel.post(echo, 0, &n.to_le_bytes());
+            assert_eq!(channel.receive().unwrap(), (Status::Ok, n.to_le_bytes().to_vec()));
+        }
+    })
+    .await;
+    assert_eq!(site.handle.status().leases[0].usage.calls, 70_001);
     site.handle.shutdown().await;
 }

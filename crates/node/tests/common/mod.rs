@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mayfly_fabric::{Link, LinkError, MappedLink, descriptors, shm};
+use mayfly_fabric::{AnyLink, Link, LinkError, StreamLink, descriptors, shm, tls};
 use mayfly_lease::SigningKey;
 use mayfly_lease::ledger::Resources;
 use mayfly_lease::token::{Opening, check_verdict};
@@ -20,7 +20,7 @@ use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
 use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, WorkerIndex};
-use mayfly_protocol::node_api::{Request, Response};
+use mayfly_protocol::node_api::{Fate, Request, Response};
 use mayfly_protocol::slot::{Geometry, Status};
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, IntoBytes};
@@ -181,9 +181,80 @@ impl Site {
             Ok(Channel {
                 id: hello.channel,
                 verdict,
-                link,
-                stream,
+                link: AnyLink::Mapped(link),
+                stream: Some(stream),
             })
+        })
+        .await
+    }
+
+    /// Opens a channel over TCP, in clear or not.
+    pub async fn stream_channel(&self, grant: &Grant, worker: u16, transport: u8) -> Result<Channel, Failure> {
+        let hello = self.hello(token(grant), worker, transport);
+        let (address, key, holder) = (self.tcp(), self.handle.address().key, self.holder.clone());
+        blocking(move || {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.set_nodelay(true).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            stream.write_all(hello.as_bytes()).unwrap();
+            let mut bytes = [0; VERDICT_BYTES];
+            stream.read_exact(&mut bytes).unwrap();
+            let verdict = Verdict::read_from_bytes(&bytes).unwrap();
+            check_verdict(&verdict, &hello.channel, &key)?;
+            let link = if transport == self::transport::TLS {
+                let identity = tls::Identity::from_pkcs8(holder.to_pkcs8()).unwrap();
+                let session = tls::client(&identity, &verdict.executor_key).unwrap();
+                StreamLink::tls(stream.into(), session, GEOMETRY).unwrap()
+            } else {
+                StreamLink::tcp(stream.into(), GEOMETRY).unwrap()
+            };
+            Ok(Channel {
+                id: hello.channel,
+                verdict,
+                link: AnyLink::Stream(Box::new(link)),
+                stream: None,
+            })
+        })
+        .await
+    }
+
+    /// Sends a hello over TCP; answers whether and why it was refused.
+    pub async fn stream_channel_of(&self, hello: Hello) -> Result<(), Failure> {
+        let (address, key) = (self.tcp(), self.handle.address().key);
+        blocking(move || {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.write_all(hello.as_bytes()).unwrap();
+            let mut bytes = [0; VERDICT_BYTES];
+            stream.read_exact(&mut bytes).unwrap();
+            check_verdict(&Verdict::read_from_bytes(&bytes).unwrap(), &hello.channel, &key)
+        })
+        .await
+    }
+
+    pub fn tcp(&self) -> std::net::SocketAddr {
+        self.handle.address().tcp.as_ref().unwrap().parse().unwrap()
+    }
+
+    /// What became of a channel, once it has ended.
+    pub async fn fate(&self, grant: &Grant, channel: ChannelId) -> Fate {
+        let mut control = self.control(token(grant)).await.unwrap();
+        let begun = Instant::now();
+        loop {
+            match control.ask(Request::Fate { channel }).await.unwrap() {
+                Response::Fate(fate) if fate.end.is_some() => return fate,
+                Response::Fate(_) => assert!(begun.elapsed() < LIMIT, "the channel does not end"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Sends a hello as it is; answers whether and why it was refused.
+    pub async fn knock(&self, hello: Hello) -> Result<(), Failure> {
+        let (socket, key) = (self.socket(), self.handle.address().key);
+        blocking(move || {
+            let mut stream = connect(&socket);
+            stream.write_all(hello.as_bytes()).unwrap();
+            check_verdict(&read_verdict(&stream).0, &hello.channel, &key)
         })
         .await
     }
@@ -287,8 +358,9 @@ impl Control {
 pub struct Channel {
     pub id: ChannelId,
     pub verdict: Verdict,
-    pub link: MappedLink,
-    pub stream: UnixStream,
+    pub link: AnyLink,
+    /// The connection on which a shared-memory channel was opened.
+    pub stream: Option<UnixStream>,
 }
 
 impl Channel {
@@ -334,6 +406,19 @@ impl Channel {
         assert_eq!(status, Status::Ok, "{}", String::from_utf8_lossy(&output));
         (channel, u16::from_le_bytes([output[0], output[1]]))
     }
+}
+
+/// The parent of a process.
+pub fn parent_of(pid: u32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after = stat.rsplit_once(')').unwrap().1;
+    after.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Whether a process exists and is not merely a record.
+pub fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(')').unwrap().1.trim_start().starts_with('Z'))
 }
 
 /// Waits until something is true.

@@ -1,0 +1,355 @@
+//! The one connection to the manager: opened by the node, for ever opened again. Leases run on while it is away.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use mayfly_lease::State;
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::{LeaseRequest, ManagerMessage, NodeMessage};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
+use mayfly_protocol::node_api::HeldLease;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use crate::node::{Node, write_private};
+use crate::{ManagerLink, clock};
+
+/// Connecting and registering.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// A manager that does not read for this long is stuck.
+const SEND_DEADLINE: Duration = Duration::from_secs(5);
+/// Waits between attempts double from the first to the last.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LAST_WAIT: Duration = Duration::from_secs(10);
+/// The manager waits 5 s for an answer; a lease whose executor takes longer is answered without it.
+const OFFER_PATIENCE: Duration = Duration::from_secs(3);
+const END_PATIENCE: Duration = Duration::from_secs(4);
+/// No message of a manager is longer.
+const MOST_MESSAGE_BYTES: usize = 1 << 20;
+/// How often the usage of running leases is journaled and sent.
+const METERS_EVERY: Duration = Duration::from_secs(2);
+/// Answers on their way out.
+const ANSWERS: usize = 256;
+
+type Socket = WebSocketStream<TlsStream<TcpStream>>;
+
+/// Why a connection to the manager ended, or was never one.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("`{0}` is no manager's address; give https://HOST:PORT")]
+    Address(String),
+    #[error("the certificate authority given for the manager is not a PEM certificate")]
+    Authority,
+    #[error("this node has neither a credential nor a join token; make one with `mayfly node join-token`")]
+    NoCredential,
+    #[error("the manager does not accept this node's credential or join token; give it a fresh join token")]
+    Unauthorized,
+    #[error("the manager refused this node: {0}")]
+    Refused(Failure),
+    #[error("the manager cannot be reached: {0}")]
+    Unreachable(#[from] std::io::Error),
+    #[error("the connection broke: {0}")]
+    Broken(#[from] tungstenite::Error),
+    #[error("the manager broke the protocol: {0}")]
+    Violation(String),
+    #[error("the manager closed the connection")]
+    Closed,
+    #[error("the manager did not answer in time")]
+    TimedOut,
+}
+
+/// Stays connected for ever.
+pub async fn serve(node: Arc<Node>, link: ManagerLink) {
+    let mut wait = FIRST_WAIT;
+    loop {
+        let mut registered = false;
+        let lost = match session(&node, &link, &mut registered).await {
+            Ok(never) => match never {},
+            Err(lost) => lost,
+        };
+        node.connected.store(false, Ordering::Release);
+        if registered {
+            wait = FIRST_WAIT;
+        }
+        tracing::warn!(manager = link.url, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
+        // Spread, so that a restarted manager is not met by all nodes at once.
+        let spread = crate::node::random::<1>().map_or(0, |bytes| u32::from(bytes[0]));
+        tokio::time::sleep(wait + wait * spread / 512).await;
+        wait = (wait * 2).min(LAST_WAIT);
+    }
+}
+
+fn host_and_port(url: &str) -> Result<(&str, u16), Lost> {
+    let wrong = || Lost::Address(url.into());
+    let rest = url.strip_prefix("https://").ok_or_else(wrong)?.trim_end_matches('/');
+    let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok((host, port.parse().map_err(|_| wrong())?))
+}
+
+async fn connect(link: &ManagerLink, bearer: &str) -> Result<Socket, Lost> {
+    let (host, port) = host_and_port(&link.url)?;
+    let authority = CertificateDer::from_pem_slice(link.ca_pem.as_bytes()).map_err(|_| Lost::Authority)?;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority).map_err(|_| Lost::Authority)?;
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Lost::Violation(error.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_string()).map_err(|_| Lost::Address(link.url.clone()))?;
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    let address = format!(
+        "wss{}/v1/nodes/connect",
+        link.url.trim_end_matches('/').trim_start_matches("https")
+    );
+    let mut request = address.into_client_request()?;
+    let bearer = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| Lost::Unauthorized)?;
+    request.headers_mut().insert("authorization", bearer);
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MOST_MESSAGE_BYTES))
+        .max_frame_size(Some(MOST_MESSAGE_BYTES));
+    match tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tungstenite::Error::Http(response)) if response.status().as_u16() == 401 => Err(Lost::Unauthorized),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn send(socket: &mut Socket, message: &NodeMessage) -> Result<(), Lost> {
+    let text = serde_json::to_string(message).map_err(|error| Lost::Violation(error.to_string()))?;
+    tokio::time::timeout(SEND_DEADLINE, socket.send(Message::text(text)))
+        .await
+        .map_err(|_| Lost::TimedOut)?
+        .map_err(Lost::from)
+}
+
+async fn receive(socket: &mut Socket) -> Result<ManagerMessage, Lost> {
+    loop {
+        match socket.next().await {
+            Some(Ok(Message::Text(text))) => {
+                return serde_json::from_str(&text).map_err(|error| Lost::Violation(error.to_string()));
+            }
+            Some(Ok(Message::Close(_))) | None => return Err(Lost::Closed),
+            // Pings are answered underneath.
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+}
+
+/// The bearers to try: what an earlier join was exchanged for, then the join token.
+fn bearers(node: &Node, link: &ManagerLink) -> Vec<String> {
+    let kept = std::fs::read_to_string(node.credential_path()).ok();
+    kept.map(|text| text.trim().to_string())
+        .into_iter()
+        .chain(link.join_token.clone())
+        .filter(|bearer| !bearer.is_empty())
+        .collect()
+}
+
+async fn register(node: &Arc<Node>, link: &ManagerLink) -> Result<(Socket, u64, Duration), Lost> {
+    let mut lost = Lost::NoCredential;
+    for bearer in bearers(node, link) {
+        let mut socket = match connect(link, &bearer).await {
+            Ok(socket) => socket,
+            Err(Lost::Unauthorized) => {
+                lost = Lost::Unauthorized;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let mut held = node.held();
+        // Ends that the manager has not heard of would look like losses; it hears of them next.
+        let untold = node.journal.untold().into_iter();
+        held.extend(untold.map(|(lease, _)| HeldLease { lease, remaining_ms: 0 }));
+        let hello = NodeMessage::Register {
+            version: WIRE_VERSION,
+            address: node.address.clone(),
+            capacity: node.capacity(),
+            free: node.free(),
+            leases: held,
+        };
+        send(&mut socket, &hello).await?;
+        match receive(&mut socket).await? {
+            ManagerMessage::Registered {
+                epoch,
+                signing_keys,
+                heartbeat_ms,
+                credential,
+            } => {
+                if let Some(credential) = credential {
+                    write_private(&node.credential_path(), credential.as_bytes())?;
+                }
+                trust(node, signing_keys);
+                return Ok((socket, epoch, Duration::from_millis(heartbeat_ms.clamp(10, 60_000))));
+            }
+            ManagerMessage::Refused(failure) if failure.code == Code::Unauthorized => lost = Lost::Refused(failure),
+            ManagerMessage::Refused(failure) => return Err(Lost::Refused(failure)),
+            other => return Err(Lost::Violation(format!("{other:?} where `registered` was due"))),
+        }
+    }
+    Err(lost)
+}
+
+/// The manager's keys replace those of its earlier lives; the node's own always counts.
+fn trust(node: &Node, mut keys: Vec<PublicKey>) {
+    keys.push(node.key.public());
+    *node.trusted.write().unwrap_or_else(PoisonError::into_inner) = keys;
+}
+
+async fn session(
+    node: &Arc<Node>,
+    link: &ManagerLink,
+    registered: &mut bool,
+) -> Result<std::convert::Infallible, Lost> {
+    let (mut socket, epoch, heartbeat) = tokio::time::timeout(CONNECT_DEADLINE, register(node, link))
+        .await
+        .map_err(|_| Lost::TimedOut)??;
+    *registered = true;
+    node.connected.store(true, Ordering::Release);
+    tracing::info!(manager = link.url, epoch, "registered");
+    let (answers, mut to_answer) = mpsc::channel(ANSWERS);
+    let mut beats = tokio::time::interval(heartbeat);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut meters = tokio::time::interval(METERS_EVERY);
+    let mut sent = 0;
+    let mut told = HashSet::new();
+    loop {
+        tokio::select! {
+            message = receive(&mut socket) => on_message(node, epoch, message?, &answers),
+            Some(answer) = to_answer.recv() => send(&mut socket, &answer).await?,
+            _ = beats.tick() => {
+                let beat = NodeMessage::Heartbeat { free: node.free(), clock_ms: clock::wall_ms() };
+                send(&mut socket, &beat).await?;
+            }
+            _ = meters.tick() => node.journal_usage(),
+            () = node.news.notified() => {}
+        }
+        report(node, &mut socket, &mut sent, &mut told).await?;
+    }
+}
+
+/// Tells the manager what it has not heard on this connection.
+async fn report(node: &Node, socket: &mut Socket, sent: &mut u64, told: &mut HashSet<LeaseId>) -> Result<(), Lost> {
+    for lease in node.active_leases() {
+        if told.insert(lease) {
+            send(socket, &NodeMessage::LeaseActive { lease }).await?;
+        }
+    }
+    if let Some((sequence, usage)) = node.journal.entry()
+        && sequence > *sent
+    {
+        send(socket, &NodeMessage::Meters { sequence, usage }).await?;
+        *sent = sequence;
+    }
+    for (lease, state) in node.journal.untold() {
+        let state = state.name().to_string();
+        send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;
+        node.journal.told(lease);
+        told.remove(&lease);
+    }
+    Ok(())
+}
+
+fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &mpsc::Sender<NodeMessage>) {
+    let answer = |request, refused: Option<Failure>, mode| NodeMessage::Answer { request, refused, mode };
+    let answers = answers.clone();
+    match message {
+        ManagerMessage::Offer {
+            request,
+            lease,
+            tenant,
+            spec,
+            epoch: theirs,
+            start_by_ms,
+        } => {
+            let node = node.clone();
+            node.clone().task(async move {
+                let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms).await;
+                let said = match taken {
+                    Ok(mode) => answer(request, None, Some(mode)),
+                    Err(failure) => answer(request, Some(failure), None),
+                };
+                // A connection that broke meanwhile asks again what is held.
+                let _ = answers.send(said).await;
+            });
+        }
+        ManagerMessage::Renew {
+            request,
+            lease,
+            duration_ms,
+        } => {
+            let renewed = node.held_lease(lease).and_then(|run| run.renew(duration_ms));
+            let _ = answers.try_send(answer(request, renewed.err(), None));
+        }
+        ManagerMessage::End { request, lease, state } => {
+            let node = node.clone();
+            node.clone().task(async move {
+                let refused = match node.held_lease(lease) {
+                    Ok(run) => {
+                        let wanted = State::from_name(&state).filter(|state| !state.is_live());
+                        run.end(wanted.unwrap_or(State::Revoked));
+                        run.gone(END_PATIENCE).await;
+                        None
+                    }
+                    Err(failure) => Some(failure),
+                };
+                let _ = answers.send(answer(request, refused, None)).await;
+            });
+        }
+        ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
+        ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),
+        ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
+    }
+}
+
+async fn offer(
+    node: &Arc<Node>,
+    epoch: u64,
+    theirs: u64,
+    lease: LeaseId,
+    tenant: TenantId,
+    spec: LeaseRequest,
+    start_by_ms: u64,
+) -> Result<mayfly_protocol::api::Mode, Failure> {
+    if theirs != epoch {
+        return Err(Failure::new(
+            Code::StaleEpoch,
+            format!("the offer is of epoch {theirs} and this node is in epoch {epoch}; ask its present manager"),
+        ));
+    }
+    let start_by = Duration::from_millis(start_by_ms);
+    let run = node
+        .take_lease(lease, tenant, epoch, spec, start_by, OFFER_PATIENCE)
+        .await?;
+    Ok(run.granted.reservation.mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_managers_address_is_taken_apart() {
+        assert_eq!(host_and_port("https://127.0.0.1:7070").unwrap(), ("127.0.0.1", 7070));
+        assert_eq!(host_and_port("https://[::1]:7070/").unwrap(), ("::1", 7070));
+        assert!(host_and_port("http://127.0.0.1:7070").is_err());
+        assert!(host_and_port("https://localhost").is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! The life of leases: who gets cores, when they come back, what a restart remembers.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use mayfly_node::Node;
+use mayfly_protocol::api::{Mode, Runtime};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::transport;
+use mayfly_protocol::node_api::{Request, Response};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_clients_that_race_for_the_last_core_exactly_one_gets_it() {
+    let site = Site::start().await;
+    let hot = || site.lease(|request| request.mode = Mode::Hot);
+    let (a, b) = tokio::join!(hot(), hot());
+    let (won, lost) = match (a, b) {
+        (Ok(grant), Err(failure)) | (Err(failure), Ok(grant)) => (grant, failure),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(lost.code, Code::NoCapacity);
+    let mut control = site.control(token(&won)).await.unwrap();
+    assert_eq!(control.ask(Request::Release).await.unwrap(), Response::Done);
+    // The core is back when the release is answered.
+    assert_eq!(site.handle.status().free, site.handle.status().capacity);
+    hot().await.unwrap();
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_released_lease_leaves_no_process_and_its_token_opens_nothing_even_after_a_restart() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let worker = channel.verdict.worker_pid.get();
+    let mut control = site.control(token(&grant)).await.unwrap();
+    assert_eq!(control.ask(Request::Release).await.unwrap(), Response::Done);
+    assert!(!is_alive(worker));
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseEnded);
+    let held = site.lease(|_| {}).await.unwrap();
+    let Site { dir, handle, holder } = site;
+    handle.shutdown().await;
+    let handle = Node::start(options(dir.path())).await.unwrap();
+    let site = Site { dir, handle, holder };
+    for grant in [grant, held] {
+        let failure = site
+            .knock(site.hello(token(&grant), 0, transport::SHM))
+            .await
+            .unwrap_err();
+        assert_eq!(failure.code, Code::LeaseEnded);
+    }
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_whose_last_channel_closed_is_released_after_its_idle_time() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.idle_release_ms = 50).await.unwrap();
+    let channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(site.handle.status().leases.len(), 1);
+    drop(channel);
+    until("the release", || site.handle.status().leases.is_empty()).await;
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseEnded);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_nobody_uses_comes_back_at_its_start_by_time() {
+    let site = Site::with(|options| options.start_by = Duration::from_millis(50)).await;
+    let grant = site.lease(|request| request.mode = Mode::Hot).await.unwrap();
+    until("the return", || site.handle.status().leases.is_empty()).await;
+    assert_eq!(site.handle.status().free, site.handle.status().capacity);
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseExpired);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_lease_lives_on_with_a_fresh_token() {
+    let site = Site::start().await;
+    let grant = site.lease(|request| request.duration_ms = 2_000).await.unwrap();
+    let _channel = site.channel(&grant, 0).await.unwrap();
+    let mut control = site.control(token(&grant)).await.unwrap();
+    let renewed = match control.ask(Request::Renew { duration_ms: 60_000 }).await.unwrap() {
+        Response::Renewed(grant) => *grant,
+        other => panic!("{other:?}"),
+    };
+    assert!(renewed.expires_at_ms > grant.expires_at_ms);
+    assert!(site.handle.status().leases[0].remaining_ms > 50_000);
+    site.control(token(&renewed)).await.unwrap();
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_executor_refuses_the_lease_and_gives_everything_back() {
+    let site = Site::with(|options| options.executor = Some("/nonexistent/executor".into())).await;
+    let failure = site.lease(|_| {}).await.unwrap_err();
+    assert_eq!(failure.code, Code::ExecutorFailed);
+    assert!(failure.message.contains("/nonexistent/executor"), "{failure}");
+    assert_eq!(site.handle.status().free, site.handle.status().capacity);
+    site.handle.shutdown().await;
+}
+
+/// An interpreter that behaves as told by a shell script.
+fn interpreter(site: &Site, script: &str) -> Runtime {
+    use std::os::unix::fs::PermissionsExt;
+    let path = site.dir.path().join("python3");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Runtime::Python {
+        version: "3.11.7".into(),
+        cloudpickle: "3.1.0".into(),
+        executable: Some(path.display().to_string()),
+        path: Vec::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_python_without_mayfly_is_refused_in_its_own_words() {
+    let site = Site::start().await;
+    let runtime = interpreter(&site, "echo \"No module named mayfly\" >&2; exit 1");
+    let failure = site.lease(|request| request.runtime = runtime).await.unwrap_err();
+    assert_eq!(failure.code, Code::ExecutorFailed);
+    assert!(failure.message.contains("No module named mayfly"), "{failure}");
+    assert_eq!(site.handle.status().free, site.handle.status().capacity);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoking_ends_a_lease_under_its_client() {
+    let site = Site::start().await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let mut channel = site.channel(&grant, 0).await.unwrap();
+    assert_eq!(site.handle.revoke(Some(grant.lease)).await, 1);
+    let end = blocking(move || channel.receive().unwrap_err().to_string()).await;
+    assert!(end.contains("Revoked"), "{end}");
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseEnded);
+    site.handle.shutdown().await;
+}

@@ -1,0 +1,116 @@
+// Clients and leases.
+#ifndef MAYFLY_CLIENT_HPP
+#define MAYFLY_CLIENT_HPP
+
+#include "error.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace mayfly {
+
+enum class mode : std::uint32_t { automatic = MF_MODE_AUTO, hot = MF_MODE_HOT, warm = MF_MODE_WARM };
+
+enum class transport : std::uint32_t {
+    best = MF_TRANSPORT_BEST,
+    shm = MF_TRANSPORT_SHM,
+    tcp = MF_TRANSPORT_TCP,
+    tls = MF_TRANSPORT_TLS
+};
+
+// The two forms of functions; see mayfly_function.h.
+enum class form : std::uint32_t { plain = MF_FORM_PLAIN, checked = MF_FORM_CHECKED };
+
+// What to lease.
+struct lease_options {
+    std::uint32_t workers = 1;
+    mayfly::mode mode = mayfly::mode::automatic;
+    std::uint32_t cores_per_worker = 1;
+    std::uint64_t memory_bytes = 0; // 0 for the node's usual share
+    std::chrono::milliseconds duration = std::chrono::hours(1);
+    std::chrono::milliseconds hot_for = std::chrono::milliseconds(MF_FOR_EVER); // then a hot worker sleeps
+
+    mf_lease_options raw() const {
+        mf_lease_options options;
+        detail::check(mf_lease_options_init(&options));
+        options.workers = workers;
+        options.cores_per_worker = cores_per_worker;
+        options.memory_bytes = memory_bytes;
+        options.duration_ms = static_cast<std::uint64_t>(duration.count());
+        options.mode = static_cast<std::uint32_t>(mode);
+        options.hot_for_ms = hot_for.count() < MF_FOR_EVER ? static_cast<std::uint32_t>(hot_for.count()) : MF_FOR_EVER;
+        return options;
+    }
+};
+
+// The right to some workers. Any thread may use it.
+class lease {
+public:
+    explicit lease(mf_lease *handle) : handle_(handle) {}
+
+    // Sends a shared library to the node, once.
+    mf_code load_library(const std::string &path) const {
+        mf_code code;
+        detail::check(mf_lease_load_library(get(), path.c_str(), &code));
+        return code;
+    }
+
+    void renew(std::chrono::milliseconds duration) const {
+        detail::check(mf_lease_renew(get(), static_cast<std::uint64_t>(duration.count())));
+    }
+    // Gives the workers back now; else the last handle to anything of this lease does.
+    void release() const { detail::check(mf_lease_release(get())); }
+
+    std::uint32_t workers() const noexcept { return mf_lease_workers(get()); }
+    bool is_hot() const noexcept { return mf_lease_is_hot(get()); }
+    mf_lease *get() const noexcept { return handle_.get(); }
+
+private:
+    std::unique_ptr<mf_lease, detail::closer> handle_;
+};
+
+// Where leases come from. Any thread may use it.
+class client {
+public:
+    // The configured manager, else an embedded one that ends with this program; or the one that a path names.
+    client() : client(open([](mf_client **handle) { return mf_client_connect(nullptr, handle); })) {}
+    explicit client(const std::string &path)
+        : client(open([&](mf_client **handle) { return mf_client_connect(path.c_str(), handle); })) {}
+
+    // A manager and node of this program's own, whatever else is configured.
+    static client embedded() {
+        return client(open([](mf_client **handle) { return mf_client_embedded(nullptr, handle); }));
+    }
+    // One node without a manager, by the allowance that it wrote.
+    static client node(const std::string &allowance) {
+        return client(open([&](mf_client **handle) { return mf_client_node(allowance.c_str(), handle); }));
+    }
+
+    mayfly::lease lease(const lease_options &options = {}) const {
+        const mf_lease_options raw = options.raw();
+        mf_lease *handle = nullptr;
+        detail::check(mf_lease_open(get(), &raw, &handle));
+        return mayfly::lease(handle);
+    }
+
+    std::string describe() const { return mf_client_describe(get()); }
+    mf_client *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit client(mf_client *handle) : handle_(handle) {}
+
+    template <typename Open> static mf_client *open(Open how) {
+        mf_client *handle = nullptr;
+        detail::check(how(&handle));
+        return handle;
+    }
+
+    std::unique_ptr<mf_client, detail::closer> handle_;
+};
+
+} // namespace mayfly
+
+#endif

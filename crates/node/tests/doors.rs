@@ -12,7 +12,6 @@ use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{HELLO_BYTES, VERDICT_BYTES, transport};
 use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, TenantId};
 use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
-use zerocopy::IntoBytes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_are() {

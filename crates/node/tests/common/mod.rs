@@ -15,7 +15,7 @@ use mayfly_lease::SigningKey;
 use mayfly_lease::ledger::Resources;
 use mayfly_lease::token::{Opening, check_verdict};
 use mayfly_node::{Handle, Node, Options};
-use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Runtime};
+use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Runtime, Usage};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
@@ -231,6 +231,11 @@ impl Site {
         .await
     }
 
+    /// What the only lease used.
+    pub fn usage(&self) -> Usage {
+        self.handle.status().leases[0].usage
+    }
+
     pub fn tcp(&self) -> std::net::SocketAddr {
         self.handle.address().tcp.as_ref().unwrap().parse().unwrap()
     }
@@ -372,10 +377,13 @@ impl Channel {
     pub fn receive(&mut self) -> Result<(Status, Vec<u8>), LinkError> {
         let begun = Instant::now();
         loop {
-            if let Some(meta) = self.link.poll()? {
-                let output = self.link.current().input.to_vec();
-                self.link.done();
-                return Ok((Status::from_wire(meta.function).unwrap(), output));
+            for _ in 0..10_000 {
+                if let Some(meta) = self.link.poll()? {
+                    let output = self.link.current().input.to_vec();
+                    self.link.done();
+                    return Ok((Status::from_wire(meta.function).unwrap(), output));
+                }
+                std::hint::spin_loop();
             }
             assert!(begun.elapsed() < LIMIT, "no response");
             self.link.wait(Duration::from_millis(50))?;

@@ -1,0 +1,170 @@
+//! A node under a real manager: joining, offers, meters, and the manager's going away and coming back.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use mayfly_manager::{Manager, StoreKind};
+use mayfly_node::ManagerLink;
+use mayfly_protocol::api::{LeaseRequest, LeaseStatus};
+use mayfly_protocol::error::Code;
+
+struct Control {
+    /// None while it is away.
+    manager: Option<mayfly_manager::Handle>,
+    dir: tempfile::TempDir,
+}
+
+async fn start_manager(dir: &tempfile::TempDir, port: u16) -> mayfly_manager::Handle {
+    let mut options = mayfly_manager::Options::new(dir.path().join("manager"));
+    options.listen = ([127, 0, 0, 1], port).into();
+    options.heartbeat = Duration::from_millis(50);
+    options.store = StoreKind::Sqlite { most_pages: None };
+    Manager::start(options).await.unwrap()
+}
+
+fn client(manager: &mayfly_manager::Handle) -> (ureq::Agent, String, String) {
+    let authority = ureq::tls::Certificate::from_pem(manager.ca_pem().as_bytes()).unwrap();
+    let tls = ureq::tls::TlsConfig::builder()
+        .root_certs(ureq::tls::RootCerts::new_with_certs(&[authority]))
+        .unversioned_rustls_crypto_provider(std::sync::Arc::new(rustls::crypto::ring::default_provider()))
+        .build();
+    let config = ureq::Agent::config_builder()
+        .tls_config(tls)
+        .timeout_global(Some(LIMIT))
+        .build();
+    let bearer = format!("Bearer {}", manager.connection().token);
+    (config.into(), manager.url().to_string(), bearer)
+}
+
+impl Control {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = start_manager(&dir, 0).await;
+        Self {
+            manager: Some(manager),
+            dir,
+        }
+    }
+
+    fn manager(&self) -> &mayfly_manager::Handle {
+        self.manager.as_ref().unwrap()
+    }
+
+    async fn stop(&mut self) {
+        self.manager.take().unwrap().shutdown().await;
+    }
+
+    async fn site(&self) -> Site {
+        let join = self.manager().join_token(Duration::from_secs(60)).await.unwrap();
+        let site = Site::with(|options| {
+            options.manager = Some(ManagerLink {
+                url: join.manager,
+                ca_pem: join.ca_pem,
+                join_token: Some(join.token),
+            });
+        })
+        .await;
+        until("the registration", || site.handle.status().manager_connected).await;
+        site
+    }
+
+    async fn lease(&self, request: LeaseRequest) -> mayfly_protocol::api::Grant {
+        let (agent, url, bearer) = client(self.manager());
+        blocking(move || {
+            let post = agent.post(format!("{url}/v1/leases")).header("authorization", bearer);
+            post.send_json(&request).unwrap().body_mut().read_json().unwrap()
+        })
+        .await
+    }
+
+    async fn status(&self, lease: mayfly_protocol::ids::LeaseId) -> LeaseStatus {
+        let (agent, url, bearer) = client(self.manager());
+        blocking(move || {
+            let get = agent
+                .get(format!("{url}/v1/leases/{lease}"))
+                .header("authorization", bearer);
+            get.call().unwrap().body_mut().read_json().unwrap()
+        })
+        .await
+    }
+
+    async fn until(&self, lease: mayfly_protocol::ids::LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
+        let begun = std::time::Instant::now();
+        loop {
+            let status = self.status(lease).await;
+            if is(&status) {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "{what} did not come about: {status:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_of_the_managers_is_used_metered_and_ended_through_it() {
+    let mut control = Control::start().await;
+    let site = control.site().await;
+    let grant = control.lease(request(&site.holder)).await;
+    assert_eq!(grant.node.id, site.handle.address().id);
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (channel, result) = channel.call(echo, 0, b"managed").await;
+    assert_eq!(result.unwrap().1, b"managed");
+    control
+        .until(grant.lease, "the first use", |status| status.state == "active")
+        .await;
+    control
+        .until(grant.lease, "the booking", |status| status.usage.calls == 2)
+        .await;
+    drop(channel);
+    let (agent, url, bearer) = client(control.manager());
+    let lease = grant.lease;
+    blocking(move || {
+        let delete = agent
+            .delete(format!("{url}/v1/leases/{lease}"))
+            .header("authorization", bearer);
+        delete.call().unwrap();
+    })
+    .await;
+    until("the end", || site.handle.status().leases.is_empty()).await;
+    assert_eq!(site.channel(&grant, 0).await.err().unwrap().code, Code::LeaseEnded);
+    site.handle.shutdown().await;
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_run_on_without_their_manager_and_what_they_used_is_booked_when_it_is_back() {
+    let mut control = Control::start().await;
+    let site = control.site().await;
+    let (kept, released) = (
+        control.lease(request(&site.holder)).await,
+        control.lease(request(&site.holder)).await,
+    );
+    let hash = site.put_library(&kept).await;
+    let channel = site.channel(&kept, 0).await.unwrap();
+    let port = control.manager().address().port();
+    control.stop().await;
+    until("the connection's end", || !site.handle.status().manager_connected).await;
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"alone").await;
+    assert_eq!(result.unwrap().1, b"alone");
+    let mut direct = site.control(token(&released)).await.unwrap();
+    direct.ask(mayfly_protocol::node_api::Request::Release).await.unwrap();
+    control.manager = Some(start_manager(&control.dir, port).await);
+    control
+        .until(kept.lease, "the booking", |status| {
+            status.state == "active" && status.usage.calls == 2
+        })
+        .await;
+    control
+        .until(released.lease, "the news of the release", |status| {
+            status.state == "released"
+        })
+        .await;
+    site.handle.shutdown().await;
+    control.stop().await;
+}

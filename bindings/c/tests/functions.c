@@ -1,0 +1,73 @@
+/* Functions that behave in every way that a caller has to expect. */
+#include <mayfly_function.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECKED(name)                                                                                                  \
+    MF_EXPORT int32_t name(mf_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,         \
+                           size_t *out_len)
+#define UNUSED (void)context, (void)in, (void)in_len, (void)out, (void)out_capacity, (void)out_len
+
+CHECKED(echo) {
+    if (in_len > out_capacity && (out = mf_grow_output(context, 0, in_len)) == NULL) {
+        return mf_set_error(context, "no memory");
+    }
+    if (in_len > 0) {
+        memcpy(out, in, in_len);
+    }
+    *out_len = in_len;
+    return 0;
+}
+CHECKED(complain) {
+    UNUSED;
+    return mf_set_error(context, "I would rather not");
+}
+CHECKED(number) {
+    UNUSED;
+    return 42;
+}
+CHECKED(boast) {
+    UNUSED;
+    *out_len = out_capacity + 1;
+    return 0;
+}
+CHECKED(crash) {
+    UNUSED;
+    int *volatile nowhere = NULL;
+    *nowhere = 1;
+    return 0;
+}
+CHECKED(leave) {
+    UNUSED;
+    exit(3);
+}
+CHECKED(forever) {
+    UNUSED;
+    for (;;) {
+        pause();
+    }
+}
+CHECKED(left) {
+    UNUSED;
+    uint64_t us = mf_time_left_us(context);
+    memcpy(out, &us, sizeof us);
+    *out_len = sizeof us;
+    return 0;
+}
+CHECKED(pid) {
+    UNUSED;
+    int32_t own = (int32_t)getpid();
+    memcpy(out, &own, sizeof own);
+    *out_len = sizeof own;
+    return 0;
+}
+MF_EXPORT uint32_t overrun(void *in, uint32_t size, void *out) {
+    (void)in, (void)size;
+    memset(out, 7, 64u << 20);
+    return 1;
+}
+MF_EXPORT uint32_t plain_boast(void *in, uint32_t size, void *out) {
+    (void)in, (void)size, (void)out;
+    return 4294967295u;
+}

@@ -1,0 +1,119 @@
+// What the C++ header promises, held against a real manager, node and workers: calls <functions.so>.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mayfly/mayfly.hpp>
+#include <numeric>
+#include <vector>
+
+#define HOLDS(what)                                                                                                    \
+    do {                                                                                                               \
+        if (!(what)) {                                                                                                 \
+            std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #what);                                      \
+            std::exit(1);                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+template <typename Body> static mf_status thrown_by(Body body) {
+    try {
+        body();
+    } catch (const mayfly::error &error) {
+        HOLDS(*error.what() != 0 && *error.name() != 0 && *error.remedy() != 0);
+        return error.code();
+    }
+    return MF_OK;
+}
+
+static void futures_and_callbacks(const char *library) {
+    mayfly::invoker invoker;
+    HOLDS(thrown_by([&] { invoker.allocator<double>(); }) == MF_INVALID_REQUEST);
+    invoker.allocate(library, 64, mayfly::invoker::ALWAYS_WARM, 2);
+    invoker.declare("echo", mayfly::form::checked);
+    invoker.declare("complain", mayfly::form::checked);
+    invoker.declare("forever", mayfly::form::checked);
+
+    auto alloc = invoker.allocator<double>();
+    mayfly::buffer<double> in = alloc.input(5000), out = alloc.output(5000);
+    std::iota(in.begin(), in.end(), 0.0);
+    HOLDS(invoker.submit("echo", in, 4000, out).get() == 4000);
+    HOLDS(out[3999] == 3999.0 && out[4000] == 0.0);
+    HOLDS(thrown_by([&] { invoker.submit("echo", in, 5001, out); }) == MF_INVALID_REQUEST);
+
+    std::vector<double, mayfly::allocator<double>> v(100, 2.0, alloc), w(100, 0.0, alloc);
+    HOLDS(invoker.submit("echo", v, w).get() == 100 && w[99] == 2.0);
+    v.resize(1000, 3.0); // grows like any vector
+    w = v;
+    HOLDS(w.back() == 3.0);
+
+    std::vector<std::future<std::size_t>> futures;
+    std::vector<int> numbers(5000), answers(5000);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    for (std::size_t i = 0; i < numbers.size(); i++) {
+        futures.push_back(invoker.submit("echo", &numbers[i], sizeof(int), &answers[i], sizeof(int)));
+    }
+    for (auto &future : futures) {
+        HOLDS(future.get() == sizeof(int));
+    }
+    HOLDS(answers == numbers);
+
+    std::promise<mf_status> told;
+    invoker.submit("complain", nullptr, 0, [&](const mayfly::result &result) {
+        HOLDS(std::strcmp(result.message(), "I would rather not") == 0);
+        told.set_value(result.status());
+    });
+    HOLDS(told.get_future().get() == MF_FUNCTION_ERROR);
+    char small[2];
+    auto overflow = invoker.submit("echo", "1234", 4, small, sizeof small);
+    HOLDS(thrown_by([&] { overflow.get(); }) == MF_OUTPUT_OVERFLOW);
+    auto unknown = invoker.submit("no_such_symbol", "1234", 4, small, sizeof small);
+    HOLDS(thrown_by([&] { unknown.get(); }) == MF_LOAD_FAILED);
+    HOLDS(invoker.call("echo", "12", 2, small, sizeof small) == 2 && small[1] == '2');
+
+    // What runs when the workers are given back ends with an error, at once.
+    auto stuck = invoker.submit("forever", nullptr, 0, small, sizeof small);
+    invoker.deallocate();
+    HOLDS(thrown_by([&] { stuck.get(); }) != MF_OK);
+    HOLDS(thrown_by([&] { alloc.input(1); }) == MF_LEASE_ENDED);
+    HOLDS(in[4999] == 4999.0); // buffers outlive their invoker
+    invoker.deallocate();
+    invoker.allocate(library); // and again
+    HOLDS(invoker.workers() == 1);
+}
+
+static void channels(const char *library) {
+    mayfly::client client;
+    mayfly::lease_options options;
+    options.mode = mayfly::mode::warm;
+    mayfly::lease lease = client.lease(options);
+    mf_code code = lease.load_library(library);
+    for (mayfly::transport transport : {mayfly::transport::shm, mayfly::transport::tcp, mayfly::transport::tls}) {
+        mayfly::channel_options how;
+        how.transport = transport;
+        mayfly::channel channel(lease, 0, how);
+        HOLDS(channel.transport() == transport);
+        mayfly::function echo = channel.load(code, "echo", mayfly::form::checked);
+        mayfly::channel::vector<long> in(100000, 7, channel.allocator<long>()), out(100000, channel.allocator<long>());
+        HOLDS(channel.call(echo, in, out) == in.size() && out == in);
+        std::vector<long> ordinary(10);
+        mayfly::channel::vector<long> empty(channel.allocator<long>());
+        HOLDS(thrown_by([&] { channel.call(echo, empty, out); }) == MF_INVALID_REQUEST);
+        auto from = channel.allocator<int>().input(3), to = channel.allocator<int>().output(3);
+        from[2] = 5;
+        HOLDS(channel.call(echo, from, 3, to) == 3 && to[2] == 5);
+        std::uint32_t first = channel.submit(echo, "abc", 3);
+        mf_completion completion = channel.wait(std::chrono::seconds(5));
+        HOLDS(completion.sequence == first && completion.length == 3);
+        mayfly::channel moved = std::move(channel);
+        char output[3];
+        HOLDS(moved.call(echo, "xyz", 3, output, sizeof output) == 3 && output[0] == 'x');
+    }
+    HOLDS(thrown_by([&] { mayfly::channel(lease, 9); }) == MF_NOT_FOUND);
+}
+
+int main(int argc, char **argv) {
+    HOLDS(argc == 2);
+    channels(argv[1]);
+    futures_and_callbacks(argv[1]);
+    std::puts("all held");
+}

@@ -1,0 +1,65 @@
+"""The examples say the same in every language, each over an embedded manager of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness.compilers import compile_source
+from harness.programs import ROOT, bin_dir, clean_environment, run
+
+EXAMPLES = ROOT / "examples"
+FUNCTIONS = {"hello": "square", "parallel": "square", "blackscholes": "blackscholes"}
+EXPECTED = {
+    "hello": "1 squared is 1\n2 squared is 4\n3 squared is 9\n",
+    "parallel": "the squares of 0 to 9999 add up to 333283335000, on 2 workers\n",
+    "blackscholes": "100000 prices; at the money 10.4506\n",
+}
+
+
+@pytest.fixture(scope="session")
+def rust_examples() -> Path:
+    """Directory of the examples in Rust, which cargo builds beside the programs."""
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(bin_dir().parent))
+    command = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "mayfly-examples"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
+    return bin_dir()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("language", ["c", "cxx"])
+def test_a_compiled_example_prints_what_it_should(language, name, library, tmp_path, leakless):
+    source = EXAMPLES / language / f"{name}{'.c' if language == 'c' else '.cpp'}"
+    program = compile_source(source, tmp_path / name)
+    assert run(program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
+
+
+@pytest.mark.timeout(700)  # The first of these builds the examples.
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_in_rust_prints_what_it_should(name, library, rust_examples, leakless):
+    assert run(rust_examples / name, library(FUNCTIONS[name])).stdout == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_in_python_prints_what_it_should(name, leakless):
+    assert run(sys.executable, EXAMPLES / "python" / f"{name}.py").stdout == EXPECTED[name]
+
+
+def test_every_language_has_every_example_and_none_is_long():
+    names = {"c": ".c", "cxx": ".cpp", "rust": ".rs", "python": ".py"}
+    for language, suffix in names.items():
+        for name in EXPECTED:
+            lines = (EXAMPLES / language / f"{name}{suffix}").read_text().splitlines()
+            assert len(lines) <= 60, f"{language}/{name} has {len(lines)} lines"
+
+
+def test_an_example_without_a_manager_to_find_says_what_to_do(library, tmp_path):
+    program = compile_source(EXAMPLES / "c" / "hello.c", tmp_path / "hello")
+    environment = clean_environment(MAYFLY_MANAGER="/nowhere")
+    failed = run(program, library("square"), env=environment, check=False)
+    assert failed.returncode == 1
+    assert "[unreachable]" in failed.stderr
+    assert "mayfly up" in failed.stderr

@@ -34,7 +34,7 @@ CHECKED(boast) {
 }
 CHECKED(crash) {
     UNUSED;
-    int *volatile nowhere = NULL;
+    volatile int *volatile nowhere = NULL;
     *nowhere = 1;
     return 0;
 }

@@ -1,1 +1,136 @@
-fn main() {}
+//! The one binary, `mayfly`: the daemons, and what a person or a script asks of them.
+//!
+//! One file per command. What they share: [`daemon`] (state directories, signals, the parent), [`connect`] (which
+//! manager), [`output`] (tables and JSON), [`values`] (durations, sizes), [`exit`] (how errors are told).
+
+mod bench;
+mod completions;
+mod connect;
+mod daemon;
+mod exit;
+mod invoke;
+mod lease;
+mod logging;
+mod manager;
+mod node;
+mod output;
+mod python;
+mod resources;
+mod status;
+mod top;
+mod up;
+mod values;
+mod version;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use mayfly_protocol::error::Failure;
+
+use crate::logging::LogFormat;
+
+/// Lease workers, and invoke functions on them in microseconds.
+#[derive(Debug, Parser)]
+#[command(name = "mayfly", version, max_term_width = 100)]
+#[command(after_help = "A first session, in two terminals:
+  mayfly up                                  a manager and a node on this machine
+  mayfly status                              what there is, what is free, who holds what
+  mayfly invoke ./area.so area --input 'hex:0600000007000000'
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 unreachable (is it running?), 4 refused (limits, rights, versions).
+Errors go to standard error as `error [code]: message`; docs/errors.md explains each code.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub struct Global {
+    /// Print for programs: JSON on standard output, errors as JSON on standard error
+    #[arg(long, global = true, display_order = 900)]
+    json: bool,
+    /// Connection file of the manager, or its state directory [default: $MAYFLY_MANAGER, or that of `mayfly up`]
+    #[arg(long, global = true, value_name = "PATH", display_order = 901)]
+    manager: Option<PathBuf>,
+    /// What to log on standard error: error, warn, info, debug, trace, or directives such as mayfly_node=debug
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        env = "MAYFLY_LOG",
+        hide_env_values = true,
+        display_order = 902
+    )]
+    log: Option<String>,
+    /// How to log
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "text",
+        value_name = "FORMAT",
+        display_order = 903
+    )]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a manager and a node on this machine
+    Up(up::Arguments),
+    /// Start a manager alone, or make tokens with which nodes join it
+    Manager(manager::Arguments),
+    /// Start a node: of a manager's, or on its own
+    Node(node::Arguments),
+    /// Show what there is, what is free, and who holds what
+    Status(status::Arguments),
+    /// Watch leases work
+    Top(top::Arguments),
+    /// List, create, renew and release leases
+    Lease(lease::Arguments),
+    /// Call a function of a shared library, or of a Python module
+    Invoke(invoke::Arguments),
+    /// Measure invocations beside the machine's own limits, in the same run
+    Bench(bench::Arguments),
+    /// Say which release this is
+    Version(version::Arguments),
+    /// Print completions for a shell
+    Completions(completions::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return exit::usage(&error, arguments.iter().any(|argument| argument == "--json")),
+    };
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => exit::report(&failure, cli.global.json),
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    let global = &cli.global;
+    logging::start(
+        global,
+        matches!(cli.command, Command::Up(_) | Command::Manager(_) | Command::Node(_)),
+    )?;
+    match &cli.command {
+        Command::Up(arguments) => up::run(arguments, global),
+        Command::Manager(arguments) => manager::run(arguments, global),
+        Command::Node(arguments) => node::run(arguments, global),
+        Command::Status(arguments) => status::run(arguments, global),
+        Command::Top(arguments) => top::run(arguments, global),
+        Command::Lease(arguments) => lease::run(arguments, global),
+        Command::Invoke(arguments) => invoke::run(arguments, global),
+        Command::Bench(arguments) => bench::run(arguments, global.json),
+        Command::Version(arguments) => version::run(arguments, global),
+        Command::Completions(arguments) => completions::run(arguments, global),
+    }
+}

@@ -1,0 +1,49 @@
+//! Which manager a command speaks to.
+
+use std::path::{Path, PathBuf};
+
+use mayfly_client::{Client, MANAGER_VARIABLE, default_state_dir};
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::Global;
+
+/// Where daemons keep their state unless told otherwise.
+pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    let dir = named.map(Path::to_owned).or_else(default_state_dir).ok_or_else(|| {
+        Failure::new(
+            Code::InvalidRequest,
+            "there is no home directory to keep state in; name a directory by --state-dir",
+        )
+    })?;
+    std::path::absolute(&dir).map_err(|error| {
+        Failure::new(
+            Code::InvalidRequest,
+            format!("{} is no usable path: {error}", dir.display()),
+        )
+    })
+}
+
+/// The manager that is configured or that this user runs; none if there is none.
+pub fn find(global: &Global) -> Result<Option<Client>, Failure> {
+    let named = std::env::var_os(MANAGER_VARIABLE).is_some_and(|value| !value.is_empty());
+    let running = || default_state_dir().is_some_and(|dir| dir.join("connection.json").exists());
+    if global.manager.is_none() && !named && !running() {
+        return Ok(None);
+    }
+    Client::connect(global.manager.as_deref())
+        .map(Some)
+        .map_err(|error| error.0)
+}
+
+/// The same, where nothing can be done without one.
+pub fn manager(global: &Global) -> Result<Client, Failure> {
+    find(global)?.ok_or_else(|| {
+        Failure::new(
+            Code::Unreachable,
+            format!(
+                "no manager is running. Start one with `mayfly up`, or name the connection file of another by --manager \
+                 or {MANAGER_VARIABLE}"
+            ),
+        )
+    })
+}

@@ -1,0 +1,201 @@
+//! What the daemons have in common: a state directory of their own, signals, and a parent that they may have to follow.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use mayfly_protocol::error::{Code, Failure};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// A state directory that no other daemon uses meanwhile.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    was_empty: bool,
+    /// Locked for as long as it is open, also by a process that is killed.
+    _lock: File,
+}
+
+impl StateDir {
+    /// Makes the directory, if need be, and takes it.
+    pub fn take(path: &Path) -> Result<Self, Failure> {
+        let unusable = |error: std::io::Error| {
+            let text = "check its owner and mode, or choose another by --state-dir";
+            let path = path.display();
+            Failure::new(
+                Code::StoreFailed,
+                format!("the state directory {path} cannot be used: {error}; {text}"),
+            )
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(unusable)?;
+        let was_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut lock = options.open(path.join("lock")).map_err(unusable)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                let _ = lock.read_to_string(&mut holder);
+                return Err(Failure::new(
+                    Code::AddressInUse,
+                    format!(
+                        "the state directory {} is in use by process {}; stop that one, or choose another by --state-dir",
+                        path.display(),
+                        holder.trim()
+                    ),
+                ));
+            }
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let mut sign = || {
+            lock.set_len(0)?;
+            lock.rewind()?;
+            writeln!(lock, "{}", std::process::id())
+        };
+        sign().map_err(unusable)?;
+        Ok(Self {
+            path: path.to_owned(),
+            was_empty,
+            _lock: lock,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the directory, if everything in it came from here.
+    pub fn remove(self) {
+        if self.was_empty {
+            // Whoever made it may be removing it too.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The process that a daemon ends with.
+pub struct Parent(AsyncFd<OwnedFd>);
+
+impl Parent {
+    /// Watches a process, which must be the one that started this one.
+    pub fn watch(pid: u32) -> Result<Self, Failure> {
+        let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
+        let parent = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let parent = parent.ok_or_else(|| wrong(format!("--parent {pid} is no process id")))?;
+        let file = rustix::process::pidfd_open(parent, PidfdFlags::empty())
+            .map_err(|error| wrong(format!("--parent {pid} cannot be watched: {error}")))?;
+        // In this order: whatever has this number now is our parent, so that what was opened is its descriptor too.
+        if rustix::process::getppid() != Some(parent) {
+            return Err(wrong(format!(
+                "--parent {pid} is not the process that started this one"
+            )));
+        }
+        // SAFETY: an owned descriptor is one and the same until it is dropped, which it is after its registration.
+        let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }
+            .map_err(|error| Failure::new(Code::Internal, format!("process {pid} cannot be watched: {error}")))?;
+        Ok(Self(file))
+    }
+
+    async fn ended(&self) {
+        // An error would come back at once and for ever; a daemon that cannot see its parent must not outlive it.
+        let _ = self.0.readable().await;
+    }
+}
+
+/// What tells a daemon to end.
+pub struct Ending {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    parent: Option<Parent>,
+}
+
+/// Why it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    Signal,
+    ParentEnded,
+}
+
+impl Ending {
+    /// Catches signals from now on. A daemon with a parent leaves Ctrl-C, which reaches both, to its parent.
+    pub fn new(parent: Option<u32>) -> Result<Self, Failure> {
+        let catch = |kind| {
+            signal(kind).map_err(|error| Failure::new(Code::Internal, format!("signals cannot be caught: {error}")))
+        };
+        Ok(Self {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+            hangup: catch(SignalKind::hangup())?,
+            parent: parent.map(Parent::watch).transpose()?,
+        })
+    }
+
+    /// Waits until the daemon is to end.
+    pub async fn told(&mut self) -> Why {
+        let Self {
+            terminate,
+            interrupt,
+            hangup,
+            parent,
+        } = self;
+        let Some(parent) = parent else {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
+            }
+            return Why::Signal;
+        };
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return Why::Signal,
+                () = parent.ended() => return Why::ParentEnded,
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
+            }
+        }
+    }
+
+    /// Runs what ends the daemon; a second signal ends it at once.
+    pub async fn orderly(&mut self, end: impl Future<Output = ()>) {
+        let again = async {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        };
+        tokio::select! {
+            () = end => {}
+            () = again => {
+                tracing::warn!("told to end a second time: ending at once");
+                std::process::exit(1);
+            }
+        }
+    }
+}
+
+/// Runs a daemon on a runtime of its own.
+pub fn run<T>(daemon: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    // Two threads: a daemon has little to do, and what it does must not wait for a slow disk.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Code::Internal, format!("no threads can be started: {error}")))?;
+    let result = runtime.block_on(daemon);
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    result
+}

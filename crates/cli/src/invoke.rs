@@ -1,0 +1,347 @@
+//! `mayfly invoke`: a call without writing a program.
+
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use mayfly_client::{CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Transport};
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::{Value, json};
+
+use crate::lease::Wanted;
+use crate::{Global, connect, output, python, values};
+
+/// How many calls each worker has ahead of it while several workers are kept busy.
+const AHEAD: usize = 16;
+
+/// Call a function of a shared library, or of a Python module.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  cc -shared -fPIC -o area.so area.c
+  mayfly invoke ./area.so area --input hex:0600000007000000
+  mayfly invoke ./resize.so resize --input @photo.jpg --output small.jpg --form checked
+  mayfly invoke ./area.so area --input hex:0600000007000000 --repeat 10000
+  mayfly invoke math:sqrt --args '[2.0]'              a Python callable; needs the mayfly package
+
+A function of the plain form is `uint32_t f(void *in, uint32_t size, void *out)` and returns the length of its output; one
+of the checked form is declared in mayfly.h, is told how much room there is, and can report an error.
+With no manager running, one is started for this call and ended after it.")]
+pub struct Arguments {
+    /// Shared library, or module:function of Python
+    #[arg(value_name = "LIBRARY|MODULE:FUNCTION")]
+    target: String,
+    /// Symbol of the shared library
+    symbol: Option<String>,
+    /// Its input: a text, @FILE, @- for standard input, or hex:0123...
+    #[arg(long, value_name = "INPUT", default_value = "", hide_default_value = true)]
+    input: String,
+    /// Arguments of a Python function: a JSON list, or an object of named ones
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["input", "symbol"])]
+    args: Option<String>,
+    /// Form of the C function
+    #[arg(long, value_enum, default_value = "plain")]
+    form: Shape,
+    /// Where to write the output [default: printed, as hex:... unless it is text]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Call it this often, and tell how long that took
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    repeat: u64,
+    /// Workers to lease
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+    /// Polling or sleeping workers
+    #[arg(long, value_enum, default_value = "auto")]
+    mode: Wanted,
+    /// Transport [default: the best one]
+    #[arg(long, value_enum)]
+    transport: Option<Over>,
+    /// End a call that runs longer
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    deadline: Option<Duration>,
+    /// Python interpreter that has the mayfly module
+    #[arg(
+        long,
+        value_name = "EXE",
+        env = "MAYFLY_PYTHON",
+        hide_env_values = true,
+        default_value = "python3"
+    )]
+    python: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Shape {
+    /// uint32_t f(void *, uint32_t, void *)
+    Plain,
+    /// With the room for its output, and errors
+    Checked,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Over {
+    /// Shared memory
+    Shm,
+    /// TCP in clear
+    Tcp,
+    /// TLS 1.3
+    Tls,
+}
+
+impl From<Over> for Transport {
+    fn from(over: Over) -> Self {
+        match over {
+            Over::Shm => Transport::Shm,
+            Over::Tcp => Transport::Tcp,
+            Over::Tls => Transport::Tls,
+        }
+    }
+}
+
+fn wrong(text: impl Into<String>) -> Failure {
+    Failure::new(Code::InvalidRequest, text)
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    if let Some((module, function)) = python_target(arguments) {
+        return python::invoke(
+            &arguments.python,
+            module,
+            function,
+            arguments.args.as_deref().unwrap_or("[]"),
+            global,
+        );
+    }
+    if arguments.args.is_some() {
+        return Err(wrong(
+            "--args is for Python functions, named as MODULE:FUNCTION; a C function takes --input",
+        ));
+    }
+    let symbol = arguments.symbol.clone().ok_or_else(|| {
+        wrong(format!(
+            "name the symbol to call after {0}; `nm -D {0}` lists what it exports",
+            arguments.target
+        ))
+    })?;
+    let code = std::fs::read(&arguments.target)
+        .map_err(|error| wrong(format!("the library {} cannot be read: {error}", arguments.target)))?;
+    let input = read_input(&arguments.input)?;
+    let form = match arguments.form {
+        Shape::Plain => Form::Plain { symbol },
+        Shape::Checked => Form::Checked { symbol },
+    };
+
+    let begun = Instant::now();
+    let client = connect_or_start(global)?;
+    let connected = Instant::now();
+    let mut wanted = LeaseOptions::native(arguments.workers);
+    wanted.mode = arguments.mode.into();
+    let lease = client.lease(wanted).map_err(|error| error.0)?;
+    let hash = lease.put_code(&code).map_err(|error| error.0)?;
+    let mut how = PoolOptions::default();
+    how.channel.transport = arguments.transport.map(Into::into);
+    let pool = lease.pool(how).map_err(|error| error.0)?;
+    let function = pool.register(hash, form).map_err(|error| error.0)?;
+    let deadline_ms = arguments
+        .deadline
+        .map_or(0, |limit| limit.as_millis().clamp(1, u128::from(u32::MAX)) as u32);
+    let options = CallOptions {
+        deadline_ms,
+        ..CallOptions::default()
+    };
+    let call = || pool.call(function, &input, options).map_err(|error| error.failure);
+    let result = call()?.as_slice().to_vec();
+    let cold = connected.elapsed();
+
+    let mut report = json!({
+        "client": client.describe(),
+        "connect_ms": (connected - begun).as_secs_f64() * 1e3,
+        "cold_ms": cold.as_secs_f64() * 1e3,
+        "transport": pool.transport().to_string(),
+        "mode": if lease.is_hot() { "hot" } else { "warm" },
+        "workers": lease.workers(),
+        "calls": arguments.repeat,
+    });
+    if arguments.repeat > 1 {
+        let more = arguments.repeat - 1;
+        let measured = if lease.workers() == 1 {
+            one_by_one(more, call)?
+        } else {
+            side_by_side(&pool, function, &input, options, more, lease.workers().into())?
+        };
+        merge(&mut report, measured);
+    }
+    lease.release().map_err(|error| error.0)?;
+    tell(&result, report, arguments.output.as_deref(), global)
+}
+
+/// Module and function, if the target names those rather than a file.
+fn python_target(arguments: &Arguments) -> Option<(&str, &str)> {
+    if arguments.symbol.is_some() || Path::new(&arguments.target).exists() {
+        return None;
+    }
+    let (module, function) = arguments.target.split_once(':')?;
+    let named = |text: &str| !text.is_empty() && !text.contains('/');
+    (named(module) && named(function)).then_some((module, function))
+}
+
+/// The manager that runs, or one for this call.
+fn connect_or_start(global: &Global) -> Result<Client, Failure> {
+    if let Some(client) = connect::find(global)? {
+        return Ok(client);
+    }
+    let binary = std::env::current_exe().map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    Client::embedded(Some(&binary)).map_err(|error| error.0)
+}
+
+fn read_input(text: &str) -> Result<Vec<u8>, Failure> {
+    if let Some(digits) = text.strip_prefix("hex:") {
+        let digits: String = digits.split_whitespace().collect();
+        return hex::decode(digits).map_err(|error| wrong(format!("--input {text} is not hexadecimal: {error}")));
+    }
+    let Some(path) = text.strip_prefix('@') else {
+        return Ok(text.as_bytes().to_vec());
+    };
+    let mut bytes = Vec::new();
+    let read = match path {
+        "-" => std::io::stdin().lock().read_to_end(&mut bytes).map(|_| ()),
+        path => std::fs::read(path).map(|read| bytes = read),
+    };
+    read.map_err(|error| wrong(format!("the input {path} cannot be read: {error}")))?;
+    Ok(bytes)
+}
+
+/// One call after the other: how long each took.
+fn one_by_one<T>(calls: u64, call: impl Fn() -> Result<T, Failure>) -> Result<Value, Failure> {
+    let begun = Instant::now();
+    let mut took = Vec::with_capacity(calls.min(1 << 20) as usize);
+    for number in 0..calls {
+        let at = Instant::now();
+        call()?;
+        // A sample of the first million says as much as all of them, and stays in memory.
+        if number < 1 << 20 {
+            took.push(at.elapsed());
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    took.sort_unstable();
+    let at = |share: f64| {
+        let index = ((took.len() as f64 * share).ceil() as usize).clamp(1, took.len()) - 1;
+        took[index].as_secs_f64() * 1e6
+    };
+    Ok(json!({
+        "latency_us": { "min": at(0.0), "p50": at(0.5), "p99": at(0.99), "max": at(1.0) },
+        "calls_per_s": calls as f64 / seconds,
+    }))
+}
+
+/// Every worker kept busy: how many calls a second that gives.
+fn side_by_side(
+    pool: &Pool,
+    function: FunctionId,
+    input: &[u8],
+    options: CallOptions,
+    calls: u64,
+    workers: usize,
+) -> Result<Value, Failure> {
+    let begun = Instant::now();
+    let mut running: std::collections::VecDeque<CallId> = std::collections::VecDeque::new();
+    let take = |call| pool.wait(call, None).map(|_| ()).map_err(|error| error.failure);
+    for _ in 0..calls {
+        if running.len() >= workers * AHEAD
+            && let Some(oldest) = running.pop_front()
+        {
+            take(oldest)?;
+        }
+        running.push_back(pool.submit(function, input, options).map_err(|error| error.0)?);
+    }
+    running.into_iter().try_for_each(take)?;
+    Ok(json!({ "calls_per_s": calls as f64 / begun.elapsed().as_secs_f64() }))
+}
+
+fn merge(into: &mut Value, from: Value) {
+    if let (Value::Object(into), Value::Object(from)) = (into, from) {
+        into.extend(from);
+    }
+}
+
+/// The output as text, if it is one that a terminal can show.
+fn as_text(result: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(result).ok()?;
+    text.chars()
+        .all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t'))
+        .then_some(text)
+}
+
+fn tell(result: &[u8], mut report: Value, file: Option<&Path>, global: &Global) -> Result<(), Failure> {
+    if let Some(path) = file {
+        std::fs::write(path, result).map_err(|error| {
+            Failure::new(
+                Code::StoreFailed,
+                format!("the output {} cannot be written: {error}", path.display()),
+            )
+        })?;
+    }
+    if global.json {
+        merge(&mut report, json!({ "output_bytes": result.len() }));
+        match file {
+            Some(path) => merge(&mut report, json!({ "output": path })),
+            None => merge(
+                &mut report,
+                json!({ "output_hex": hex::encode(result), "output_text": as_text(result) }),
+            ),
+        }
+        output::line(&output::json(&report)?);
+        return Ok(());
+    }
+    match (file, as_text(result)) {
+        (Some(_), _) => {}
+        (None, Some(text)) => output::line(text.strip_suffix('\n').unwrap_or(text)),
+        (None, None) => output::line(&format!("hex:{}", hex::encode(result))),
+    }
+    let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_f64);
+    // Beside the output, not in it: only a person at a terminal, or one who asked for figures, wants these.
+    if std::io::stderr().is_terminal() || number("/calls_per_s").is_some() {
+        let text = |name: &str| report.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let mut line = format!(
+            "{} bytes, {}, {}; first call {:.1} ms with its lease",
+            result.len(),
+            text("transport"),
+            text("mode"),
+            number("/cold_ms").unwrap_or_default()
+        );
+        if let (Some(p50), Some(p99)) = (number("/latency_us/p50"), number("/latency_us/p99")) {
+            line += &format!("; then p50 {p50:.1} us, p99 {p99:.1} us");
+        }
+        if let Some(rate) = number("/calls_per_s") {
+            line += &format!("; {rate:.0} calls/s");
+        }
+        eprintln!("{line}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_are_texts_files_or_hexadecimal() {
+        assert_eq!(read_input("abc"), Ok(b"abc".to_vec()));
+        assert_eq!(read_input("hex:0aFF 10"), Ok(vec![0x0a, 0xff, 0x10]));
+        assert_eq!(read_input("hex:0").expect_err("odd").code, Code::InvalidRequest);
+        assert_eq!(
+            read_input("@/no/such/file").expect_err("missing").code,
+            Code::InvalidRequest
+        );
+    }
+
+    #[test]
+    fn only_what_a_terminal_can_show_counts_as_text() {
+        assert_eq!(as_text("größer\n".as_bytes()), Some("größer\n"));
+        assert_eq!(as_text(b"\x1b[2J"), None);
+        assert_eq!(as_text(b"\xff"), None);
+        assert_eq!(as_text(b"a\0"), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! `mayfly lease`: leases by hand.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use mayfly_client::Mode;
+use mayfly_lease::SigningKey;
+use mayfly_protocol::api::{Grant, LeaseRequest, Runtime};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId};
+use serde_json::json;
+
+use crate::manager::write_private;
+use crate::{Global, connect, output, status, values};
+
+/// List, create, renew and release leases.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly lease list
+  mayfly lease create --workers 2 --for 10m --output lease.json
+  mayfly lease renew 5f0c... --for 1h
+  mayfly lease release 5f0c...
+
+A lease has 1 to 1,024 workers. Client libraries lease and release by themselves; this is for looking and mending.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show leases
+    List(List),
+    /// Lease workers, and print what was granted
+    Create(Create),
+    /// Make a lease last longer, or shorter
+    Renew(Renew),
+    /// Give a lease back: its calls end
+    Release(Release),
+}
+
+/// Show leases.
+#[derive(Debug, Args)]
+struct List {
+    /// Leases that ended within the last hour too
+    #[arg(long)]
+    all: bool,
+}
+
+/// Whether workers poll or sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Wanted {
+    /// Workers that own a core and poll
+    Hot,
+    /// Workers that sleep until they are woken
+    Warm,
+    /// Hot where there are cores for it, else warm
+    Auto,
+}
+
+impl From<Wanted> for Mode {
+    fn from(wanted: Wanted) -> Self {
+        match wanted {
+            Wanted::Hot => Mode::Hot,
+            Wanted::Warm => Mode::Warm,
+            Wanted::Auto => Mode::Auto,
+        }
+    }
+}
+
+/// Lease workers, and print what was granted.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly lease create --workers 2
+  mayfly lease create --workers 1 --mode hot --for 1h --output lease.json
+
+The grant is a capability: its token opens channels to the workers for whoever holds the key that comes with it, as
+`holder_seed` in the JSON. A lease that is not used soon is taken back.")]
+struct Create {
+    /// Workers, 1 to 1,024
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+    /// Cores of each hot worker
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cores_per_worker: u16,
+    /// Memory of the whole lease, such as 512M [default: the node's share for each worker]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    memory: Option<u64>,
+    /// How long from first use
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
+    duration: Duration,
+    /// Polling or sleeping workers
+    #[arg(long, value_enum, default_value = "auto")]
+    mode: Wanted,
+    /// Node by its id [default: the one that suits best]
+    #[arg(long, value_name = "ID")]
+    node: Option<NodeId>,
+    /// Release it this long after its last channel closed; 0s for never
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
+    idle_release: Duration,
+    /// Write grant and key into this file, for you alone
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Make a lease last longer, or shorter.
+#[derive(Debug, Args)]
+struct Renew {
+    /// Which, as `mayfly lease list` shows it
+    lease: LeaseId,
+    /// How long from now
+    #[arg(long = "for", value_name = "DURATION", value_parser = values::duration)]
+    duration: Duration,
+}
+
+/// Give a lease back: its calls end.
+#[derive(Debug, Args)]
+struct Release {
+    /// Which, as `mayfly lease list` shows it; may be several
+    #[arg(required = true)]
+    leases: Vec<LeaseId>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    match &arguments.what {
+        What::List(wanted) => list(wanted, global),
+        What::Create(wanted) => create(wanted, global),
+        What::Renew(wanted) => renew(wanted, global),
+        What::Release(wanted) => release(wanted, global),
+    }
+}
+
+fn list(wanted: &List, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let mut leases = client.leases().map_err(|error| error.0)?;
+    leases.retain(|lease| wanted.all || status::is_live(lease));
+    output::line(&if global.json {
+        output::json(&leases)?
+    } else if leases.is_empty() {
+        "No leases.".into()
+    } else {
+        let nodes = client.nodes().map_err(|error| error.0)?;
+        status::lease_table(&leases, &nodes).text(output::colours(&std::io::stdout()))
+    });
+    Ok(())
+}
+
+fn grant_of(value: serde_json::Value) -> Result<Grant, Failure> {
+    serde_json::from_value(value).map_err(|error| {
+        Failure::new(
+            Code::ProtocolViolation,
+            format!("the manager's grant makes no sense: {error}"),
+        )
+    })
+}
+
+fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|error| Failure::new(Code::Internal, format!("no random bytes: {error}")))?;
+    let request = LeaseRequest {
+        workers: wanted.workers,
+        cores_per_worker: wanted.cores_per_worker,
+        memory_bytes: wanted.memory.unwrap_or(0),
+        duration_ms: wanted.duration.as_millis() as u64,
+        mode: wanted.mode.into(),
+        hot_for_ms: u32::MAX,
+        runtime: Runtime::Native,
+        sandbox: "process".into(),
+        holder: SigningKey::from_seed(seed).public(),
+        idle_release_ms: wanted.idle_release.as_millis() as u64,
+        node: wanted.node,
+    };
+    let body = serde_json::to_value(&request).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    let grant = grant_of(client.post("/v1/leases", &body).map_err(|error| error.0)?)?;
+    let whole = output::json(&json!({ "grant": grant, "holder_seed": hex::encode(seed) }))?;
+    if let Some(path) = &wanted.output
+        && let Err(failure) = write_private(path, &whole)
+    {
+        // Nobody could use it.
+        let _ = client.release(grant.lease);
+        return Err(failure);
+    }
+    if global.json {
+        output::line(&whole);
+        return Ok(());
+    }
+    let kept = wanted
+        .output
+        .as_ref()
+        .map_or_else(String::new, |path| format!("\n  kept in  {}", path.display()));
+    output::line(&format!(
+        "Lease {}\n  workers  {} {}\n  memory   {}\n  node     {} ({})\n  lasts    {} from first use{kept}\n\n\
+         Give it back by `mayfly lease release {}`.",
+        grant.lease,
+        grant.workers,
+        status::mode(grant.mode),
+        output::size(grant.memory_bytes),
+        grant.node.name,
+        grant.node.id,
+        output::span(grant.duration_ms),
+        grant.lease,
+    ));
+    Ok(())
+}
+
+fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let body = json!({ "duration_ms": wanted.duration.as_millis() as u64 });
+    let grant = client
+        .post(&format!("/v1/leases/{}/renew", wanted.lease), &body)
+        .map_err(|error| error.0)?;
+    let grant = grant_of(grant)?;
+    output::line(&if global.json {
+        output::json(&grant)?
+    } else {
+        format!(
+            "Lease {} lasts {} from now.",
+            grant.lease,
+            output::span(grant.duration_ms)
+        )
+    });
+    Ok(())
+}
+
+fn release(wanted: &Release, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    for lease in &wanted.leases {
+        client.release(*lease).map_err(|error| error.0)?;
+        if !global.json {
+            output::line(&format!("Lease {lease} is released."));
+        }
+    }
+    if global.json {
+        output::line(&output::json(&json!({ "released": wanted.leases }))?);
+    }
+    Ok(())
+}

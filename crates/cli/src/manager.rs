@@ -1,0 +1,143 @@
+//! `mayfly manager`: the control plane alone, and tokens with which nodes join it.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use mayfly_manager::{Manager, Options};
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::json;
+
+use crate::daemon::{self, Ending, StateDir};
+use crate::{Global, connect, output, up, values};
+
+/// Start a manager alone, or make tokens with which nodes join it.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "Examples:
+  mayfly manager --listen 0.0.0.0:7070 --host-name head.example.org
+  mayfly manager join-token --output join.json      then, on another machine, with that file:
+  mayfly node --join join.json --listen-tcp 0.0.0.0:7071
+
+The manager never needs to reach a node: nodes open the connection. Leases go on while it is down or restarted.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Where to listen; port 0 for any
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+    /// Where to keep state [default: $XDG_STATE_HOME/mayfly, or ~/.local/state/mayfly]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Name or address under which others reach this machine; may be repeated, the first one is handed out
+    #[arg(long, value_name = "NAME")]
+    host_name: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Make a token with which one node may join, once
+    JoinToken(JoinToken),
+}
+
+/// Make a token with which one node may join, once.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly manager join-token --output join.json      a file for `mayfly node --join`
+  mayfly manager join-token | ssh node7 mayfly node --join -
+
+What is printed holds the token, the manager's address and its certificate authority: keep it secret until it is used.")]
+struct JoinToken {
+    /// How long it may lie unused
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
+    valid_for: Duration,
+    /// Write it into this file, for you alone, instead of printing it
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    match &arguments.what {
+        Some(What::JoinToken(wanted)) => join_token(wanted, global),
+        None => daemon::run(serve(arguments, global)),
+    }
+}
+
+async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let mut ending = Ending::new(None)?;
+    let state = StateDir::take(&connect::state_dir(arguments.state_dir.as_deref())?)?;
+    let mut options = Options::new(state.path());
+    options.listen = arguments.listen;
+    options.names = up::names(arguments.listen, &arguments.host_name);
+    let manager = tokio::select! {
+        manager = Manager::start(options) => manager?,
+        _ = ending.told() => return Ok(()),
+    };
+    let connection = manager.connection_path().display();
+    output::announce(&if global.json {
+        output::json(&json!({
+            "ready": true,
+            "manager": manager.url(),
+            "connection": manager.connection_path(),
+            "state_dir": state.path(),
+            "pid": std::process::id(),
+        }))?
+    } else {
+        format!(
+            "The manager is ready.\n\n  manager  {}\n  state    {}\n\n\
+             Add a node:\n  mayfly manager join-token --manager {connection} --output join.json\n  \
+             mayfly node --join join.json          on the node, with that file\n\n\
+             Clients need {connection}, or a copy of it, as MAYFLY_MANAGER. Ctrl-C ends it.",
+            manager.url(),
+            state.path().display(),
+        )
+    });
+    ending.told().await;
+    tracing::info!("ending");
+    ending.orderly(manager.shutdown()).await;
+    Ok(())
+}
+
+fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let body = json!({ "valid_for_ms": wanted.valid_for.as_millis() as u64 });
+    let token = client.post("/v1/nodes/join-tokens", &body).map_err(|error| error.0)?;
+    let Some(path) = &wanted.output else {
+        output::line(&output::json(&token)?);
+        return Ok(());
+    };
+    write_private(path, &output::json(&token)?)?;
+    output::line(&if global.json {
+        output::json(&json!({ "output": path, "expires_at_ms": token.get("expires_at_ms") }))?
+    } else {
+        format!("{0} lets one node join, with `mayfly node --join {0}`.", path.display())
+    });
+    Ok(())
+}
+
+/// Writes a secret for this user alone.
+pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+    let write = || {
+        // A file that is there may be one that others can read.
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(text.as_bytes())?;
+        file.write_all(b"\n")
+    };
+    write().map_err(|error| {
+        Failure::new(
+            Code::StoreFailed,
+            format!("{} cannot be written: {error}; choose another place", path.display()),
+        )
+    })
+}

@@ -1,0 +1,212 @@
+//! `mayfly node`: what a machine gives to leases, under a manager or on its own.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use mayfly_node::{ManagerLink, Node};
+use mayfly_protocol::api::JoinToken;
+use mayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::daemon::{self, Ending, StateDir};
+use crate::manager::write_private;
+use crate::resources::NodeArguments;
+use crate::{Global, connect, output, up};
+
+/// In a node's state directory: which manager it belongs to.
+const MANAGER_FILE: &str = "manager.json";
+
+/// Start a node: of a manager's, or on its own.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly node --join join.json --listen-tcp 0.0.0.0:7071
+                       joins the manager that made join.json (`mayfly manager join-token`)
+  mayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
+                       the same, piece by piece
+  mayfly node          joins the manager that it joined before; with none, it is a node on its own
+
+A node on its own writes `allowance.json` into its state directory: clients of yours lease from it with that file.
+It needs no access from its manager, only to it; clients reach it on --listen-tcp, or share memory with it.")]
+pub struct Arguments {
+    /// What `mayfly manager join-token` wrote; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ca", "token", "standalone"])]
+    join: Option<PathBuf>,
+    /// Certificate authority of the manager that --manager https://... names, PEM
+    #[arg(long, value_name = "FILE", requires = "token")]
+    ca: Option<PathBuf>,
+    /// Token with which to join it
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        requires = "ca",
+        env = "MAYFLY_JOIN_TOKEN",
+        hide_env_values = true
+    )]
+    token: Option<String>,
+    /// Belong to no manager, whatever it joined before
+    #[arg(long)]
+    standalone: bool,
+    /// Where to keep state [default: `node` in the state directory of `mayfly up`]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Where to listen for clients that cannot share memory with it; port 0 for any
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    listen_tcp: SocketAddr,
+    /// Name or address under which clients reach this machine
+    #[arg(long, value_name = "NAME")]
+    host_name: Option<String>,
+    #[command(flatten)]
+    node: NodeArguments,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Joined {
+    manager: String,
+    ca_pem: String,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    daemon::run(serve(arguments, global))
+}
+
+async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let mut ending = Ending::new(None)?;
+    let path = match &arguments.state_dir {
+        Some(dir) => connect::state_dir(Some(dir))?,
+        None => connect::state_dir(None)?.join("node"),
+    };
+    let state = StateDir::take(&path)?;
+    let link = link(arguments, global, state.path())?;
+    let mut options = arguments.node.options(state.path().to_owned())?;
+    options.listen_tcp = Some(arguments.listen_tcp);
+    options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice())?;
+    options.manager = link.clone();
+    let node = tokio::select! {
+        node = Node::start(options) => node?,
+        _ = ending.told() => return Ok(()),
+    };
+    if let Some(link) = &link {
+        let joined = Joined {
+            manager: link.url.clone(),
+            ca_pem: link.ca_pem.clone(),
+        };
+        write_private(&state.path().join(MANAGER_FILE), &output::json(&joined)?)?;
+    }
+    output::announce(&describe(&node, link.as_ref(), state.path(), global)?);
+    ending.told().await;
+    tracing::info!("ending");
+    ending.orderly(node.shutdown()).await;
+    Ok(())
+}
+
+/// Which manager the node belongs to: as told now, or as it joined before.
+fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<ManagerLink>, Failure> {
+    let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
+    if arguments.standalone {
+        return Ok(None);
+    }
+    if let Some(path) = &arguments.join {
+        let text = match path.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let text = text.map_err(|error| wrong(format!("{} cannot be read: {error}", path.display())))?;
+        let join: JoinToken = serde_json::from_str(&text).map_err(|error| {
+            wrong(format!(
+                "{} is not what `mayfly manager join-token` writes: {error}",
+                path.display()
+            ))
+        })?;
+        return Ok(Some(ManagerLink {
+            url: join.manager,
+            ca_pem: join.ca_pem,
+            join_token: Some(join.token),
+        }));
+    }
+    let url = global
+        .manager
+        .as_ref()
+        .map(|named| named.to_string_lossy().into_owned());
+    let Some((ca, token)) = arguments.ca.as_ref().zip(arguments.token.as_ref()) else {
+        return match url {
+            Some(url) => Err(wrong(format!(
+                "to join {url}, a node needs --ca and --token too, or all in one with --join FILE; the manager makes \
+                 them by `mayfly manager join-token`"
+            ))),
+            None => joined_before(state),
+        };
+    };
+    let url = url.filter(|url| url.starts_with("https://"));
+    let url = url.ok_or_else(|| wrong("name the manager to join by --manager https://HOST:PORT".into()))?;
+    let ca_pem =
+        std::fs::read_to_string(ca).map_err(|error| wrong(format!("{} cannot be read: {error}", ca.display())))?;
+    Ok(Some(ManagerLink {
+        url,
+        ca_pem,
+        join_token: Some(token.clone()),
+    }))
+}
+
+fn joined_before(state: &Path) -> Result<Option<ManagerLink>, Failure> {
+    let path = state.join(MANAGER_FILE);
+    let text = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        text => text,
+    };
+    let joined: Result<Joined, String> = text
+        .map_err(|error| error.to_string())
+        .and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
+    let joined = joined.map_err(|error| {
+        let text = format!(
+            "{} cannot be used: {error}; join again with --join FILE",
+            path.display()
+        );
+        Failure::new(Code::StoreFailed, text)
+    })?;
+    Ok(Some(ManagerLink {
+        url: joined.manager,
+        ca_pem: joined.ca_pem,
+        join_token: None,
+    }))
+}
+
+fn describe(
+    node: &mayfly_node::Handle,
+    link: Option<&ManagerLink>,
+    state: &Path,
+    global: &Global,
+) -> Result<String, Failure> {
+    let status = node.status();
+    let (address, capacity) = (&status.address, &status.capacity);
+    let allowance = link.is_none().then(|| state.join("allowance.json"));
+    if global.json {
+        return output::json(&json!({
+            "ready": true,
+            "node": address.id,
+            "name": address.name,
+            "unix": address.unix,
+            "tcp": address.tcp,
+            "capacity": capacity,
+            "manager": link.map(|link| &link.url),
+            "allowance": allowance,
+            "state_dir": state,
+            "pid": std::process::id(),
+        }));
+    }
+    let whose = match (link, &allowance) {
+        (Some(link), _) => format!("manager  {}", link.url),
+        (None, Some(path)) => format!("clients  lease with {}", path.display()),
+        (None, None) => String::new(),
+    };
+    Ok(format!(
+        "The node {} is ready.\n\n  node     {}: {}, {}, {}\n  {whose}\n  state    {}\n\nCtrl-C ends it.",
+        address.name,
+        address.id,
+        output::count(capacity.cores.into(), "hot core"),
+        output::count(capacity.workers.into(), "warm worker"),
+        output::size(capacity.memory_bytes),
+        state.display(),
+    ))
+}

@@ -1,0 +1,147 @@
+//! What commands print: tables for people, JSON for programs.
+
+use std::io::{IsTerminal, Write};
+
+use mayfly_protocol::error::{Code, Failure};
+use serde::Serialize;
+
+/// Whether a stream shows colours: a terminal does, unless its owner wants none.
+pub fn colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Prints a line. A reader that went away, as `head` does, ends the program without a word.
+pub fn line(text: &str) {
+    bytes(format!("{text}\n").as_bytes());
+}
+
+/// Prints bytes as they are; see [`line`].
+pub fn bytes(bytes: &[u8]) {
+    let mut out = std::io::stdout().lock();
+    if out.write_all(bytes).and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Prints a line that nobody may be left to read: a daemon goes on without its reader.
+pub fn announce(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// One line of JSON.
+pub fn json(value: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+}
+
+/// Which way a column's cells lean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Aligned columns under a heading.
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(columns: &[(&'static str, Align)]) -> Self {
+        Self {
+            columns: columns.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// The table as text, without a last newline; its heading is bold where colours are shown.
+    pub fn text(&self, bold: bool) -> String {
+        let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let width = |column: usize| {
+            let cells = self.rows.iter().chain([&heading]).filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let line = |row: &Vec<String>| {
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .zip(&self.columns)
+                .map(|((cell, width), (_, align))| match align {
+                    Align::Left => format!("{cell:<width$}"),
+                    Align::Right => format!("{cell:>width$}"),
+                });
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        };
+        let heading = match bold {
+            true => format!("\x1b[1m{}\x1b[0m", line(&heading)),
+            false => line(&heading),
+        };
+        std::iter::once(heading)
+            .chain(self.rows.iter().map(line))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+}
+
+/// `1.5 GiB`.
+pub fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() < 0.05 || value >= 100.0 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
+}
+
+/// `1h05m`, `4m10s`, `2.5s`: about three digits of a time span.
+pub fn span(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    match seconds {
+        0..10 => format!("{:.1}s", milliseconds as f64 / 1000.0),
+        10..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+/// `1 core`, `2 cores`.
+pub fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_and_no_line_ends_in_blanks() {
+        let mut table = Table::new(&[("NAME", Align::Left), ("CORES", Align::Right), ("STATE", Align::Left)]);
+        table.row(["a".into(), "12".into(), "up".into()]);
+        table.row(["longer".into(), "1".into(), "lost".into()]);
+        let expected = "NAME    CORES  STATE\na          12  up\nlonger      1  lost";
+        assert_eq!(table.text(false), expected);
+    }
+
+    #[test]
+    fn sizes_and_spans_are_short() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(3 << 29), "1.5 GiB");
+        assert_eq!(size(512 << 20), "512 MiB");
+        assert_eq!(span(2_500), "2.5s");
+        assert_eq!(span(250_000), "4m10s");
+        assert_eq!(span(3_900_000), "1h05m");
+        assert_eq!(span(90_000_000), "1d01h");
+    }
+}

@@ -1,0 +1,79 @@
+//! A Python callable by name: called through the user's own interpreter, which pickles it and knows what it answers.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::Global;
+
+/// Prints the result as JSON, or as Python shows it where JSON cannot. Status 91 for an interpreter without the package.
+const PROGRAM: &str = r#"
+import importlib, json, sys
+try:
+    import mayfly
+except ImportError as error:
+    print(error, file=sys.stderr)
+    sys.exit(91)
+manager, module, name, arguments, as_json = sys.argv[1:]
+sys.argv[1:] = []
+function = importlib.import_module(module)
+for part in name.split("."):
+    function = getattr(function, part)
+arguments = json.loads(arguments)
+named = arguments if isinstance(arguments, dict) else {}
+listed = [] if named else arguments if isinstance(arguments, list) else [arguments]
+with mayfly.connect(*([manager] if manager else [])) as client, client.lease(workers=1) as lease:
+    result = lease.submit(function, *listed, **named).result()
+if as_json == "json":
+    try:
+        print(json.dumps({"result": result}))
+    except (TypeError, ValueError):
+        print(json.dumps({"result": None, "repr": repr(result)}))
+else:
+    print(result if isinstance(result, str) else repr(result))
+"#;
+const NO_PACKAGE: i32 = 91;
+
+/// Calls `module:function` on a leased worker.
+pub fn invoke(python: &Path, module: &str, function: &str, arguments: &str, global: &Global) -> Result<(), Failure> {
+    if let Err(error) = serde_json::from_str::<serde_json::Value>(arguments) {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!("--args {arguments} is no JSON: {error}"),
+        ));
+    }
+    let manager = global.manager.as_deref().unwrap_or(Path::new(""));
+    let format = if global.json { "json" } else { "text" };
+    let mut command = Command::new(python);
+    command
+        .arg("-c")
+        .arg(PROGRAM)
+        .arg(manager)
+        .args([module, function, arguments, format])
+        .stdin(Stdio::null());
+    if let Ok(binary) = std::env::current_exe() {
+        command.env("MAYFLY_BIN", binary);
+    }
+    let status = command.status().map_err(|error| {
+        let text = format!(
+            "{} cannot be started: {error}; name an interpreter by --python",
+            python.display()
+        );
+        Failure::new(Code::InvalidRequest, text)
+    })?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(NO_PACKAGE) => Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "{} has no mayfly package; name an interpreter that has it by --python",
+                python.display()
+            ),
+        )),
+        _ => Err(Failure::new(
+            Code::FunctionError,
+            format!("{module}:{function} failed ({status}); what it wrote above says why"),
+        )),
+    }
+}

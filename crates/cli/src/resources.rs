@@ -1,0 +1,120 @@
+//! What a node offers, as its command line says.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use mayfly_lease::ledger::{MAX_WORKERS, Resources};
+use mayfly_node::Options;
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::values;
+
+/// What `mayfly up` and `mayfly node` have in common.
+#[derive(Debug, Args)]
+pub struct NodeArguments {
+    /// Name of the node, for people [default: the host's name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Cores that hot workers may own; at least one stays with clients and daemons [default: all but one]
+    #[arg(long, value_name = "N")]
+    cores: Option<u16>,
+    /// Memory that leases may take, such as 2G [default: three quarters of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    memory: Option<u64>,
+    /// Warm workers at most [default: 16 for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
+    workers: Option<u16>,
+    /// Python interpreter that has the mayfly module, for clients that bring none of their own; may be repeated
+    #[arg(long, value_name = "EXE")]
+    python: Vec<PathBuf>,
+    /// Executors of each kind that wait for a lease, started ahead
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        env = "MAYFLY_WARM_POOL",
+        hide_env_values = true
+    )]
+    warm_pool: u8,
+    /// Let payloads travel in clear off the loopback: only where everybody on the network is trusted
+    #[arg(long)]
+    trust_fabric: bool,
+}
+
+impl NodeArguments {
+    /// A node's options, of which the caller sets where it listens and whose it is.
+    pub fn options(&self, state_dir: PathBuf) -> Result<Options, Failure> {
+        let mut options = Options::new(state_dir);
+        if let Some(name) = &self.name {
+            options.name = name.clone();
+        }
+        if self.cores.is_some() || self.memory.is_some() || self.workers.is_some() {
+            options.resources = Some(self.resources()?);
+        }
+        options.pythons = self
+            .python
+            .iter()
+            .map(|python| on_path(python))
+            .collect::<Result<_, _>>()?;
+        options.warm_native = self.warm_pool.into();
+        options.warm_python = self.warm_pool.into();
+        options.trust_fabric = self.trust_fabric;
+        options.own_process = true;
+        Ok(options)
+    }
+
+    fn resources(&self) -> Result<Resources, Failure> {
+        let usable: Vec<u16> = rustix::thread::sched_getaffinity(None).map_or_else(
+            |_| vec![0],
+            |set| {
+                let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
+                cores.map(|core| core as u16).collect()
+            },
+        );
+        let info = rustix::system::sysinfo();
+        let memory = info.totalram as u64 * u64::from(info.mem_unit.max(1));
+        let mut resources = Resources::of_machine(usable, self.memory.unwrap_or(memory / 4 * 3));
+        if let Some(cores) = self.cores {
+            let most = (resources.cores.len() as u16).saturating_sub(1);
+            if cores > most {
+                return Err(Failure::new(
+                    Code::InvalidRequest,
+                    format!(
+                        "--cores {cores} is too much: this machine lets us use {}, of which one stays with clients and \
+                         daemons; give at most {most}",
+                        resources.cores.len()
+                    ),
+                ));
+            }
+            resources.kept_cores = resources.cores.len() as u16 - cores;
+        }
+        if let Some(memory) = self.memory.filter(|wanted| *wanted > memory) {
+            let text = format!(
+                "--memory {memory} is more than the machine's {}",
+                crate::output::size(memory)
+            );
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        if let Some(workers) = self.workers {
+            resources.workers = workers;
+        }
+        Ok(resources)
+    }
+}
+
+/// The program's full path: nodes compare interpreters by it.
+fn on_path(program: &PathBuf) -> Result<PathBuf, Failure> {
+    let found = if program.components().count() > 1 {
+        std::path::absolute(program).ok().filter(|path| path.is_file())
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut places = std::env::split_paths(&path).map(|dir| dir.join(program));
+        places.find(|path| path.is_file())
+    };
+    found.ok_or_else(|| {
+        Failure::new(
+            Code::InvalidRequest,
+            format!("--python {}: there is no such program", program.display()),
+        )
+    })
+}

@@ -1,0 +1,174 @@
+//! `mayfly status`: what there is, what is free, and who holds what.
+
+use clap::Args;
+use mayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
+use mayfly_protocol::api::{Health, VersionInfo};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::NodeId;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::output::{Align, Table};
+use crate::{Global, connect, output};
+
+/// Show what there is, what is free, and who holds what.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly status
+  mayfly status --all                    leases that ended within the last hour too
+  mayfly status --json | jq .nodes[0].free
+
+Exit status 3 when no manager answers.")]
+pub struct Arguments {
+    /// Show leases that ended within the last hour too
+    #[arg(long)]
+    all: bool,
+}
+
+/// Reads part of the manager's API.
+pub fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
+    let value = client.get(path).map_err(|error| error.0)?;
+    serde_json::from_value(value).map_err(|error| {
+        Failure::new(
+            Code::ProtocolViolation,
+            format!("the manager's answer to {path} makes no sense: {error}"),
+        )
+    })
+}
+
+/// Whether a lease still holds something.
+pub fn is_live(lease: &LeaseStatus) -> bool {
+    lease.state == "granted" || lease.state == "active"
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let version: VersionInfo = get(&client, "/v1/version")?;
+    let health: Health = get(&client, "/v1/health")?;
+    let nodes = client.nodes().map_err(|error| error.0)?;
+    let mut leases = client.leases().map_err(|error| error.0)?;
+    leases.retain(|lease| arguments.all || is_live(lease));
+    if global.json {
+        output::line(&output::json(&json!({
+            "manager": { "url": client.describe().trim_start_matches("manager at "), "version": version, "health": health },
+            "nodes": nodes,
+            "leases": leases,
+        }))?);
+        return Ok(());
+    }
+    let bold = output::colours(&std::io::stdout());
+    let mut text = format!("{}, Mayfly {}: {}\n", client.describe(), version.version, health.status);
+    if let Some(error) = &health.store_error {
+        text += &format!("  its store cannot write: {error}\n");
+    }
+    text += "\n";
+    text += &if nodes.is_empty() {
+        "No nodes. Add one: `mayfly manager join-token`, then `mayfly node --join` on the machine.".into()
+    } else {
+        node_table(&nodes).text(bold)
+    };
+    text += "\n\n";
+    text += &if leases.is_empty() {
+        "No leases.".into()
+    } else {
+        lease_table(&leases, &nodes).text(bold)
+    };
+    output::line(&text);
+    Ok(())
+}
+
+fn node_table(nodes: &[NodeStatus]) -> Table {
+    let columns = [
+        ("NODE", Align::Left),
+        ("STATE", Align::Left),
+        ("HOT CORES", Align::Right),
+        ("WARM WORKERS", Align::Right),
+        ("MEMORY", Align::Right),
+        ("LEASES", Align::Right),
+        ("REACHED BY", Align::Left),
+        ("ID", Align::Left),
+    ];
+    let mut table = Table::new(&columns);
+    let of = |free: u16, all: u16| format!("{free} of {all} free");
+    for node in nodes {
+        let transports: Vec<&str> = [node.address.unix.as_ref().map(|_| "shm"), node.address.tcp.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect();
+        let state = if node.state == "up" {
+            node.state.clone()
+        } else {
+            format!("{} for {}", node.state, output::span(node.heartbeat_age_ms))
+        };
+        table.row([
+            node.address.name.clone(),
+            state,
+            of(node.free.cores, node.capacity.cores),
+            of(node.free.workers, node.capacity.workers),
+            format!(
+                "{} of {} free",
+                output::size(node.free.memory_bytes),
+                output::size(node.capacity.memory_bytes)
+            ),
+            node.leases.to_string(),
+            transports.join(", "),
+            node.address.id.to_string(),
+        ]);
+    }
+    table
+}
+
+/// `hot` or `warm`.
+pub fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Hot => "hot",
+        Mode::Warm => "warm",
+        Mode::Auto => "auto",
+    }
+}
+
+/// The name of a node, or its id if the manager no longer knows it.
+pub fn node_name(id: NodeId, nodes: &[NodeStatus]) -> String {
+    let known = nodes.iter().find(|node| node.address.id == id);
+    known.map_or_else(|| id.to_string(), |node| node.address.name.clone())
+}
+
+/// Leases as `mayfly status` and `mayfly lease list` show them.
+pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
+    let columns = [
+        ("LEASE", Align::Left),
+        ("STATE", Align::Left),
+        ("NODE", Align::Left),
+        ("WORKERS", Align::Right),
+        ("MEMORY", Align::Right),
+        ("ENDS IN", Align::Right),
+        ("CALLS", Align::Right),
+        ("FAILED", Align::Right),
+        ("COMPUTED", Align::Right),
+        ("POLLED", Align::Right),
+    ];
+    let now_ms = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64);
+    let mut table = Table::new(&columns);
+    for lease in leases {
+        let ends = if is_live(lease) {
+            output::span(lease.expires_at_ms.saturating_sub(now_ms))
+        } else {
+            "-".into()
+        };
+        table.row([
+            lease.lease.to_string(),
+            lease.state.clone(),
+            node_name(lease.node, nodes),
+            format!("{} {}", lease.workers, mode(lease.mode)),
+            output::size(lease.memory_bytes),
+            ends,
+            lease.usage.calls.to_string(),
+            lease.usage.failures.to_string(),
+            output::span(lease.usage.computing_us / 1000),
+            output::span(lease.usage.polling_us / 1000),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,165 @@
+//! `mayfly top`: leases at work, live.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use mayfly_client::{Client, LeaseStatus, NodeStatus};
+use mayfly_protocol::api::Usage;
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::LeaseId;
+use serde::Serialize;
+
+use crate::output::{Align, Table};
+use crate::status::{is_live, mode, node_name};
+use crate::{Global, connect, output, values};
+
+/// Nodes report what their leases used about once a second; a shorter look sees nothing new.
+const LEAST_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Watch leases work.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly top
+  mayfly top --once                       one look, one interval long
+  mayfly top --json --interval 10s        a line of JSON every ten seconds
+
+Computing is the share of the workers' time spent inside functions, polling the share spent looking for work: hot
+workers poll. Both are what a lease is charged for.")]
+pub struct Arguments {
+    /// Time between two looks
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = values::duration)]
+    interval: Duration,
+    /// Look once and end
+    #[arg(long)]
+    once: bool,
+}
+
+/// One lease between two looks.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    lease: LeaseStatus,
+    node_name: String,
+    calls_per_s: f64,
+    computing_percent: f64,
+    polling_percent: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Look {
+    nodes: Vec<NodeStatus>,
+    leases: Vec<Row>,
+}
+
+/// What leases had used when looked at before.
+struct Before {
+    at: Instant,
+    usage: HashMap<LeaseId, Usage>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let interval = arguments.interval.max(LEAST_INTERVAL);
+    let live = !global.json && !arguments.once && output::colours(&std::io::stdout());
+    let mut before = None;
+    look(&client, &mut before)?;
+    loop {
+        std::thread::sleep(interval);
+        let seen = look(&client, &mut before)?;
+        if global.json {
+            output::line(&output::json(&seen)?);
+        } else if live {
+            // Home, then the text, then nothing below it: without a blank screen in between, nothing flickers.
+            let text = seen.text(true).replace('\n', "\x1b[K\n");
+            output::bytes(format!("\x1b[H{text}\x1b[K\x1b[J\n").as_bytes());
+        } else {
+            output::line(&format!("{}\n", seen.text(false)));
+        }
+        if arguments.once {
+            return Ok(());
+        }
+    }
+}
+
+fn look(client: &Client, before: &mut Option<Before>) -> Result<Look, Failure> {
+    let nodes = client.nodes().map_err(|error| error.0)?;
+    let mut leases = client.leases().map_err(|error| error.0)?;
+    leases.retain(is_live);
+    let at = Instant::now();
+    let usage = leases.iter().map(|lease| (lease.lease, lease.usage)).collect();
+    let earlier = before.replace(Before { at, usage });
+    let rows = leases
+        .into_iter()
+        .map(|lease| row(lease, &nodes, earlier.as_ref(), at))
+        .collect();
+    Ok(Look { nodes, leases: rows })
+}
+
+fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: Instant) -> Row {
+    let seconds = earlier.map_or(0.0, |before| at.duration_since(before.at).as_secs_f64());
+    // A lease that was not there before used everything since.
+    let used = earlier
+        .and_then(|before| before.usage.get(&lease.lease))
+        .copied()
+        .unwrap_or_default();
+    let rate = |now: u64, then: u64| {
+        if seconds > 0.0 {
+            now.saturating_sub(then) as f64 / seconds
+        } else {
+            0.0
+        }
+    };
+    // The node sums up at its own times, so that a share may seem to pass the whole.
+    let share = |now: u64, then: u64| (rate(now, then) / 1e4 / f64::from(lease.workers.max(1))).min(100.0);
+    Row {
+        node_name: node_name(lease.node, nodes),
+        calls_per_s: rate(lease.usage.calls, used.calls),
+        computing_percent: share(lease.usage.computing_us, used.computing_us),
+        polling_percent: share(lease.usage.polling_us, used.polling_us),
+        lease,
+    }
+}
+
+impl Look {
+    fn text(&self, bold: bool) -> String {
+        let sum = |of: fn(&NodeStatus) -> u16| self.nodes.iter().map(|node| u64::from(of(node))).sum::<u64>();
+        let calls: f64 = self.leases.iter().map(|row| row.calls_per_s).sum();
+        let summary = format!(
+            "{}, {} of {} hot cores and {} of {} warm workers free; {}, {calls:.0} calls/s",
+            output::count(self.nodes.len() as u64, "node"),
+            sum(|node| node.free.cores),
+            sum(|node| node.capacity.cores),
+            sum(|node| node.free.workers),
+            sum(|node| node.capacity.workers),
+            output::count(self.leases.len() as u64, "lease"),
+        );
+        if self.leases.is_empty() {
+            return summary;
+        }
+        let columns = [
+            ("LEASE", Align::Left),
+            ("NODE", Align::Left),
+            ("WORKERS", Align::Right),
+            ("CALLS/S", Align::Right),
+            ("COMPUTING %", Align::Right),
+            ("POLLING %", Align::Right),
+            ("CALLS", Align::Right),
+            ("FAILED", Align::Right),
+        ];
+        let mut table = Table::new(&columns);
+        for row in &self.leases {
+            table.row([
+                row.lease.lease.to_string(),
+                row.node_name.clone(),
+                format!("{} {}", row.lease.workers, mode(row.lease.mode)),
+                format!("{:.0}", row.calls_per_s),
+                format!("{:.1}", row.computing_percent),
+                format!("{:.1}", row.polling_percent),
+                row.lease.usage.calls.to_string(),
+                row.lease.usage.failures.to_string(),
+            ]);
+        }
+        format!("{summary}\n\n{}", table.text(bold))
+    }
+}

@@ -1,0 +1,281 @@
+//! `mayfly up`: a manager and a node in one process, which speak to each other as if they were not.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use mayfly_client::{NodeStatus, default_state_dir};
+use mayfly_manager::Manager;
+use mayfly_node::{ManagerLink, Node};
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::json;
+
+use crate::daemon::{self, Ending, StateDir, Why};
+use crate::resources::NodeArguments;
+use crate::{Global, connect, output};
+
+/// How long the node may take to reach the manager beside it.
+const JOIN_LIMIT: Duration = Duration::from_secs(10);
+/// A join token that is used at once.
+const JOIN_TOKEN_FOR: Duration = Duration::from_secs(60);
+
+/// Start a manager and a node on this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly up                              for your own use: clients of yours find it by themselves
+  mayfly up --cores 2 --memory 4G        leave the rest of the machine to others
+  mayfly up --python /opt/py/bin/python  an interpreter for clients that bring none of their own
+  mayfly up --listen 0.0.0.0:7070 --host-name pc7.example.org --listen-tcp 0.0.0.0:7071
+                                         for clients on other machines too
+
+Keys, certificates, leases and bills are kept in the state directory, for you alone. `connection.json` in it is what
+a client needs; it is there while this runs. Ctrl-C or SIGTERM ends everything below it; a second one ends it at once.")]
+pub struct Arguments {
+    /// Where to keep state [default: $XDG_STATE_HOME/mayfly, or ~/.local/state/mayfly]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Where the manager listens; port 0 for any [default: 127.0.0.1:7070, or any port with --embedded]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+    /// Where the node listens for clients that cannot share memory with it
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    listen_tcp: SocketAddr,
+    /// Name or address under which others reach this machine; may be repeated, the first one is handed out
+    #[arg(long, value_name = "NAME")]
+    host_name: Vec<String>,
+    #[command(flatten)]
+    node: NodeArguments,
+    /// Serve one program only: for client libraries, which start this when they find no manager
+    #[arg(long, requires = "parent", hide_short_help = true)]
+    embedded: bool,
+    /// End when this process ends, which must be the one that started this
+    #[arg(long, value_name = "PID", hide_short_help = true)]
+    parent: Option<u32>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    daemon::run(up(arguments, global))
+}
+
+async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let mut ending = Ending::new(arguments.parent)?;
+    let state = StateDir::take(&connect::state_dir(arguments.state_dir.as_deref())?)?;
+    let node_state = StateDir::take(&state.path().join("node"))?;
+    let connection = Findable::at(state.path());
+    let running = tokio::select! {
+        running = start(arguments, &state, &node_state) => running?,
+        _ = ending.told() => return Ok(()),
+    };
+    output::announce(&running.describe(state.path(), global)?);
+    let why = ending.told().await;
+    tracing::info!("ending");
+    ending.orderly(running.end()).await;
+    drop(connection);
+    if arguments.embedded && why == Why::ParentEnded {
+        drop(node_state);
+        state.remove();
+    }
+    Ok(())
+}
+
+struct Running {
+    manager: mayfly_manager::Handle,
+    node: mayfly_node::Handle,
+    status: NodeStatus,
+}
+
+async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -> Result<Running, Failure> {
+    let port = if arguments.embedded { 0 } else { 7070 };
+    let listen = arguments
+        .listen
+        .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let mut node = arguments.node.options(node_state.path().to_owned())?;
+    node.listen_tcp = Some(arguments.listen_tcp);
+    node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name)?;
+
+    let mut options = mayfly_manager::Options::new(state.path());
+    options.listen = listen;
+    options.names = names(listen, &arguments.host_name);
+    let manager = Manager::start(options).await?;
+    let token = manager.join_token(JOIN_TOKEN_FOR).await?;
+    node.manager = Some(ManagerLink {
+        url: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),
+        ca_pem: manager.ca_pem().to_owned(),
+        join_token: Some(token.token),
+    });
+    let node = Node::start(node).await?;
+    let status = joined(&manager, &node).await?;
+    Ok(Running { manager, node, status })
+}
+
+/// What the manager knows of the node, once it does.
+async fn joined(manager: &mayfly_manager::Handle, node: &mayfly_node::Handle) -> Result<NodeStatus, Failure> {
+    let mut events = manager.events();
+    let id = node.address().id;
+    let known = async {
+        loop {
+            let up = |status: &NodeStatus| status.address.id == id && status.state == "up";
+            if let Some(status) = manager.nodes().into_iter().find(up) {
+                return status;
+            }
+            // Whatever happened, look again; nothing else happens before the first node is there.
+            let _ = events.recv().await;
+        }
+    };
+    tokio::time::timeout(JOIN_LIMIT, known).await.map_err(|_| {
+        let limit = JOIN_LIMIT.as_secs();
+        let text = format!(
+            "the node did not reach its manager at {} within {limit} s; see the log above",
+            manager.url()
+        );
+        Failure::new(Code::Unreachable, text)
+    })
+}
+
+impl Running {
+    fn describe(&self, state: &Path, global: &Global) -> Result<String, Failure> {
+        let NodeStatus { address, capacity, .. } = &self.status;
+        if global.json {
+            return output::json(&json!({
+                "ready": true,
+                "manager": self.manager.url(),
+                "connection": self.manager.connection_path(),
+                "node": address.id,
+                "name": address.name,
+                "unix": address.unix,
+                "tcp": address.tcp,
+                "capacity": capacity,
+                "state_dir": state,
+                "pid": std::process::id(),
+            }));
+        }
+        // A client of the same user looks in one place; another place has to be named.
+        let place = match default_state_dir().is_some_and(|usual| usual == state) {
+            true => String::new(),
+            false => format!(" --manager {}", state.display()),
+        };
+        Ok(format!(
+            "Mayfly {} is ready.\n\n  manager  {}\n  node     {}: {}, {}, {}\n  state    {}\n\n\
+             Try, in another terminal:\n  mayfly status{place}\n\nCtrl-C ends it.",
+            env!("CARGO_PKG_VERSION"),
+            self.manager.url(),
+            address.name,
+            output::count(capacity.cores.into(), "hot core"),
+            output::count(capacity.workers.into(), "warm worker"),
+            output::size(capacity.memory_bytes),
+            state.display(),
+        ))
+    }
+
+    /// The node first: it tells the manager how its leases ended.
+    async fn end(self) {
+        self.node.shutdown().await;
+        self.manager.shutdown().await;
+    }
+}
+
+/// Names for the manager's certificate: those given, and the address that it listens on.
+pub fn names(listen: SocketAddr, given: &[String]) -> Vec<String> {
+    let mut names = given.to_vec();
+    let address = listen.ip();
+    if !address.is_unspecified() && !address.is_loopback() && !names.contains(&address.to_string()) {
+        names.push(address.to_string());
+    }
+    names
+}
+
+/// What clients are told of where a node listens; none where that is the address itself.
+pub fn advertised(listen: SocketAddr, host_names: &[String]) -> Result<Option<String>, Failure> {
+    let host = match host_names.first() {
+        Some(name) => name.clone(),
+        None if !listen.ip().is_unspecified() => return Ok(None),
+        None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    if listen.ip().is_loopback() {
+        return Ok(None);
+    }
+    if listen.port() == 0 {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "clients on other machines must be told a port: give one in --listen-tcp, such as {}:7071",
+                listen.ip()
+            ),
+        ));
+    }
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    Ok(Some(format!("{host}:{}", listen.port())))
+}
+
+/// How the node in this process reaches the manager, whatever names others use for it.
+fn loopback_url(address: SocketAddr) -> Option<String> {
+    let port = address.port();
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_loopback() || ip.is_unspecified() => Some(format!("https://127.0.0.1:{port}")),
+        IpAddr::V6(ip) if ip.is_loopback() || ip.is_unspecified() => Some(format!("https://[::1]:{port}")),
+        _ => None,
+    }
+}
+
+/// Lets clients find this manager while it runs, and only then: one that ended would be found in vain. Its token is kept
+/// aside meanwhile, so that clients that know it are served again by the next start.
+struct Findable {
+    shown: PathBuf,
+    aside: PathBuf,
+}
+
+impl Findable {
+    fn at(state: &Path) -> Self {
+        let here = Self {
+            shown: state.join("connection.json"),
+            aside: state.join("connection.stopped.json"),
+        };
+        if !here.shown.exists() {
+            // There is none at the first start.
+            let _ = std::fs::rename(&here.aside, &here.shown);
+        }
+        here
+    }
+}
+
+impl Drop for Findable {
+    fn drop(&mut self) {
+        // A start that failed before it had a file has none to hide.
+        let _ = std::fs::rename(&self.shown, &self.aside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn the_certificate_names_an_address_that_is_listened_on() {
+        assert_eq!(names(at("127.0.0.1:1"), &[]), [""; 0]);
+        assert_eq!(names(at("0.0.0.0:1"), &["a.b".into()]), ["a.b"]);
+        assert_eq!(names(at("10.0.0.7:1"), &["a.b".into()]), ["a.b", "10.0.0.7"]);
+    }
+
+    #[test]
+    fn clients_are_told_where_they_can_really_connect() {
+        assert_eq!(advertised(at("127.0.0.1:0"), &["a.b".into()]), Ok(None));
+        assert_eq!(advertised(at("10.0.0.7:7071"), &[]), Ok(None));
+        assert_eq!(
+            advertised(at("0.0.0.0:7071"), &["a.b".into()]),
+            Ok(Some("a.b:7071".into()))
+        );
+        assert_eq!(
+            advertised(at("[::]:7071"), &["fd00::1".into()]),
+            Ok(Some("[fd00::1]:7071".into()))
+        );
+        assert_eq!(
+            advertised(at("0.0.0.0:0"), &[]).expect_err("no port").code,
+            Code::InvalidRequest
+        );
+    }
+}

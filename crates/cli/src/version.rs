@@ -1,0 +1,34 @@
+//! `mayfly version`.
+
+use clap::Args;
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::error::Failure;
+use serde_json::json;
+
+use crate::{Global, output};
+
+/// Say which release this is.
+#[derive(Debug, Args)]
+#[command(after_help = "Programs of different releases work together as long as their wire versions are the same.")]
+pub struct Arguments {}
+
+pub fn run(_: &Arguments, global: &Global) -> Result<(), Failure> {
+    let version = env!("CARGO_PKG_VERSION");
+    let (target, profile, compiler) = (
+        env!("MAYFLY_BUILT_FOR"),
+        env!("MAYFLY_BUILT_AS"),
+        env!("MAYFLY_BUILT_BY"),
+    );
+    output::line(&if global.json {
+        output::json(&json!({
+            "version": version,
+            "wire_version": WIRE_VERSION,
+            "build": { "target": target, "profile": profile, "compiler": compiler },
+        }))?
+    } else {
+        format!(
+            "mayfly {version}\n  wire version  {WIRE_VERSION}\n  built for     {target} ({profile})\n  built by      {compiler}"
+        )
+    });
+    Ok(())
+}

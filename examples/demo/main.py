@@ -1,0 +1,68 @@
+"""The main job: functions on leased workers over real input, each checked against the same computation here, and then
+what an invocation costs beside this machine's own limits. Run by `make demo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import options
+import photos
+import terminal
+
+import mayfly
+
+
+def binaries() -> Path:
+    """Where the programs and the C library are: named by MAYFLY_BIN_DIR, else beside `mayfly` on the PATH."""
+    named = os.environ.get("MAYFLY_BIN_DIR")
+    found = Path(named) / "mayfly" if named else shutil.which("mayfly")
+    if found is None or not Path(found).exists():
+        raise terminal.Wrong("the programs are not there: run `make build`, or set MAYFLY_BIN_DIR")
+    return Path(found).parent
+
+
+def latencies(directory: Path, out: Path) -> None:
+    terminal.title("What an invocation costs here")
+    command = [str(directory / "mayfly"), "bench", "table", "--out", str(out), "--python", sys.executable]
+    quiet = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, timeout=180)
+    if quiet.returncode != 0:
+        terminal.say("not to be believed", quiet.stderr.strip())
+        print(flush=True)
+        subprocess.run([*command, "--force"], check=True, timeout=180)
+        return
+    print(quiet.stdout, end="", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="directory for pictures")
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    try:
+        directory = binaries()
+        os.environ["MAYFLY_BIN"] = str(directory / "mayfly")
+        os.environ.setdefault("MAYFLY_LOG", "error")
+        cores = len(os.sched_getaffinity(0))
+        workers = max(1, min(4, cores))
+        print(terminal.paint(f"Mayfly {mayfly.__version__}", "1") + f" on {platform.node()}, {cores} cores", flush=True)
+        with mayfly.connect() as client:
+            photos.run(client, workers, out)
+            options.run(client, workers, directory, out)
+        latencies(directory, out)
+    except terminal.Wrong as wrong:
+        print(f"\ndemo: {wrong}", file=sys.stderr)
+        return 1
+    print(f"\nDone in {terminal.seconds(time.perf_counter() - start)}; the pictures are in {out}/")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

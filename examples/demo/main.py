@@ -12,11 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import mayfly
 import options
 import photos
 import terminal
-
-import mayfly
 
 
 def binaries() -> Path:
@@ -24,14 +23,14 @@ def binaries() -> Path:
     named = os.environ.get("MAYFLY_BIN_DIR")
     found = Path(named) / "mayfly" if named else shutil.which("mayfly")
     if found is None or not Path(found).exists():
-        raise terminal.Wrong("the programs are not there: run `make build`, or set MAYFLY_BIN_DIR")
+        raise terminal.DemoError("the programs are not there: run `make build`, or set MAYFLY_BIN_DIR")
     return Path(found).parent
 
 
 def latencies(directory: Path, out: Path) -> None:
     terminal.title("What an invocation costs here")
     command = [str(directory / "mayfly"), "bench", "table", "--out", str(out), "--python", sys.executable]
-    quiet = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, timeout=180)
+    quiet = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     if quiet.returncode != 0:
         terminal.say("not to be believed", quiet.stderr.strip())
         print(flush=True)
@@ -57,8 +56,8 @@ def main() -> int:
             photos.run(client, workers, out)
             options.run(client, workers, directory, out)
         latencies(directory, out)
-    except terminal.Wrong as wrong:
-        print(f"\ndemo: {wrong}", file=sys.stderr)
+    except terminal.DemoError as error:
+        print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     print(f"\nDone in {terminal.seconds(time.perf_counter() - start)}; the pictures are in {out}/")
     return 0

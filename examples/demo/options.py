@@ -46,14 +46,16 @@ def compiled(source: Path, output: Path, *flags: str) -> Path:
     try:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise terminal.Wrong(f"no compiler `{compiler}`: install one (apt-get install g++), or name it by CC and CXX") from None
+        raise terminal.DemoError(
+            f"no compiler `{compiler}`: install one (apt-get install g++), or name it by CC and CXX"
+        ) from None
     return output
 
 
 def check(prices: Any, expected: Any, where: str) -> None:
     worst = float(np.max(np.abs(prices - expected)))
     if prices.shape != expected.shape or not np.allclose(prices, expected, rtol=1e-10, atol=1e-10):
-        raise terminal.Wrong(f"the prices from {where} differ from NumPy's by up to {worst}")
+        raise terminal.DemoError(f"the prices from {where} differ from NumPy's by up to {worst}")
     terminal.good("checked", f"all {len(prices):,} prices are NumPy's; the largest difference is {worst:.1e}")
 
 
@@ -70,7 +72,7 @@ def from_python(client: Any, workers: int, library: Path, options: Any, expected
     check(prices, expected, "Python")
 
 
-def from_cxx(client: Any, workers: int, library: Path, libraries: Path, options: Any, expected: Any, out: Path) -> None:
+def from_cxx(workers: int, library: Path, libraries: Path, out: Path, *, options: Any, expected: Any) -> None:
     flags = [f"-L{libraries}", "-lmayfly", f"-Wl,-rpath,{libraries}", "-pthread"]
     program = compiled(Path(__file__).parent / "blackscholes.cpp", out / "blackscholes", *flags)
     options.tofile(out / "options.bin")
@@ -92,4 +94,4 @@ def run(client: Any, workers: int, libraries: Path, out: Path) -> None:
     source = ROOT / "examples" / "functions" / "blackscholes.c"
     library = compiled(source, out / "libblackscholes.so", "-shared", "-fPIC", "-lm")
     from_python(client, workers, library, options, expected)
-    from_cxx(client, workers, library, libraries, options, expected, out)
+    from_cxx(workers, library, libraries, out, options=options, expected=expected)

@@ -72,9 +72,13 @@ def run(client: Any, workers: int, out: Path) -> None:
         took = time.perf_counter() - start
 
     if thumbnail_of_black.any() or not all(map(np.array_equal, local, remote)):
-        raise terminal.Wrong("a worker's thumbnail differs from the same one made here")
-    terminal.say("first result", f"{terminal.seconds(ready)} after asking for the lease (starts Python, imports Pillow)")
-    terminal.say("thumbnails", f"{len(jobs)} in {terminal.seconds(took)} on {workers} workers; here {terminal.seconds(alone)}")
+        raise terminal.DemoError("a worker's thumbnail differs from the same one made here")
+    terminal.say(
+        "first result", f"{terminal.seconds(ready)} after asking for the lease (starts Python, imports Pillow)"
+    )
+    terminal.say(
+        "thumbnails", f"{len(jobs)} in {terminal.seconds(took)} on {workers} workers; here {terminal.seconds(alone)}"
+    )
     terminal.good("checked", f"all {len(jobs)} equal those made in this process, pixel by pixel")
     largest = {name: picture for (name, width), picture in zip(jobs, remote, strict=True) if width == WIDTHS[0]}
     contact_sheet(largest, out / "thumbnails.png")

@@ -28,5 +28,5 @@ def seconds(length: float) -> str:
     return f"{length * 1e3:.1f} ms" if length < 1 else f"{length:.2f} s"
 
 
-class Wrong(Exception):
+class DemoError(Exception):
     """A result that the local computation contradicts, or something that the demo needs and does not find."""

@@ -44,8 +44,9 @@ def test_an_example_in_rust_prints_what_it_should(name, library, rust_examples, 
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_in_python_prints_what_it_should(name, leakless):
-    assert run(sys.executable, EXAMPLES / "python" / f"{name}.py").stdout == EXPECTED[name]
+def test_an_example_in_python_prints_what_it_should(name, library, leakless):
+    program = EXAMPLES / "python" / f"{name}.py"
+    assert run(sys.executable, program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
 
 
 def test_every_language_has_every_example_and_none_is_long():

@@ -1,0 +1,23 @@
+"""Option prices over shared memory, by a C function: the worker reads the array where this program wrote it.
+
+    python examples/python/blackscholes.py ./libblackscholes.so
+
+The library is examples/functions/blackscholes.c; its first lines say how to compile it.
+"""
+
+import sys
+
+import mayfly
+import numpy as np
+
+COUNT = 100_000
+
+with mayfly.connect() as client, client.lease(runtime="native") as lease:
+    library = lease.library(sys.argv[1] if len(sys.argv) > 1 else "./libblackscholes.so")
+    price = library.checked("blackscholes")
+
+    options = lease.empty((COUNT, 5))  # an array that the worker sees
+    options[:] = 100, 0, 1, 0.05, 0.2  # spot, strike, years to expiry, interest rate, volatility
+    options[:, 1] = [50 + i * 100 / COUNT for i in range(COUNT)]
+    prices = price(options, out=np.empty(COUNT))
+    print(f"{len(prices)} prices; at the money {prices[COUNT // 2]:.4f}")

@@ -7,6 +7,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::guard::Guarded;
+
 /// Where the bytes are.
 pub enum Memory {
     /// In memory shared with the other side, or received straight into place. Given back when dropped.
@@ -28,16 +30,18 @@ impl Memory {
 /// last view is gone.
 #[pyclass(frozen, module = "mayfly._native")]
 pub struct Block {
-    memory: Memory,
+    memory: Guarded<Memory>,
 }
 
 impl Block {
     pub fn new(memory: Memory) -> Self {
-        Self { memory }
+        Self {
+            memory: Guarded::new(memory),
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        self.memory.as_slice()
+        self.memory.peek().as_slice()
     }
 }
 

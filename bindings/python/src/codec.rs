@@ -10,7 +10,7 @@
 //!
 //! so that the buffers stand aligned at the front and everything about them comes behind. Little-endian throughout.
 
-use mayfly_client::{Buffer, Received};
+use mayfly_client::{Buffer, Input, Received};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 
 use crate::block::{Block, Memory};
+use crate::shared::{SLACK, SharedMemory};
 
 /// What a request's payload is.
 pub mod form {
@@ -42,8 +43,6 @@ pub mod answer {
     pub const NONE: u8 = 1;
     /// The bytes before are the result, a `bytes` object.
     pub const BYTES: u8 = 2;
-    /// A list of results of which some are failures.
-    pub const MIXED: u8 = 3;
 }
 
 /// Set in the last byte when buffers travel beside the pickle.
@@ -103,11 +102,7 @@ impl Codec {
 
     /// As [`Codec::encode`], for values that are known to hold no buffers.
     pub fn encode_plain<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
-        let pickle = self
-            .dumps
-            .bind(py)
-            .call1((value, 5))?
-            .downcast_into::<PyBytes>()?;
+        let pickle = self.dumps.bind(py).call1((value, 5))?.downcast_into::<PyBytes>()?;
         let total = pickle.as_bytes().len() + 1;
         Ok(Encoded {
             pickle,
@@ -130,13 +125,15 @@ impl Codec {
     /// Unpickles a payload whose buffers stay where they landed; the value's views keep the block alive.
     pub fn decode_buffers<'py>(&self, py: Python<'py>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
         let payload = block.get().bytes();
-        let table = Table::read(payload).ok_or_else(|| PyValueError::new_err("the payload's table of buffers is broken"))?;
+        let table =
+            Table::read(payload).ok_or_else(|| PyValueError::new_err("the payload's table of buffers is broken"))?;
         // SAFETY: the interpreter asks the block for its buffer and holds a reference to it.
         let whole = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromObject(block.as_ptr()))? };
         let buffers = PyList::empty(py);
         for index in 0..table.count {
-            let (offset, length) =
-                table.buffer(payload, index).ok_or_else(|| PyValueError::new_err("a buffer beyond the payload"))?;
+            let (offset, length) = table
+                .buffer(payload, index)
+                .ok_or_else(|| PyValueError::new_err("a buffer beyond the payload"))?;
             buffers.append(whole.get_item(PySlice::new(py, offset as isize, (offset + length) as isize, 1))?)?;
         }
         let keywords = PyDict::new(py);
@@ -164,7 +161,9 @@ impl Codec {
     /// Unpickles an answer that must be copied if it is to be kept.
     pub fn decode_small<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let Some((last, content)) = payload.split_last() else {
-            return Err(PyValueError::new_err("an empty answer; client and worker run different versions of mayfly"));
+            return Err(PyValueError::new_err(
+                "an empty answer; client and worker run different versions of mayfly",
+            ));
         };
         match *last {
             answer::NONE => Ok(py.None().into_bound(py)),
@@ -255,6 +254,39 @@ impl<'py> Encoded<'py> {
         let mut bytes = vec![0; self.total];
         self.write(&mut bytes, last);
         bytes
+    }
+
+    /// The payload with its one buffer where it is, if that is memory that travels without a copy: the pickle is written
+    /// behind it.
+    pub fn in_place(&self, last: u8) -> Option<Input> {
+        let [buffer] = self.buffers.as_slice() else { return None };
+        let length = buffer.len_bytes();
+        let behind = self.total - length;
+        if behind > SLACK {
+            return None;
+        }
+        // SAFETY: as in `write`.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) };
+        let (memory, _) = SharedMemory::holding(bytes)?;
+        if length + SLACK != memory.len() {
+            // A part of it: what is behind is the caller's.
+            return None;
+        }
+        // SAFETY: the slack behind the caller's bytes is nobody's else while no call uses the memory.
+        let place = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().add(length), behind) };
+        self.write_behind(place, length, last);
+        Some(Input::Shared(memory, self.total))
+    }
+
+    fn write_behind(&self, place: &mut [u8], length: usize, last: u8) {
+        let pickle = self.pickle.as_bytes();
+        let (front, table) = place.split_at_mut(pickle.len());
+        front.copy_from_slice(pickle);
+        for (at, word) in [0, length, length, pickle.len()].into_iter().enumerate() {
+            table[8 * at..8 * at + 8].copy_from_slice(&(word as u64).to_le_bytes());
+        }
+        table[32..36].copy_from_slice(&1u32.to_le_bytes());
+        table[36..40].copy_from_slice(&[0, 0, 0, last | BUFFERS]);
     }
 
     /// The payload in memory that travels without another copy.

@@ -1,8 +1,13 @@
 //! The native module of the Python package `mayfly`: the executor's runtime, and the client's hot path.
 
 mod block;
+mod client;
 mod codec;
+mod errors;
+mod guard;
+mod pool;
 mod runtime;
+mod shared;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -20,5 +25,17 @@ mod _native {
     #[pymodule_export]
     use super::block::Block;
     #[pymodule_export]
+    use super::client::{Client, Lease};
+    #[pymodule_export]
     use super::executor_main;
+    #[pymodule_export]
+    use super::pool::{Call, Failure, Options, Pool};
+    #[pymodule_export]
+    use super::shared::SharedMemory;
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        super::guard::watch_forks();
+        Ok(())
+    }
 }

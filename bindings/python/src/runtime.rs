@@ -55,7 +55,8 @@ impl From<PyErr> for Fault {
 impl PythonRuntime {
     pub fn new(py: Python<'_>) -> PyResult<Self> {
         let worker = py.import("mayfly._worker")?;
-        let version: String = py.import("platform")?.call_method0("python_version")?.extract()?;
+        let version = py.version_info();
+        let version = format!("{}.{}.{}", version.major, version.minor, version.patch);
         let cloudpickle: String = py.import("cloudpickle")?.getattr("__version__")?.extract()?;
         Ok(Self {
             codec: Codec::new(py)?,
@@ -99,7 +100,9 @@ impl PythonRuntime {
                     return Ok(function.unbind());
                 }
                 let kind = function.get_type().name()?;
-                Err(pyo3::exceptions::PyTypeError::new_err(format!("{kind} is not callable")))
+                Err(pyo3::exceptions::PyTypeError::new_err(format!(
+                    "{kind} is not callable"
+                )))
             });
             loaded.map_err(|error| {
                 let text = self
@@ -162,12 +165,16 @@ impl PythonRuntime {
                 function.call(arguments, Some(&keywords))?
             }
             form::MAP | form::STARMAP => {
-                let results = self.run_map.bind(py).call1((function, argument, kind == form::STARMAP))?;
+                let results = self
+                    .run_map
+                    .bind(py)
+                    .call1((function, argument, kind == form::STARMAP))?;
                 return Ok(results.extract::<(Bound<'py, PyAny>, u8)>()?);
             }
             form::BYTES => function.call1((argument,))?,
             other => {
-                let text = format!("an unknown form of call {other}; client and worker run different versions of mayfly");
+                let text =
+                    format!("an unknown form of call {other}; client and worker run different versions of mayfly");
                 return Err(pyo3::exceptions::PyValueError::new_err(text).into());
             }
         };
@@ -199,7 +206,9 @@ impl PythonRuntime {
                 Status::FunctionError
             }
             Err(second) => {
-                call.fail(&format!("the function raised {error}, which cannot be described: {second}"));
+                call.fail(&format!(
+                    "the function raised {error}, which cannot be described: {second}"
+                ));
                 Status::FunctionError
             }
         }

@@ -1,7 +1,7 @@
 //! Where leases come from: a manager, or one node directly.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Connection, LeaseStatus, NodeAddress, NodeStatus};
@@ -22,6 +22,7 @@ pub struct Node {
     /// The signed allowance, in hexadecimal.
     pub token: String,
     /// Seed of the key that may use it, in hexadecimal.
+    #[serde(rename = "holder_seed")]
     pub seed: String,
     /// The node.
     pub node: NodeAddress,
@@ -35,7 +36,7 @@ pub(crate) enum Source {
 struct Inner {
     // Declared before `embedded`: connections close before the processes behind them end.
     source: Arc<Source>,
-    embedded: Option<Embedded>,
+    embedded: Mutex<Option<Embedded>>,
 }
 
 /// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
@@ -92,15 +93,24 @@ impl Client {
         Ok(Self {
             inner: Arc::new(Inner {
                 source: Arc::new(source),
-                embedded,
+                embedded: Mutex::new(embedded),
             }),
         })
+    }
+
+    fn embedded_manager(&self) -> MutexGuard<'_, Option<Embedded>> {
+        self.inner.embedded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends an embedded manager now, with everything below it, whoever still has a clone of this client or a lease.
+    pub fn stop(&self) {
+        drop(self.embedded_manager().take());
     }
 
     /// What it is connected to, for people.
     pub fn describe(&self) -> String {
         match &*self.inner.source {
-            Source::Manager(manager) if self.inner.embedded.is_some() => {
+            Source::Manager(manager) if self.embedded_manager().is_some() => {
                 format!("embedded manager at {}", manager.url())
             }
             Source::Manager(manager) => format!("manager at {}", manager.url()),

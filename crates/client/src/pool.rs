@@ -307,6 +307,12 @@ impl Pool {
         cancelled
     }
 
+    /// Takes every call out of the queue that was not sent.
+    pub fn cancel_all(&self) {
+        self.lock().dispatch.cancel_all();
+        self.changed.notify_all();
+    }
+
     /// Ends a call that runs, by ending its worker. It is then `cancelled`, and calls behind it go elsewhere.
     pub fn kill(&self, call: CallId) -> Result<(), Error> {
         self.lock().dispatch.kill(call)

@@ -619,6 +619,19 @@ impl Dispatch {
         true
     }
 
+    pub fn cancel_all(&mut self) {
+        let waiting: Vec<_> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| matches!(call, Call::Waiting(_)))
+            .map(|(id, _)| *id)
+            .collect();
+        self.queue.clear();
+        for call in waiting {
+            self.cancel(call);
+        }
+    }
+
     pub fn kill(&mut self, call: CallId) -> Result<(), Error> {
         if self.cancel(call) {
             return Ok(());

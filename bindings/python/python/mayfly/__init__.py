@@ -1,0 +1,88 @@
+"""Mayfly: lease workers for a while, and call functions on them in microseconds.
+
+>>> import mayfly
+>>> def area(width, height):
+...     return width * height
+>>> with mayfly.connect() as client, client.lease(workers=2) as lease:  # doctest: +SKIP
+...     lease.submit(area, 6, 7).result()
+42
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mayfly._client import Client, connect
+    from mayfly._errors import (
+        AccessError,
+        CallError,
+        Cancelled,
+        CapacityError,
+        ConnectionFailed,
+        DeadlineExceeded,
+        Error,
+        Forked,
+        FunctionError,
+        LeaseError,
+        LoadError,
+        RemoteError,
+        RemoteTraceback,
+        RequestError,
+        StateLost,
+        WorkerDied,
+    )
+    from mayfly._future import Future
+    from mayfly._lease import Calls, Function, Lease
+    from mayfly._library import Library, NativeFunction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessError",
+    "CallError",
+    "Calls",
+    "Cancelled",
+    "CapacityError",
+    "Client",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "Error",
+    "Forked",
+    "Function",
+    "FunctionError",
+    "Future",
+    "Lease",
+    "LeaseError",
+    "Library",
+    "LoadError",
+    "NativeFunction",
+    "RemoteError",
+    "RemoteTraceback",
+    "RequestError",
+    "StateLost",
+    "WorkerDied",
+    "__version__",
+    "connect",
+]
+
+# Imported when they are used: workers start from this package too, and need none of it.
+_WHERE = {
+    "_client": ("Client", "connect"),
+    "_future": ("Future",),
+    "_lease": ("Calls", "Function", "Lease"),
+    "_library": ("Library", "NativeFunction"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'mayfly' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = next((module for module, names in _WHERE.items() if name in names), "_errors")
+    value = getattr(import_module(f"mayfly.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -1,0 +1,230 @@
+"""Clients: where leases come from."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import site
+import sys
+import sysconfig
+import threading
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import cloudpickle
+
+from mayfly import _native
+
+if TYPE_CHECKING:
+    from mayfly._lease import Lease
+
+#: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
+DAY = 86_400.0
+#: Slots of a channel's rings and their stride: arguments of up to 2 KiB travel inside a slot, and both rings of a worker fit
+#: into a level-2 cache.
+SLOTS = 64
+STRIDE = 2048
+#: Address space for large values, each way and worker.
+BULK = 8 << 30
+
+
+def connect(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    node: str | os.PathLike[str] | None = None,
+) -> Client:
+    """Connects to a manager.
+
+    The manager is the one that the arguments name, else the one that the environment variable ``MAYFLY_MANAGER`` names, else
+    the one that ``mayfly up`` left in this user's state directory. If there is none, one is started for this process, and
+    ends with it.
+
+    Args:
+        url: a manager's address such as ``https://host:7070`` (with ``token`` and ``ca``), or the path of a connection file
+            or of the state directory that holds one.
+        config: the same path, by name.
+        token: bearer token, with an address.
+        ca: file with the manager's certificate authority, with an address.
+        node: an allowance file (``allowance.json``) of a node, to lease from it without a manager.
+
+    >>> with connect() as client:  # doctest: +SKIP
+    ...     client
+    <mayfly.Client of embedded manager at https://127.0.0.1:40123>
+    """
+    if node is not None:
+        return Client(_native.Client.node(os.fspath(node)))
+    path = config if config is not None else url
+    if url is not None and os.fspath(url).startswith(("https://", "http://")):
+        if token is None or ca is None:
+            raise ValueError("an address needs token= and ca= beside it; a connection file has all three")
+        return Client(_native.Client.manager(os.fspath(url), token, Path(ca).read_text()))
+    return Client(_native.Client.connect(None if path is None else os.fspath(path), binary()))
+
+
+def binary() -> str | None:
+    """The ``mayfly`` program of this package, unless ``MAYFLY_BIN`` names another."""
+    named = os.environ.get("MAYFLY_BIN")
+    if named:
+        return named
+    packaged = Path(__file__).parent / "bin" / "mayfly"
+    return str(packaged) if packaged.is_file() else None
+
+
+def module_path() -> list[str]:
+    """The directories of this interpreter's module path that another start of it would not know of."""
+    paths = sysconfig.get_paths()
+    own = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    own |= {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
+    own.add(os.path.realpath(os.path.join(paths["stdlib"], "lib-dynload")))
+    found = []
+    for entry in sys.path:
+        real = os.path.realpath(entry or os.curdir)
+        if real not in own and os.path.isdir(real) and real not in found:
+            found.append(real)
+    return found
+
+
+def runtime() -> dict[str, Any]:
+    """What workers must run for this process's functions."""
+    version = sys.version_info
+    return {
+        "kind": "python",
+        "version": f"{version.major}.{version.minor}.{version.micro}",
+        "cloudpickle": cloudpickle.__version__,
+        "executable": sys.executable or None,
+        "path": module_path(),
+    }
+
+
+class Client:
+    """A connection to a manager. Made by `connect`."""
+
+    def __init__(self, native: _native.Client) -> None:
+        self._native = native
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        _clients.add(self)
+
+    def lease(
+        self,
+        workers: int = 1,
+        *,
+        mode: Literal["auto", "hot", "warm"] = "auto",
+        duration: float = DAY,
+        memory: int = 0,
+        cores: int = 1,
+        hot_for: float | None = None,
+        runtime: Literal["python", "native"] = "python",
+        transport: Literal["auto", "shm", "tcp", "tls"] = "auto",
+        idle_release: float = 10.0,
+        node: str | None = None,
+        slots: int = SLOTS,
+        stride: int = STRIDE,
+        bulk: int = BULK,
+        spin: float | None = 50e-6,
+        depth: int = 0,
+        retries: int = 3,
+    ) -> Lease:
+        """Leases workers and opens a channel to each.
+
+        Args:
+            workers: how many.
+            mode: ``hot`` workers poll, each on a core of its own; ``warm`` ones sleep while they wait; ``auto`` is hot where
+                there are the cores. The lease says which it got.
+            duration: seconds until it ends, from its first use.
+            memory: bytes for the whole lease; 0 for the node's usual share.
+            cores: cores of each hot worker.
+            hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
+            runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
+            transport: how calls travel; by itself the best.
+            idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as it
+                lasts.
+            node: id of the node to lease from.
+            slots: outstanding calls of one worker; a power of two.
+            stride: bytes of a slot; smaller arguments and results travel in it.
+            bulk: bytes of address space for larger ones, each way and worker.
+            spin: seconds that a waiting thread polls before it sleeps; None for ever, which is fastest and takes a core.
+            depth: calls sent ahead to a worker; 0 to let measured times decide.
+            retries: how often a call that was not executed is tried elsewhere.
+        """
+        from mayfly._lease import Lease
+
+        native = self._native.lease(
+            workers=workers,
+            cores=cores,
+            memory=memory,
+            duration=duration,
+            mode=mode,
+            hot_for=hot_for,
+            runtime=json.dumps(globals()["runtime"]()) if runtime == "python" else "",
+            idle_release=idle_release,
+            node=node,
+        )
+        pool = native.pool(
+            transport=transport, slots=slots, stride=stride, bulk=bulk, spin=spin, depth=depth, retries=retries
+        )
+        lease = Lease(native, pool, self)
+        with self._lock:
+            self._leases.add(lease)
+        return lease
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The manager's nodes."""
+        nodes: list[dict[str, Any]] = json.loads(self._native.get("/v1/nodes"))
+        return nodes
+
+    def leases(self) -> list[dict[str, Any]]:
+        """The manager's leases."""
+        leases: list[dict[str, Any]] = json.loads(self._native.get("/v1/leases"))
+        return leases
+
+    def close(self) -> None:
+        """Shuts this client's leases down, and with them an embedded manager."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            leases = list(self._leases)
+        for lease in leases:
+            lease.shutdown(wait=True)
+        self._native.close()
+
+    def _forget(self, lease: Lease) -> None:
+        with self._lock:
+            self._leases.discard(lease)
+
+    def _abandon(self) -> None:
+        """At the end of the process: nobody waits any more."""
+        if os.getpid() == self._pid:
+            for lease in list(self._leases):
+                lease.shutdown(wait=True, cancel_futures=True)
+            self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mayfly.Client of {self._native.describe()}>"
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for client in list(_clients):
+        try:
+            client._abandon()
+        except Exception as error:  # noqa: PERF203 - the others must end, too
+            print(f"mayfly: {error}", file=sys.stderr)

@@ -1,0 +1,156 @@
+"""Exceptions. Every one has a ``code`` with a section of its own in the documentation of errors."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from typing import Any
+
+
+class Error(Exception):
+    """Anything that Mayfly itself reports. The message says what happened and what to do.
+
+    Exceptions of the functions that you call are not among these: they are raised by their own types.
+
+    >>> str(Error("the manager does not answer", "unreachable"))
+    'the manager does not answer [unreachable]'
+    """
+
+    #: Name of what went wrong, stable.
+    code: str
+
+    def __init__(self, message: str, code: str = "internal") -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+
+class RequestError(Error):
+    """The request itself must change."""
+
+
+class AccessError(Error):
+    """Not accepted: token, signature or version."""
+
+
+class LeaseError(Error):
+    """The lease is over; lease again."""
+
+
+class CapacityError(Error):
+    """Not enough free cores, workers or memory just now."""
+
+
+class LoadError(Error):
+    """The function could not be loaded by the worker."""
+
+
+class CallError(Error):
+    """The call failed."""
+
+
+class FunctionError(CallError):
+    """A C function reported an error of its own."""
+
+
+class WorkerDied(CallError):
+    """The worker ended. ``maybe_executed`` says that Mayfly does not know whether the call ran, and did not run it twice."""
+
+
+class DeadlineExceeded(CallError):
+    """The call ran past its deadline and was ended, with its worker."""
+
+
+class StateLost(CallError):
+    """The state that the call depends on died with its worker."""
+
+
+class Cancelled(CallError):
+    """Ended by its caller."""
+
+
+class ConnectionFailed(Error):
+    """Manager or node cannot be reached, or does not speak this protocol."""
+
+
+class Forked(Error):
+    """A client that was inherited through a fork. Connect anew in the child."""
+
+
+class RemoteError(Exception):
+    """Stands for an exception of a function's that cannot be made again here; its name and text are in the message."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception as the worker saw it, as the exception's cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+_FAMILIES: dict[str, type[Error]] = {
+    "invalid_request": RequestError,
+    "not_found": RequestError,
+    "too_large": RequestError,
+    "payload_too_large": RequestError,
+    "hash_mismatch": RequestError,
+    "transport_refused": RequestError,
+    "address_in_use": RequestError,
+    "unauthorized": AccessError,
+    "replayed": AccessError,
+    "version_mismatch": AccessError,
+    "stale_epoch": AccessError,
+    "lease_expired": LeaseError,
+    "lease_ended": LeaseError,
+    "no_capacity": CapacityError,
+    "worker_busy": CapacityError,
+    "out_of_memory": CapacityError,
+    "rejected": CapacityError,
+    "executor_failed": LoadError,
+    "load_failed": LoadError,
+    "python_mismatch": LoadError,
+    "unknown_function": LoadError,
+    "function_error": FunctionError,
+    "output_overflow": CallError,
+    "maybe_executed": WorkerDied,
+    "not_executed": WorkerDied,
+    "deadline_exceeded": DeadlineExceeded,
+    "state_lost": StateLost,
+    "cancelled": Cancelled,
+    "unreachable": ConnectionFailed,
+    "protocol_violation": ConnectionFailed,
+    "store_failed": ConnectionFailed,
+    "forked": Forked,
+}
+
+
+def error_for(code: str, message: str) -> Error:
+    """The exception for a code."""
+    return _FAMILIES.get(code, Error)(message, code)
+
+
+def unpack_exception(packed: bytes) -> BaseException:
+    """The exception that a function raised, with the worker's traceback as its cause."""
+    try:
+        error, text = pickle.loads(packed)
+    except Exception as failure:
+        return RemoteError(f"the function raised an exception that cannot be made again here: {failure!r}")
+    if isinstance(error, tuple):
+        module, name, message = error
+        error = RemoteError(f"{module}.{name}: {message}" if module != builtins.__name__ else f"{name}: {message}")
+    error.__cause__ = RemoteTraceback(text)
+    made: BaseException = error
+    return made
+
+
+def failed_item(failed: Any) -> BaseException:
+    """The exception of one item of a map."""
+    packed: bytes = failed.packed
+    return unpack_exception(packed)

@@ -1,0 +1,208 @@
+"""Futures that cost nothing until somebody needs more of them than their result."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mayfly._errors import Cancelled
+from mayfly._native import Call, Failure, Pool
+
+if TYPE_CHECKING:
+    from mayfly._lease import Lease
+
+T = TypeVar("T")
+
+#: Guards the making of conditions and the passage of outcomes; held for some hundred nanoseconds.
+_lock = threading.Lock()
+_DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
+
+
+class Future(cf.Future[T]):
+    """The future of one call, as ``concurrent.futures`` has it.
+
+    The thread that calls `result` receives the answer itself: nobody has to be woken for it. Only when a callback is
+    added, or ``concurrent.futures.wait`` and its like look at the future, does the lease's helper thread look after it.
+    """
+
+    # The base class makes a condition here at once, which costs more than the call.
+    def __init__(self, call: Call, pool: Pool, lease: Lease, decode: Callable[[Any], T] | None = None, raw: bool = False) -> None:
+        self._call = call
+        self._pool = pool
+        self._lease = lease
+        self._decode = decode
+        self._raw = raw
+        self._made: threading.Condition | None = None
+        self._state = PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # These belong to the base class, which would have made them at once.
+        if name in ("_waiters", "_done_callbacks"):
+            with _lock:
+                return self.__dict__.setdefault(name, [])
+        raise AttributeError(name)
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            self._watch()
+        made = self._made
+        assert made is not None
+        return made
+
+    def _watch(self) -> None:
+        """Makes this a future that others are told about."""
+        with _lock:
+            if self._made is not None:
+                return
+            self._made = threading.Condition()
+            watch = self._state not in _DONE
+        if watch:
+            self._lease._watch(self)
+
+    def _accept(self, outcome: Any) -> None:
+        """Takes in what the call ended with, once."""
+        error = outcome.error if type(outcome) is Failure else None
+        result = None
+        if error is None:
+            result = outcome
+            if self._decode is not None:
+                try:
+                    result = self._decode(outcome)
+                except BaseException as raised:
+                    error = raised
+        with _lock:
+            made = self._made
+            if made is None:
+                self._finish(result, error)
+                return
+        with made:
+            if self._state in _DONE:
+                return
+            self._finish(result, error)
+            for waiter in self._waiters:
+                if self._state is CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                elif error is None:
+                    waiter.add_result(self)
+                else:
+                    waiter.add_exception(self)
+            made.notify_all()
+        self._invoke_callbacks()  # type: ignore[attr-defined]
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if self._state in _DONE:
+            return
+        if type(error) is Cancelled:
+            self._state = CANCELLED_AND_NOTIFIED
+            return
+        self._result = result
+        self._exception = error
+        self._state = FINISHED
+
+    def _await(self, timeout: float | None) -> None:
+        """Returns once the future is done, or raises `TimeoutError`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if self._state not in _DONE:
+            outcome = self._call.wait(self._pool, timeout, self._raw)
+            if outcome is NotImplemented:
+                if self._state in _DONE:
+                    return
+                raise cf.TimeoutError
+            if outcome is not Ellipsis:
+                self._accept(outcome)
+                return
+        if self._state in _DONE:
+            return
+        # Another thread took the outcome and is about to say so.
+        condition = self._condition
+        with condition:
+            while self._state not in _DONE:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise cf.TimeoutError
+                condition.wait(left)
+
+    def result(self, timeout: float | None = None) -> T:
+        """The call's result; waits for it. Raises what the function raised.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds; the call goes on.
+            concurrent.futures.CancelledError: if it was cancelled.
+        """
+        if self._state is not FINISHED:
+            self._await(timeout)
+            if self._state is not FINISHED:
+                raise cf.CancelledError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                # Otherwise the exception's traceback would keep this future, and the future the exception.
+                del self
+        return self._result  # type: ignore[return-value]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or None; waits for it."""
+        if self._state is not FINISHED:
+            self._await(timeout)
+            if self._state is not FINISHED:
+                raise cf.CancelledError
+        return self._exception
+
+    def _look(self) -> None:
+        """Takes the outcome if it is here."""
+        if self._state not in _DONE:
+            outcome = self._call.take(self._pool, self._raw)
+            if outcome is not NotImplemented and outcome is not Ellipsis:
+                self._accept(outcome)
+
+    def done(self) -> bool:
+        """Whether the call has ended or was cancelled."""
+        self._look()
+        return self._state in _DONE
+
+    def running(self) -> bool:
+        """Whether the call was sent to a worker and has not ended."""
+        self._look()
+        return self._state is RUNNING or (self._state is PENDING and self._call.is_sent())
+
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled."""
+        return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
+
+    def cancel(self) -> bool:
+        """Takes the call back if it was not sent to a worker yet. Whether it will not run."""
+        if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+            return True
+        self._look()
+        if self._state in _DONE or not self._call.cancel():
+            return False
+        condition = self._condition
+        with condition:
+            if self._state in _DONE:
+                return self._state is not FINISHED
+            self._state = CANCELLED_AND_NOTIFIED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+            condition.notify_all()
+        self._invoke_callbacks()  # type: ignore[attr-defined]
+        return True
+
+    def kill(self) -> None:
+        """Ends the call even if it runs, by ending its worker; calls that wait behind it go elsewhere."""
+        self._call.kill()
+
+    def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:
+        """Calls ``fn(future)`` once the call has ended: at once, or later from the lease's helper thread."""
+        self._look()
+        super().add_done_callback(fn)
+
+    def __repr__(self) -> str:
+        return f"<mayfly.Future {self._call.id} {self._state.lower()}>"

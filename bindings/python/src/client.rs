@@ -1,0 +1,238 @@
+//! Clients and leases.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mayfly_client::{
+    ChannelOptions, Client as Inner, Connection, Geometry, Lease as InnerLease, LeaseOptions, Mode, PoolOptions,
+    Runtime, Transport,
+};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde::Serialize;
+
+use crate::errors::from_error;
+use crate::guard::Guarded;
+use crate::pool::Pool;
+
+/// A client of a manager, or of one node.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Client {
+    inner: Guarded<Inner>,
+}
+
+fn json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn over(inner: Inner) -> Client {
+    Client {
+        inner: Guarded::new(inner),
+    }
+}
+
+#[pymethods]
+impl Client {
+    /// The manager that is named or configured, else an embedded one started by `binary`.
+    #[staticmethod]
+    #[pyo3(signature = (path = None, binary = None))]
+    fn connect(py: Python<'_>, path: Option<PathBuf>, binary: Option<PathBuf>) -> PyResult<Self> {
+        py.detach(|| Inner::connect_or_start(path.as_deref(), binary.as_deref()))
+            .map(over)
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// An embedded manager, whatever is configured.
+    #[staticmethod]
+    #[pyo3(signature = (binary = None))]
+    fn embedded(py: Python<'_>, binary: Option<PathBuf>) -> PyResult<Self> {
+        py.detach(|| Inner::embedded(binary.as_deref()))
+            .map(over)
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// One node, by the allowance that it wrote.
+    #[staticmethod]
+    fn node(py: Python<'_>, allowance: PathBuf) -> PyResult<Self> {
+        py.detach(|| Inner::node(&allowance))
+            .map(over)
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// A manager by its address.
+    #[staticmethod]
+    fn manager(py: Python<'_>, url: String, token: String, ca_pem: String) -> PyResult<Self> {
+        let connection = Connection {
+            manager: url,
+            token,
+            ca_pem,
+        };
+        Inner::manager_at(&connection)
+            .map(over)
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// Ends an embedded manager.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner.get(py)?;
+        py.detach(|| inner.stop());
+        Ok(())
+    }
+
+    fn describe(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.inner.get(py)?.describe())
+    }
+
+    /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
+    #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        workers: u16,
+        cores: u16,
+        memory: u64,
+        duration: f64,
+        mode: &str,
+        hot_for: Option<f64>,
+        runtime: &str,
+        idle_release: f64,
+        node: Option<&str>,
+    ) -> PyResult<Lease> {
+        let inner = self.inner.get(py)?;
+        let options = LeaseOptions {
+            workers,
+            cores_per_worker: cores,
+            memory_bytes: memory,
+            duration: seconds(duration, "duration")?,
+            mode: parse(mode)?,
+            hot_for: hot_for.map(|length| seconds(length, "hot_for")).transpose()?,
+            runtime: match runtime {
+                "" => Runtime::Native,
+                text => serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?,
+            },
+            idle_release: seconds(idle_release, "idle_release")?,
+            node: node
+                .map(|node| {
+                    node.parse()
+                        .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
+                })
+                .transpose()?,
+        };
+        let lease = py
+            .detach(|| inner.lease(options))
+            .map_err(|error| from_error(py, &error))?;
+        Ok(Lease {
+            inner: Guarded::new(lease),
+        })
+    }
+
+    /// `GET` of any path of the manager's API, as JSON.
+    fn get(&self, py: Python<'_>, path: &str) -> PyResult<String> {
+        let inner = self.inner.get(py)?;
+        let value = py.detach(|| inner.get(path)).map_err(|error| from_error(py, &error))?;
+        json(&value)
+    }
+}
+
+fn seconds(length: f64, name: &str) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(length)
+        .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
+}
+
+fn parse(mode: &str) -> PyResult<Mode> {
+    Ok(match mode {
+        "auto" => Mode::Auto,
+        "hot" => Mode::Hot,
+        "warm" => Mode::Warm,
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "mode={mode:?}: ask for \"auto\", \"hot\" or \"warm\""
+            )));
+        }
+    })
+}
+
+/// The right to some workers.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Lease {
+    inner: Guarded<InnerLease>,
+}
+
+#[pymethods]
+impl Lease {
+    /// What was granted, as JSON. Its token is left out: whoever prints a grant means no harm, and should do none.
+    fn grant(&self, py: Python<'_>) -> PyResult<String> {
+        let mut grant = self.inner.get(py)?.grant();
+        grant.token.clear();
+        json(&grant)
+    }
+
+    /// Makes code known to the node and answers its hash.
+    fn put_code(&self, py: Python<'_>, code: PyBuffer<u8>) -> PyResult<String> {
+        let inner = self.inner.get(py)?;
+        let bytes = code.to_vec(py)?;
+        let hash = py
+            .detach(|| inner.put_code(&bytes))
+            .map_err(|error| from_error(py, &error))?;
+        Ok(hash.to_string())
+    }
+
+    /// Opens a channel to every worker.
+    #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3))]
+    fn pool(
+        &self,
+        py: Python<'_>,
+        transport: Option<&str>,
+        slots: u16,
+        stride: u32,
+        bulk: u64,
+        spin: Option<f64>,
+        depth: u16,
+        retries: u8,
+    ) -> PyResult<Pool> {
+        let inner = self.inner.get(py)?;
+        let transport = match transport {
+            None | Some("auto") => None,
+            Some("shm") => Some(Transport::Shm),
+            Some("tcp") => Some(Transport::Tcp),
+            Some("tls") => Some(Transport::Tls),
+            Some(other) => {
+                return Err(PyValueError::new_err(format!(
+                    "transport={other:?}: ask for \"auto\", \"shm\", \"tcp\" or \"tls\""
+                )));
+            }
+        };
+        let options = PoolOptions {
+            channel: ChannelOptions {
+                transport,
+                geometry: Geometry {
+                    slots,
+                    stride_bytes: stride,
+                    bulk_bytes: bulk,
+                },
+                spin: spin.map(|length| seconds(length, "spin")).transpose()?,
+            },
+            retries,
+            depth,
+        };
+        let pool = py
+            .detach(|| inner.pool(options))
+            .map_err(|error| from_error(py, &error))?;
+        Pool::new(py, pool)
+    }
+
+    /// Makes the lease last so many seconds from now.
+    fn renew(&self, py: Python<'_>, duration: f64) -> PyResult<()> {
+        let inner = self.inner.get(py)?;
+        let duration = seconds(duration, "duration")?;
+        py.detach(|| inner.renew(duration))
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// Gives the workers back.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner.get(py)?;
+        py.detach(|| inner.release()).map_err(|error| from_error(py, &error))
+    }
+}

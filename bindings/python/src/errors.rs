@@ -1,0 +1,36 @@
+//! Errors as `mayfly.Error` and its subclasses.
+
+use mayfly_client::{CallError, Code, Error, Status};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// The exception for a code and a sentence.
+pub fn raise(py: Python<'_>, code: Code, message: &str) -> PyErr {
+    let made = py
+        .import("mayfly._errors")
+        .and_then(|module| module.call_method1("error_for", (code.name(), message)));
+    match made {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
+}
+
+pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
+    raise(py, error.code(), &error.0.message)
+}
+
+/// What a call ended with: the function's own exception, or Mayfly's.
+pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
+    if error.status == Some(Status::PythonException) {
+        let unpacked = py
+            .import("mayfly._errors")
+            .and_then(|module| module.call_method1("unpack_exception", (PyBytes::new(py, &error.payload),)));
+        return match unpacked {
+            Ok(error) => PyErr::from_value(error),
+            Err(error) => error,
+        };
+    }
+    let mismatch = error.status == Some(Status::LoadFailed) && error.failure.message.contains("was pickled by");
+    let code = if mismatch { Code::PythonMismatch } else { error.code() };
+    raise(py, code, &error.failure.message)
+}

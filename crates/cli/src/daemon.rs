@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use mayfly_protocol::api::Event;
 use mayfly_protocol::error::{Code, Failure};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -13,6 +14,8 @@ use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 
 /// A state directory that no other daemon uses meanwhile.
 #[derive(Debug)]
@@ -183,6 +186,18 @@ impl Ending {
                 tracing::warn!("told to end a second time: ending at once");
                 std::process::exit(1);
             }
+        }
+    }
+}
+
+/// Writes a line for each step in a lease's life, until the manager ends.
+pub async fn log_leases(mut events: Receiver<Event>) {
+    loop {
+        match events.recv().await {
+            Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, state, "lease"),
+            // Of nodes the manager tells itself; what was missed while too busy is in its store.
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
         }
     }
 }

@@ -15,9 +15,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging. A daemon tells what happens to leases and nodes; a command only what goes wrong.
-pub fn start(global: &Global, daemon: bool) -> Result<(), Failure> {
-    let usual = if daemon { "info" } else { "warn" };
+/// Starts logging, at the usual level unless told otherwise.
+pub fn start(global: &Global, usual: &str) -> Result<(), Failure> {
     let wanted = global
         .log
         .as_deref()

@@ -15,6 +15,8 @@ mod manager;
 mod node;
 mod output;
 mod python;
+#[cfg(test)]
+mod reference;
 mod resources;
 mod status;
 mod top;
@@ -117,10 +119,12 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Failure> {
     let global = &cli.global;
-    logging::start(
-        global,
-        matches!(cli.command, Command::Up(_) | Command::Manager(_) | Command::Node(_)),
-    )?;
+    let usual = match &cli.command {
+        Command::Up(arguments) => arguments.log_level(),
+        Command::Manager(_) | Command::Node(_) => "info",
+        _ => "warn",
+    };
+    logging::start(global, usual)?;
     match &cli.command {
         Command::Up(arguments) => up::run(arguments, global),
         Command::Manager(arguments) => manager::run(arguments, global),

@@ -76,6 +76,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         manager = Manager::start(options) => manager?,
         _ = ending.told() => return Ok(()),
     };
+    tokio::spawn(daemon::log_leases(manager.events()));
     let connection = manager.connection_path().display();
     output::announce(&if global.json {
         output::json(&json!({

@@ -54,6 +54,14 @@ pub struct Arguments {
     parent: Option<u32>,
 }
 
+impl Arguments {
+    /// A daemon tells what happens to leases and nodes. An embedded one writes into another program's standard error,
+    /// whose user knows nothing of either.
+    pub fn log_level(&self) -> &'static str {
+        if self.embedded { "error" } else { "info" }
+    }
+}
+
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     daemon::run(up(arguments, global))
 }
@@ -98,6 +106,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     options.listen = listen;
     options.names = names(listen, &arguments.host_name);
     let manager = Manager::start(options).await?;
+    tokio::spawn(daemon::log_leases(manager.events()));
     let token = manager.join_token(JOIN_TOKEN_FOR).await?;
     node.manager = Some(ManagerLink {
         url: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),
@@ -170,6 +179,8 @@ impl Running {
 
     /// The node first: it tells the manager how its leases ended.
     async fn end(self) {
+        // Before the node closes its connection, on which their ends are told.
+        self.node.revoke(None).await;
         self.node.shutdown().await;
         self.manager.shutdown().await;
     }

@@ -1,0 +1,108 @@
+//! docs/reference/cli.md is made from the commands themselves.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use mayfly_protocol::error::Code;
+
+use crate::{Cli, exit};
+
+const HEAD: &str = "# The command line
+
+Made from the commands themselves by `make generate`; each says the same with `--help`.
+
+## Conventions
+
+Results go to standard output, everything else to standard error. With `--json` a command prints one line of JSON, a
+daemon one line once it is ready, `mayfly top` one line for each look. Tables are coloured on a terminal only, and not where
+`NO_COLOR` is set.
+
+An error is `error [code]: what happened and what to do`, with `--json` `{\"error\": {\"code\": ..., \"message\": ...}}`. Each code
+has its section in [errors.md](../errors.md).
+
+";
+
+const TAIL: &str = "
+| variable | what it does |
+|---|---|
+| `MAYFLY_MANAGER` | connection file of the manager, or its state directory, for clients and commands |
+| `MAYFLY_LOG` | as `--log` |
+| `MAYFLY_BIN` | the `mayfly` program that client libraries start where they find no manager |
+| `MAYFLY_EXECUTOR` | the executor of shared libraries, where it is not beside `mayfly` |
+| `MAYFLY_PYTHON` | the Python interpreter of `mayfly invoke` and `mayfly bench` |
+| `MAYFLY_WARM_POOL` | as `--warm-pool` |
+| `MAYFLY_JOIN_TOKEN` | as `--token` of `mayfly node` |
+| `XDG_STATE_HOME` | where state is kept, in `mayfly` below it; `~/.local/state` otherwise |
+
+";
+
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    page += "| exit status | meaning | codes |\n|---|---|---|\n| 0 | done | |\n";
+    let meanings = [
+        "the function, the command or Mayfly failed",
+        "the command was not understood",
+        "nobody answers, or not in time",
+        "somebody answers, and refuses",
+    ];
+    for (meaning, status) in meanings.iter().zip(1..) {
+        let codes: Vec<_> = Code::ALL
+            .iter()
+            .filter(|code| exit::status(**code) == status)
+            .map(|code| format!("`{}`", code.name()))
+            .collect();
+        let _ = writeln!(page, "| {status} | {meaning} | {} |", codes.join(", "));
+    }
+    page += TAIL;
+    let mut command = without_values(Cli::command());
+    command.build();
+    describe(&mut command, &mut page);
+    page
+}
+
+/// The page must not depend on the environment of whoever makes it.
+fn without_values(command: Command) -> Command {
+    let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let command = command.mut_args(|argument| argument.hide_env_values(true));
+    names
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, without_values))
+}
+
+fn describe(command: &mut Command, page: &mut String) {
+    let name = command.get_bin_name().unwrap_or(command.get_name()).to_owned();
+    let help = command.render_long_help().to_string();
+    let help = help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
+    let _ = write!(page, "## {name}\n\n```text\n{}\n```\n\n", help.trim());
+    for sub in command.get_subcommands_mut().filter(|sub| sub.get_name() != "help") {
+        describe(sub, page);
+    }
+    while page.ends_with("\n\n") {
+        page.pop();
+    }
+    page.push('\n');
+}
+
+#[test]
+fn the_committed_reference_is_that_of_the_commands() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
+    let page = format!("{}\n", page().trim_end());
+    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+        std::fs::write(&path, &page).expect("the page can be written");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == page, "docs/reference/cli.md is stale; run `make generate`");
+}
+
+#[test]
+fn every_command_has_help_for_a_newcomer() {
+    Cli::command().debug_assert();
+    for command in Cli::command().get_subcommands() {
+        let name = command.get_name();
+        assert!(command.get_about().is_some(), "{name} says what it does");
+        if name != "help" {
+            assert!(command.get_after_help().is_some(), "{name} shows how it is used");
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The real program, as a person or a script uses it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+mod support;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const AREA: &str = "#include <stdint.h>
+uint32_t area(void *in, uint32_t size, void *out) {
+    const uint32_t *sides = in;
+    if (size != 8) return 0;
+    *(uint32_t *)out = sides[0] * sides[1];
+    return 4;
+}";
+const SIDES: &str = "hex:0600000007000000";
+
+/// `mayfly`, of which nothing in the environment of whoever runs the tests is heard.
+fn mayfly(home: &Path) -> Command {
+    let mut command = Command::new(support::mayfly());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MAYFLY_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("HOME", home)
+        .env_remove("XDG_STATE_HOME")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(home: &Path, arguments: &[&str]) -> Output {
+    mayfly(home).args(arguments).output().unwrap()
+}
+
+fn json_of(home: &Path, arguments: &[&str]) -> Value {
+    let output = mayfly(home).args(arguments).arg("--json").output().unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Code and exit status of a command that fails.
+fn error_of(home: &Path, arguments: &[&str]) -> (String, i32) {
+    let output = mayfly(home).args(arguments).arg("--json").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let last = text.lines().last().unwrap_or_default();
+    let error: Value = serde_json::from_str(last).unwrap_or_else(|_| panic!("{arguments:?}: {text}"));
+    (
+        error["error"]["code"].as_str().unwrap().to_owned(),
+        output.status.code().unwrap(),
+    )
+}
+
+/// A daemon that is ended, at the latest, with the test.
+struct Daemon {
+    child: Child,
+    ready: Value,
+}
+
+impl Daemon {
+    fn start(home: &Path, arguments: &[&str]) -> Self {
+        let mut command = mayfly(home);
+        command
+            .args(arguments)
+            .arg("--json")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let Ok(ready) = serde_json::from_str(&line) else {
+            let mut text = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+            panic!("{arguments:?} is not ready: {text}");
+        };
+        Self { child, ready }
+    }
+
+    fn up(home: &Path) -> Self {
+        Self::start(home, &["up", "--listen", "127.0.0.1:0"])
+    }
+
+    /// SIGTERM, and the exit status.
+    fn stop(&mut self) -> Option<i32> {
+        signal(self.child.id(), "TERM");
+        ended(&mut self.child)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+fn ended(child: &mut Child) -> Option<i32> {
+    let until = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(Instant::now() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    // A process that ended and is not yet collected has no command line.
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+fn area(home: &Path) -> String {
+    let path = home.join("area.so");
+    std::fs::write(&path, support::compile(AREA)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let home = tempfile::tempdir().unwrap();
+    let commands: &[&[&str]] = &[
+        &[],
+        &["up"],
+        &["manager"],
+        &["manager", "join-token"],
+        &["node"],
+        &["status"],
+        &["top"],
+        &["lease"],
+        &["lease", "list"],
+        &["lease", "create"],
+        &["lease", "renew"],
+        &["lease", "release"],
+        &["invoke"],
+        &["bench"],
+        &["version"],
+        &["completions"],
+    ];
+    for command in commands {
+        let output = run(home.path(), &[command, &["--help"][..]].concat());
+        assert!(output.status.success(), "{command:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            text.contains("Usage: mayfly") && text.contains("--json"),
+            "{command:?}: {text}"
+        );
+        assert!(!text.contains('\x1b'), "no colours away from a terminal: {command:?}");
+    }
+}
+
+#[test]
+fn the_version_names_release_wire_and_build() {
+    let home = tempfile::tempdir().unwrap();
+    let version = json_of(home.path(), &["version"]);
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(version["wire_version"], u64::from(mayfly_protocol::WIRE_VERSION));
+    assert!(version["build"]["target"].as_str().unwrap().contains("linux"));
+}
+
+#[test]
+fn completions_are_made_for_each_shell() {
+    let home = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(home.path(), &["completions", shell]);
+        assert!(output.status.success());
+        assert!(
+            String::from_utf8(output.stdout).unwrap().contains("join-token"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_understood_ends_with_status_2() {
+    let home = tempfile::tempdir().unwrap();
+    assert_eq!(
+        error_of(home.path(), &["lease", "renew", "zz"]),
+        ("invalid_request".into(), 2)
+    );
+    assert_eq!(
+        error_of(home.path(), &["up", "--log", "a=b=c"]),
+        ("invalid_request".into(), 2)
+    );
+    assert_eq!(
+        error_of(home.path(), &["invoke", "/no/such.so", "f"]),
+        ("invalid_request".into(), 2)
+    );
+    assert_eq!(
+        error_of(home.path(), &["up", "--cores", "9999"]),
+        ("invalid_request".into(), 2)
+    );
+    let output = run(home.path(), &["lease", "create", "--for", "ten"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("1h30m"),
+        "the message shows how it is written"
+    );
+}
+
+#[test]
+fn without_a_manager_status_says_how_to_start_one() {
+    let home = tempfile::tempdir().unwrap();
+    let output = run(home.path(), &["status"]);
+    assert_eq!(output.status.code(), Some(3));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.starts_with("error [unreachable]: ") && text.contains("mayfly up"),
+        "{text}"
+    );
+    assert_eq!(error_of(home.path(), &["top", "--once"]), ("unreachable".into(), 3));
+}
+
+#[test]
+fn up_serves_leases_and_calls_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let mut up = Daemon::up(home);
+    let status = json_of(home, &["status"]);
+    assert_eq!(status["nodes"][0]["address"]["id"], up.ready["node"]);
+    assert_eq!(status["manager"]["url"], up.ready["manager"]);
+    assert_eq!(status["manager"]["health"]["status"], "ok");
+
+    let kept = home.join("lease.json");
+    let created = json_of(
+        home,
+        &["lease", "create", "--for", "10m", "--output", kept.to_str().unwrap()],
+    );
+    assert_eq!(std::fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
+    let lease = created["grant"]["lease"].as_str().unwrap();
+    let listed = json_of(home, &["lease", "list"]);
+    assert_eq!(listed[0]["lease"], lease);
+    assert_eq!(
+        json_of(home, &["lease", "renew", lease, "--for", "1h"])["duration_ms"],
+        3_600_000
+    );
+
+    let library = area(home);
+    let output = run(home, &["invoke", &library, "area", "--input", SIDES]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hex:2a000000\n");
+    let called = json_of(
+        home,
+        &[
+            "invoke", &library, "area", "--input", SIDES, "--repeat", "20", "--mode", "warm",
+        ],
+    );
+    assert_eq!(
+        (&called["output_hex"], &called["transport"]),
+        (&"2a000000".into(), &"shm".into())
+    );
+    assert!(called["latency_us"]["p50"].as_f64().unwrap() > 0.0);
+    let called = json_of(
+        home,
+        &[
+            "invoke",
+            &library,
+            "area",
+            "--input",
+            SIDES,
+            "--workers",
+            "2",
+            "--repeat",
+            "50",
+            "--transport",
+            "tcp",
+        ],
+    );
+    assert_eq!(
+        (&called["output_hex"], &called["transport"]),
+        (&"2a000000".into(), &"tcp".into())
+    );
+    assert_eq!(
+        error_of(home, &["invoke", &library, "volume"]),
+        ("load_failed".into(), 1)
+    );
+
+    let top = json_of(home, &["top", "--once", "--interval", "200ms"]);
+    assert_eq!(top["leases"][0]["lease"], lease);
+    json_of(home, &["lease", "release", lease]);
+    assert_eq!(json_of(home, &["lease", "list"]), Value::Array(vec![]));
+    assert_eq!(error_of(home, &["lease", "create", "--workers", "1024"]).1, 4);
+
+    let below = support::below(up.child.id());
+    assert!(!below.is_empty(), "executors wait for leases");
+    assert_eq!(up.stop(), Some(0));
+    support::eventually("everything below it is gone", || {
+        !below.iter().any(|pid| is_alive(*pid))
+    });
+    assert_eq!(
+        run(home, &["status"]).status.code(),
+        Some(3),
+        "nobody finds a manager that ended"
+    );
+}
+
+#[test]
+fn a_lease_that_was_not_given_back_ends_with_up() {
+    let home = tempfile::tempdir().unwrap();
+    let mut up = Daemon::up(home.path());
+    let before = up.ready["connection"].clone();
+    json_of(home.path(), &["lease", "create"]);
+    assert_eq!(up.stop(), Some(0));
+    let again = Daemon::up(home.path());
+    assert_eq!(again.ready["connection"], before);
+    assert_eq!(again.ready["node"], up.ready["node"], "a node stays who it is");
+    assert_eq!(json_of(home.path(), &["lease", "list"]), Value::Array(vec![]));
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = run(home.path(), &["up", "--listen", &address]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.contains("error [address_in_use]") && text.contains(&address),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_second_daemon_on_one_state_directory_is_refused_and_told_of_the_first() {
+    let home = tempfile::tempdir().unwrap();
+    let up = Daemon::up(home.path());
+    let output = run(home.path(), &["up", "--listen", "127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.contains("error [address_in_use]") && text.contains(&up.child.id().to_string()),
+        "{text}"
+    );
+    assert_eq!(
+        run(home.path(), &["status"]).status.code(),
+        Some(0),
+        "the first one goes on"
+    );
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_made_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let inside = file.join("state");
+    assert_eq!(
+        error_of(home.path(), &["up", "--state-dir", inside.to_str().unwrap()]),
+        ("store_failed".into(), 1)
+    );
+}
+
+#[test]
+fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
+    let home = tempfile::tempdir().unwrap();
+    let state = home.path().join("embedded");
+    // The shell is the parent; it passes on what the daemon prints, and sleeps until it is killed.
+    let script = r#""$0" up --embedded --json --parent $$ --state-dir "$1" & sleep 1000 <&- >&- 2>&-"#;
+    let program = mayfly(home.path());
+    let mut parent = Command::new("sh");
+    parent
+        .args(["-c", script])
+        .arg(program.get_program())
+        .arg(&state)
+        .env("HOME", home.path());
+    let mut parent = parent.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let daemon = ready["pid"].as_u64().unwrap() as u32;
+    let below = support::below(daemon);
+    let sleeper: Vec<u32> = support::below(parent.id())
+        .into_iter()
+        .filter(|pid| *pid != daemon && !below.contains(pid))
+        .collect();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    support::eventually("the daemon ended", || !is_alive(daemon));
+    support::eventually("what was below it ended", || !below.iter().any(|pid| is_alive(*pid)));
+    assert!(!state.exists());
+    sleeper.into_iter().filter(|pid| is_alive(*pid)).for_each(support::kill);
+}
+
+#[test]
+fn nobody_is_a_parent_but_the_one_that_started_it() {
+    let home = tempfile::tempdir().unwrap();
+    assert_eq!(
+        error_of(home.path(), &["up", "--embedded", "--parent", "1"]),
+        ("invalid_request".into(), 2)
+    );
+}
+
+#[test]
+fn a_node_joins_with_a_token_once_and_knows_its_manager_afterwards() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let _manager = Daemon::start(home, &["manager", "--listen", "127.0.0.1:0"]);
+    let join = home.join("join.json");
+    let join = join.to_str().unwrap();
+    json_of(home, &["manager", "join-token", "--output", join]);
+    let up_nodes = || {
+        let status = json_of(home, &["status"]);
+        let nodes = status["nodes"].as_array().unwrap().clone();
+        nodes.iter().filter(|node| node["state"] == "up").count()
+    };
+    let mut node = Daemon::start(home, &["node", "--join", join]);
+    support::eventually("the node is up", || up_nodes() == 1);
+    let library = area(home);
+    let called = json_of(home, &["invoke", &library, "area", "--input", SIDES]);
+    assert_eq!(called["output_hex"], "2a000000");
+    assert_eq!(node.stop(), Some(0));
+    support::eventually("the node is gone", || up_nodes() == 0);
+    let _again = Daemon::start(home, &["node"]);
+    support::eventually("the node is back", || up_nodes() == 1);
+}
+
+#[test]
+fn a_node_on_its_own_leases_without_a_manager() {
+    let home = tempfile::tempdir().unwrap();
+    let mut node = Daemon::start(home.path(), &["node"]);
+    assert_eq!(node.ready["manager"], Value::Null);
+    let allowance = node.ready["allowance"].as_str().unwrap();
+    let client = mayfly_client::Client::node(Path::new(allowance)).unwrap();
+    let lease = client.lease(mayfly_client::LeaseOptions::native(1)).unwrap();
+    assert_eq!(lease.workers(), 1);
+    lease.release().unwrap();
+    assert_eq!(node.stop(), Some(0));
+}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
 DAY = 86_400.0
-#: Slots of a channel's rings and their stride: arguments of up to 2 KiB travel inside a slot, and both rings of a worker fit
-#: into a level-2 cache.
+#: Slots of a channel's rings and their stride: arguments of up to 2 KiB travel inside a slot, and both rings of a
+#: worker fit into a level-2 cache.
 SLOTS = 64
 STRIDE = 2048
 #: Address space for large values, each way and worker.
@@ -41,13 +41,13 @@ def connect(
 ) -> Client:
     """Connects to a manager.
 
-    The manager is the one that the arguments name, else the one that the environment variable ``MAYFLY_MANAGER`` names, else
-    the one that ``mayfly up`` left in this user's state directory. If there is none, one is started for this process, and
-    ends with it.
+    The manager is the one that the arguments name, else the one that the environment variable ``MAYFLY_MANAGER`` names,
+    else the one that ``mayfly up`` left in this user's state directory. If there is none, one is started for this
+    process, and ends with it.
 
     Args:
-        url: a manager's address such as ``https://host:7070`` (with ``token`` and ``ca``), or the path of a connection file
-            or of the state directory that holds one.
+        url: a manager's address such as ``https://host:7070`` (with ``token`` and ``ca``), or the path of a connection
+            file or of the state directory that holds one.
         config: the same path, by name.
         token: bearer token, with an address.
         ca: file with the manager's certificate authority, with an address.
@@ -136,21 +136,21 @@ class Client:
 
         Args:
             workers: how many.
-            mode: ``hot`` workers poll, each on a core of its own; ``warm`` ones sleep while they wait; ``auto`` is hot where
-                there are the cores. The lease says which it got.
+            mode: ``hot`` workers poll, each on a core of its own; ``warm`` ones sleep while they wait; ``auto`` is hot
+                where there are the cores. The lease says which it got.
             duration: seconds until it ends, from its first use.
             memory: bytes for the whole lease; 0 for the node's usual share.
             cores: cores of each hot worker.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
             runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
             transport: how calls travel; by itself the best.
-            idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as it
-                lasts.
+            idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
+                it lasts.
             node: id of the node to lease from.
             slots: outstanding calls of one worker; a power of two.
             stride: bytes of a slot; smaller arguments and results travel in it.
             bulk: bytes of address space for larger ones, each way and worker.
-            spin: seconds that a waiting thread polls before it sleeps; None for ever, which is fastest and takes a core.
+            spin: seconds that a waiting thread polls before it sleeps; None for ever, which takes a core.
             depth: calls sent ahead to a worker; 0 to let measured times decide.
             retries: how often a call that was not executed is tried elsewhere.
         """
@@ -226,5 +226,5 @@ def _at_exit() -> None:
     for client in list(_clients):
         try:
             client._abandon()
-        except Exception as error:  # noqa: PERF203 - the others must end, too
+        except Exception as error:
             print(f"mayfly: {error}", file=sys.stderr)

@@ -1,3 +1,4 @@
+# ruff: noqa: N818 - one name ends in Error, the others say what happened
 """Exceptions. Every one has a ``code`` with a section of its own in the documentation of errors."""
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class FunctionError(CallError):
 
 
 class WorkerDied(CallError):
-    """The worker ended. ``maybe_executed`` says that Mayfly does not know whether the call ran, and did not run it twice."""
+    """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice."""
 
 
 class DeadlineExceeded(CallError):

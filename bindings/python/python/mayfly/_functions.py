@@ -21,7 +21,11 @@ _MISSING = object()
 def _by_reference(function: types.FunctionType) -> bool:
     """Whether a function is pickled by its name in a module that the worker can import."""
     module = sys.modules.get(function.__module__ or "")
-    if module is None or function.__module__ == "__main__" or function.__module__ in cloudpickle.list_registry_pickle_by_value():
+    if (
+        module is None
+        or function.__module__ == "__main__"
+        or function.__module__ in cloudpickle.list_registry_pickle_by_value()
+    ):
         return False
     found: Any = module
     for name in function.__qualname__.split("."):
@@ -96,7 +100,9 @@ class Captured:
         if self.defaults is not None:
             function = self.function
             defaults, keywords, code = self.defaults
-            return function.__defaults__ is defaults and function.__kwdefaults__ is keywords and function.__code__ is code
+            return (
+                function.__defaults__ is defaults and function.__kwdefaults__ is keywords and function.__code__ is code
+            )
         return True
 
 

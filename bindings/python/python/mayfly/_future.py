@@ -30,7 +30,9 @@ class Future(cf.Future[T]):
     """
 
     # The base class makes a condition here at once, which costs more than the call.
-    def __init__(self, call: Call, pool: Pool, lease: Lease, decode: Callable[[Any], T] | None = None, raw: bool = False) -> None:
+    def __init__(
+        self, call: Call, pool: Pool, lease: Lease, decode: Callable[[Any], T] | None = None, raw: bool = False
+    ) -> None:
         self._call = call
         self._pool = pool
         self._lease = lease
@@ -94,7 +96,7 @@ class Future(cf.Future[T]):
                 else:
                     waiter.add_exception(self)
             made.notify_all()
-        self._invoke_callbacks()  # type: ignore[attr-defined]
+        self._invoke_callbacks()
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         if self._state in _DONE:
@@ -192,7 +194,7 @@ class Future(cf.Future[T]):
             for waiter in self._waiters:
                 waiter.add_cancelled(self)
             condition.notify_all()
-        self._invoke_callbacks()  # type: ignore[attr-defined]
+        self._invoke_callbacks()
         return True
 
     def kill(self) -> None:

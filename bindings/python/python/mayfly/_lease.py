@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 import cloudpickle
 
 from mayfly import _map, _native, _worker
-from mayfly._future import Future
 from mayfly._functions import Functions
+from mayfly._future import Future
 from mayfly._library import Library
 from mayfly._progress import Progress
 
@@ -92,7 +92,7 @@ class Lease(cf.Executor):
         return dict(self._grant)
 
     def incarnations(self) -> list[int]:
-        """How often each worker has been started; 0 if it is gone. State kept in a worker lives as long as its number."""
+        """How often each worker has been started; 0 if it is gone. State in a worker lives as long as its number."""
         return self._pool.incarnations()
 
     # Calling
@@ -147,7 +147,7 @@ class Lease(cf.Executor):
         """A handle that calls ``fn`` on a worker, as if it were called here."""
         return Function(self, fn)
 
-    def map(  # type: ignore[override]
+    def map(
         self,
         fn: Callable[..., T],
         *iterables: Iterable[Any],
@@ -232,7 +232,7 @@ class Lease(cf.Executor):
         kind = np.dtype(dtype)
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         memory = self._pool.shared_memory(math.prod(dimensions) * kind.itemsize)
-        return np.ndarray(dimensions, kind, buffer=memory)
+        return np.ndarray(dimensions, kind, buffer=memoryview(memory))
 
     # Its end
 

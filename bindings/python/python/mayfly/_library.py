@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class NativeFunction:
     """A symbol of a shared library, as a worker calls it.
 
-    ``data`` is anything with a contiguous buffer: bytes, a NumPy array. ``out`` says how much room the output needs, as a
-    number of bytes or as a writable buffer that takes it. The output is bytes, a view of shared memory that reads like them
-    (``memoryview``), or what was given as ``out``.
+    ``data`` is anything with a contiguous buffer: bytes, a NumPy array. ``out`` says how much room the output needs, as
+    a number of bytes or as a writable buffer that takes it. The output is bytes, a view of shared memory that reads like
+    them (``memoryview``), or what was given as ``out``.
     """
 
     def __init__(self, lease: Lease, number: int, name: str) -> None:
@@ -25,7 +25,9 @@ class NativeFunction:
         self._number = number
         self.name = name
 
-    def submit(self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False) -> Future[Any]:
+    def submit(
+        self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False
+    ) -> Future[Any]:
         """As calling it, but answers a future at once."""
         into = None if out is None or isinstance(out, int) else memoryview(out).cast("B")
         room = out if isinstance(out, int) else 0 if into is None else into.nbytes
@@ -42,7 +44,9 @@ class NativeFunction:
 
         return Future(call, self._lease._pool, self._lease, decode, raw=True)
 
-    def __call__(self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False) -> Any:
+    def __call__(
+        self, data: Any = b"", *, out: Any = None, deadline: float | None = None, idempotent: bool = False
+    ) -> Any:
         """Calls it and waits for its output."""
         return self.submit(data, out=out, deadline=deadline, idempotent=idempotent).result()
 

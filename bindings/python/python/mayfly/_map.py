@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mayfly._errors import failed_item
 from mayfly._future import Future
-from mayfly._native import Call, Failure, Options
+from mayfly._native import Call, Failure
 from mayfly._worker import Failed
 
 if TYPE_CHECKING:

@@ -45,7 +45,8 @@ class Progress:
             share = min(self._done / self._total, 1.0)
             full = int(share * _WIDTH)
             left = (self._total - self._done) / rate if rate else 0.0
-            text = f"{share:4.0%} |{'█' * full}{' ' * (_WIDTH - full)}| {self._done}/{self._total}  {rate:,.0f}/s  {left:.0f} s left"
+            bar = "█" * full + " " * (_WIDTH - full)
+            text = f"{share:4.0%} |{bar}| {self._done}/{self._total}  {rate:,.0f}/s  {left:.0f} s left"
         else:
             text = f"{self._done}  {rate:,.0f}/s"
         self._out.write(f"\r{text.strip()}\x1b[K")

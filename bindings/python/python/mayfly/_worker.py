@@ -65,12 +65,12 @@ class Mapper:
     last: tuple[bytes, Callable[..., Any]] | None = None
 
 
-def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[tuple[int, list[Any]], int]:
+def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, list[Any]]:
     """As `run_map`, for a pickled function, which is unpickled once for as long as nobody sends another."""
     last = Mapper.last
     if last is None or last[0] != pickled:
         last = Mapper.last = (pickled, pickle.loads(pickled))
-    return run_map(last[1], items, star)
+    return run_map(last[1], items, star)[0]
 
 
 def pack_exception(error: BaseException) -> bytes:
@@ -89,7 +89,7 @@ def pack_exception(error: BaseException) -> bytes:
                 continue
             # Many an exception is pickled without complaint and cannot be made again.
             pickle.loads(packed)
-        except Exception:  # noqa: PERF203 - the second try is the point
+        except Exception:
             continue
         return packed
     kind = type(error)

@@ -6,7 +6,7 @@
 //! - `listener`: accepts connections, reads and judges their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
-//! - `executors`: processes and their warm pool; `runtimes`: which of them will do for a request;
+//! - `executors`: processes; `pool`: those that wait for a lease; `runtimes`: which of them will do for a request;
 //! - `hangup`: notices clients that go away;
 //! - `journal`: what must survive the node; `manager_link`: whom it tells.
 
@@ -22,6 +22,7 @@ mod listener;
 mod manager_link;
 mod node;
 pub mod options;
+mod pool;
 mod readable;
 mod runtimes;
 mod supervisor;

@@ -24,7 +24,8 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::node::{Node, write_private};
+use crate::node::Node;
+use crate::node::state_dir::write_private;
 use crate::{ManagerLink, clock};
 
 /// Connecting and registering.
@@ -53,7 +54,7 @@ enum Lost {
     Address(String),
     #[error("the certificate authority given for the manager is not a PEM certificate")]
     Authority,
-    #[error("this node has neither a credential nor a join token; make one with `mayfly node join-token`")]
+    #[error("this node has neither a credential nor a join token; make one with `mayfly manager join-token`")]
     NoCredential,
     #[error("the manager does not accept this node's credential or join token; give it a fresh join token")]
     Unauthorized,

@@ -1,5 +1,10 @@
 //! The node as a whole: what it holds, how it starts and how it ends.
 
+mod books;
+mod managed;
+mod rights;
+pub(crate) mod state_dir;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -19,16 +24,14 @@ use mayfly_sandbox::Spawner;
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
-use crate::executors::{Kind, Pool};
+use crate::executors::Kind;
 use crate::hangup::Hangups;
 use crate::journal::{self, Journal};
 use crate::leases::{Granted, LeaseView, Run};
+use crate::node::state_dir::{id_of, load_key, make_private, write_private};
+use crate::pool::Pool;
 use crate::{NodeError, Options, affinity, clock, listener, manager_link, runtimes, supervisor};
 
-/// An allowance in the state directory is worth something for this long; it is written anew at every start.
-const ALLOWANCE_MS: u64 = 366 * 24 * 3_600_000;
-/// How long ended leases are remembered beyond their token, and at least.
-const REMEMBER_MS: u64 = 60_000;
 /// Everything that still runs at shutdown must be gone by then.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
 
@@ -225,304 +228,12 @@ impl Node {
         self.books().ledger.free()
     }
 
-    /// The lease that a token names, while it lives.
-    pub(crate) fn lease(&self, token: &Token) -> Result<Arc<Run>, Failure> {
-        let (found, ended) = {
-            let books = self.books();
-            (
-                books.leases.get(&token.lease).cloned(),
-                books.ended.get(&token.lease).map(|ended| ended.state),
-            )
-        };
-        match (found, ended) {
-            (Some(run), _) if run.holder() == token.holder => Ok(run),
-            (Some(_), _) => Err(Failure::new(
-                Code::Unauthorized,
-                "the token does not name the holder that the lease was granted to; lease again",
-            )),
-            (None, Some(state)) => Err(mayfly_lease::state::LeaseError::Ended(state).into()),
-            (None, None) => Err(Failure::new(
-                Code::NotFound,
-                format!(
-                    "this node holds no lease {}; it was restarted or never got it, lease again",
-                    token.lease
-                ),
-            )),
-        }
-    }
-
-    /// The lease that a token names, also shortly after its end.
-    pub(crate) fn lease_or_memory(&self, token: &Token) -> Result<Arc<Run>, Failure> {
-        self.lease(token).or_else(|failure| {
-            let books = self.books();
-            let ended = books.ended.get(&token.lease).and_then(|ended| ended.run.clone());
-            let run = ended.map(|(run, _)| run);
-            run.filter(|run| run.holder() == token.holder).ok_or(failure)
-        })
-    }
-
-    /// Takes a lease: reserves, starts an executor, and waits until it is there, so that what is wrong with it is said
-    /// now. Waits no longer than `patience`, though: then the channels will tell.
-    pub(crate) async fn take_lease(
-        self: &Arc<Self>,
-        id: LeaseId,
-        tenant: TenantId,
-        epoch: u64,
-        request: LeaseRequest,
-        start_by: Duration,
-        patience: Duration,
-    ) -> Result<Arc<Run>, Failure> {
-        if *self.closing.borrow() {
-            return Err(Failure::new(
-                Code::Unreachable,
-                "the node is shutting down; lease elsewhere",
-            ));
-        }
-        let kind = runtimes::kind(&request.runtime, &self.options.pythons)?;
-        let life = Lease::grant(
-            Terms {
-                duration_ms: request.duration_ms,
-                start_by_ms: start_by.as_millis() as u64,
-                idle_release_ms: request.idle_release_ms,
-                grace_ms: self.options.grace.as_millis() as u64,
-            },
-            clock::now_ms(),
-        )?;
-        let executor_key = SigningKey::from_seed(random()?);
-        let run = {
-            let mut books = self.books();
-            let reservation = books.ledger.reserve(id, &request)?.clone();
-            let granted = Granted {
-                id,
-                tenant,
-                epoch,
-                request,
-                reservation,
-                kind,
-            };
-            match Run::new(granted, life, self.hangups.clone(), executor_key) {
-                Ok(run) => {
-                    let run = Arc::new(run);
-                    books.leases.insert(id, run.clone());
-                    run
-                }
-                Err(error) => {
-                    books.ledger.release(&id);
-                    return Err(Failure::new(
-                        Code::OutOfMemory,
-                        format!("there is no memory for the lease's meters: {error}; try later or elsewhere"),
-                    ));
-                }
-            }
-        };
-        let until_ms = self.token_end_ms(&run, start_by);
-        if let Err(failure) = self.journal.start(id, until_ms, epoch != 0) {
-            let mut books = self.books();
-            books.ledger.release(&id);
-            books.leases.remove(&id);
-            return Err(failure);
-        }
-        self.repin();
-        self.task(supervisor::supervise(self.clone(), run.clone()));
-        match tokio::time::timeout(patience, run.assigned()).await {
-            Ok(Err(failure)) => {
-                run.gone(SHUTDOWN_DEADLINE).await;
-                Err(failure)
-            }
-            _ => Ok(run),
-        }
-    }
-
-    /// When a token of this lease surely means nothing any more.
-    fn token_end_ms(&self, run: &Run, start_by: Duration) -> u64 {
-        let tolerance_ms = self.options.skew_tolerance.as_millis() as u64;
-        clock::wall_ms()
-            .saturating_add(run.remaining_ms().max(run.granted.request.duration_ms))
-            .saturating_add(start_by.as_millis() as u64)
-            .saturating_add(2 * tolerance_ms)
-            .saturating_add(REMEMBER_MS)
-    }
-
-    /// Everything of a lease is gone: its capacity comes back.
-    pub(crate) fn lease_over(&self, run: &Arc<Run>) {
-        let now_ms = clock::wall_ms();
-        let state = run.state();
-        // A renewal may have lengthened it since; the longest token counts from the last one.
-        let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
-        let ended = journal::Ended { state, until_ms };
-        self.journal.end(run.id(), ended, run.usage(), run.granted.epoch != 0);
-        let mut books = self.books();
-        books.ledger.release(&run.id());
-        books.leases.remove(&run.id());
-        let ended = Ended {
-            state,
-            until_ms,
-            run: Some((run.clone(), now_ms + REMEMBER_MS)),
-        };
-        books.ended.insert(run.id(), ended);
-        drop(books);
-        self.repin();
-        self.news.notify_one();
-    }
-
-    /// A lease was used for the first time.
-    pub(crate) fn lease_active(&self, run: &Run) {
-        tracing::debug!(lease = %run.id(), "first use");
-        self.news.notify_one();
-    }
-
-    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads.
-    fn repin(&self) {
-        let (shared, warm) = {
-            let books = self.books();
-            let runs = books
-                .leases
-                .values()
-                .filter(|run| run.granted.reservation.mode != Mode::Hot);
-            let warm: Vec<_> = runs.flat_map(|run| run.processes()).collect();
-            (books.ledger.shared_cores(), warm)
-        };
-        for process in warm {
-            affinity::pin(process, &shared);
-        }
-        if self.options.own_process {
-            affinity::pin(std::process::id(), &shared);
-        }
-    }
-
-    // -- for the manager ---------------------------------------------------------------------------------------------
-
-    pub(crate) fn credential_path(&self) -> std::path::PathBuf {
-        self.options.state_dir.join("node.credential")
-    }
-
-    pub(crate) fn capacity(&self) -> Capacity {
-        self.books().ledger.capacity()
-    }
-
-    fn managed(&self) -> Vec<Arc<Run>> {
-        let books = self.books();
-        books
-            .leases
-            .values()
-            .filter(|run| run.granted.epoch != 0)
-            .cloned()
-            .collect()
-    }
-
-    /// Leases of the manager's that live here.
-    pub(crate) fn held(&self) -> Vec<HeldLease> {
-        let held = |run: &Arc<Run>| HeldLease {
-            lease: run.id(),
-            remaining_ms: run.remaining_ms(),
-        };
-        self.managed().iter().map(held).collect()
-    }
-
-    /// Those of them that were used.
-    pub(crate) fn active_leases(&self) -> Vec<LeaseId> {
-        let active = self.managed().into_iter().filter(|run| run.state() == State::Active);
-        active.map(|run| run.id()).collect()
-    }
-
-    /// One of them.
-    pub(crate) fn held_lease(&self, lease: LeaseId) -> Result<Arc<Run>, Failure> {
-        let books = self.books();
-        match (books.leases.get(&lease), books.ended.get(&lease)) {
-            (Some(run), _) => Ok(run.clone()),
-            (None, Some(ended)) => Err(mayfly_lease::state::LeaseError::Ended(ended.state).into()),
-            (None, None) => Err(Failure::new(
-                Code::NotFound,
-                format!("this node holds no lease {lease}"),
-            )),
-        }
-    }
-
-    /// Writes down what leases of the manager's used since last time.
-    pub(crate) fn journal_usage(&self) {
-        let used = self
-            .managed()
-            .into_iter()
-            .filter_map(|run| Some((run.id(), run.new_usage()?)));
-        self.journal.usage(used.collect());
-    }
-
-    fn start_by_ms(&self) -> u64 {
-        self.options.start_by.as_millis() as u64
-    }
-
     /// Ends processes that became ours because their executor died. Only where every child of the process is ours.
     pub(crate) fn end_orphans(&self) {
         if !self.options.own_process {
             return;
         }
         crate::executors::end_unknown_children();
-    }
-
-    /// A signed grant of a lease that this node holds.
-    pub(crate) fn grant(&self, run: &Run) -> Grant {
-        let now_ms = clock::wall_ms();
-        let granted = &run.granted;
-        let expires_at_ms = now_ms
-            .saturating_add(run.remaining_ms())
-            .saturating_add(self.start_by_ms());
-        run.promised(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
-        let token = Claims {
-            workers: granted.reservation.workers,
-            cores: granted.request.cores_per_worker,
-            memory_bytes: granted.reservation.memory_bytes,
-            lease: Some(run.id()),
-            tenant: granted.tenant,
-            node: self.address.id,
-            holder: run.holder(),
-            epoch: granted.epoch,
-            not_before_ms: now_ms,
-            expires_at_ms,
-            duration_ms: run.remaining_ms(),
-        }
-        .sign(&self.key);
-        Grant {
-            lease: run.id(),
-            token: hex::encode(token.as_bytes()),
-            node: self.address.clone(),
-            workers: granted.reservation.workers,
-            mode: granted.reservation.mode,
-            memory_bytes: granted.reservation.memory_bytes,
-            duration_ms: run.remaining_ms(),
-            expires_at_ms,
-        }
-    }
-
-    fn allowance(&self, holder: PublicKey) -> Token {
-        let now_ms = clock::wall_ms();
-        let capacity = self.books().ledger.capacity();
-        Claims {
-            workers: capacity.workers.max(capacity.cores),
-            cores: capacity.cores,
-            memory_bytes: capacity.memory_bytes,
-            lease: None,
-            tenant: TenantId([0; 16]),
-            node: self.address.id,
-            holder,
-            epoch: 0,
-            not_before_ms: now_ms,
-            expires_at_ms: now_ms.saturating_add(ALLOWANCE_MS),
-            duration_ms: ALLOWANCE_MS,
-        }
-        .sign(&self.key)
-    }
-
-    /// Leaves the right to lease in the state directory, for clients of the same user.
-    fn write_allowance(&self) -> Result<(), NodeError> {
-        let path = self.options.state_dir.join("allowance.json");
-        let seed: [u8; 32] = random().map_err(|failure| NodeError::System(std::io::Error::other(failure)))?;
-        let token = self.allowance(SigningKey::from_seed(seed).public());
-        let text = serde_json::json!({
-            "token": hex::encode(token.as_bytes()),
-            "holder_seed": hex::encode(seed),
-            "node": self.address,
-        });
-        write_private(&path, text.to_string().as_bytes()).map_err(|error| NodeError::State { path, error })
     }
 
     fn status(&self) -> Status {
@@ -599,57 +310,4 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Failure> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Failure::new(Code::Internal, format!("the system gives no random bytes: {error}")))?;
     Ok(bytes)
-}
-
-/// A node is known by its key, so that its id needs no file of its own and nobody can take it over.
-fn id_of(key: &SigningKey) -> NodeId {
-    use sha2::Digest;
-    let digest = sha2::Sha256::digest(key.public().0);
-    let mut id = [0; 16];
-    id.copy_from_slice(&digest[..16]);
-    NodeId(id)
-}
-
-fn load_key(path: &Path) -> Result<SigningKey, NodeError> {
-    let state = |error| NodeError::State {
-        path: path.into(),
-        error,
-    };
-    match std::fs::read(path) {
-        Ok(bytes) => SigningKey::from_pkcs8(&bytes).map_err(|_| NodeError::Key(path.into())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let seed = random().map_err(|failure| NodeError::System(std::io::Error::other(failure)))?;
-            let key = SigningKey::from_seed(seed);
-            write_private(path, &key.to_pkcs8()).map_err(state)?;
-            Ok(key)
-        }
-        Err(error) => Err(state(error)),
-    }
-}
-
-/// Writes a file that only this user can read, whole or not at all.
-pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let part = path.with_extension("part");
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&part)?;
-    file.write_all(bytes)?;
-    file.sync_data()?;
-    std::fs::rename(&part, path)
-}
-
-fn make_private(path: &Path) -> Result<(), NodeError> {
-    let state = |error| NodeError::State {
-        path: path.into(),
-        error,
-    };
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(state)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(state)
 }

@@ -34,12 +34,20 @@ pub const GEOMETRY: Geometry = Geometry {
     bulk_bytes: 1 << 20,
 };
 
-/// The executor of this build. Cargo names only this crate's own binaries to its tests, so it is asked to build the
-/// other crate's (no work when it is fresh) and the binary found beside the tests' own directory.
+/// The executor of this build, beside the tests' own directory. Cargo names only this crate's own binaries to its tests,
+/// so it is asked to build the other crate's, unless that is newer than everything it is made of.
 pub fn executor() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT
         .get_or_init(|| {
+            let tests = std::env::current_exe().unwrap();
+            let binary = tests.ancestors().nth(2).unwrap().join("mayfly-executor");
+            let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+            let newest = ["executor", "fabric", "protocol"].map(|name| newest_in(&crates.join(name)));
+            let built = std::fs::metadata(&binary).and_then(|found| found.modified());
+            if built.is_ok_and(|built| newest.iter().all(|source| *source < built)) {
+                return binary;
+            }
             let status = Command::new(env!("CARGO"))
                 .args(["build", "--quiet", "-p", "mayfly-executor", "--bin", "mayfly-executor"])
                 .args(if cfg!(debug_assertions) {
@@ -50,10 +58,22 @@ pub fn executor() -> PathBuf {
                 .status()
                 .unwrap();
             assert!(status.success(), "the executor does not build");
-            let tests = std::env::current_exe().unwrap();
-            tests.ancestors().nth(2).unwrap().join("mayfly-executor")
+            binary
         })
         .clone()
+}
+
+/// When a file below a directory was last changed.
+fn newest_in(directory: &Path) -> SystemTime {
+    let entries = std::fs::read_dir(directory).unwrap().flatten();
+    let changed = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => newest_in(&entry.path()),
+        _ => entry
+            .metadata()
+            .and_then(|found| found.modified())
+            .unwrap_or(UNIX_EPOCH),
+    });
+    changed.max().unwrap_or(UNIX_EPOCH)
 }
 
 const FUNCTIONS: &str = r#"

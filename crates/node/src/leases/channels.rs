@@ -1,0 +1,292 @@
+//! Channels to a lease's workers: opened, ended, and what became of them.
+
+use super::*;
+
+/// A worker that is not there by then will not come.
+const WORKER_DEADLINE: Duration = Duration::from_secs(10);
+/// A channel whose client is gone is waited for this long by whoever wants its worker next.
+const DETACH_DEADLINE: Duration = Duration::from_secs(2);
+/// Fates kept for each lease: a client asks at once or never.
+const MOST_FATES: usize = 256;
+
+impl Run {
+    /// Waits until a worker is there and free.
+    pub async fn worker_free(&self, worker: WorkerIndex) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut changed = self.changed.subscribe();
+        loop {
+            let limit = {
+                let mut inner = self.inner();
+                inner.life.check(clock::now_ms())?;
+                if let Some(failure) = &inner.failure {
+                    return Err(failure.clone());
+                }
+                let slot = inner
+                    .slots
+                    .get_mut(worker.0 as usize)
+                    .ok_or_else(|| Failure::new(Code::NotFound, format!("the lease has no worker {}", worker.0)))?;
+                match &mut slot.channel {
+                    Some(channel) => {
+                        if channel.gone.is_none() && hung_up(&channel.socket) {
+                            leave(channel);
+                        }
+                        if channel.gone.is_none() {
+                            return Err(busy(worker));
+                        }
+                        DETACH_DEADLINE
+                    }
+                    None if slot.up => return Ok(()),
+                    None => WORKER_DEADLINE,
+                }
+            };
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(if limit == DETACH_DEADLINE {
+                    busy(worker)
+                } else {
+                    Failure::new(
+                        Code::ExecutorFailed,
+                        format!(
+                            "worker {} did not start in {} s; lease again",
+                            worker.0,
+                            limit.as_secs()
+                        ),
+                    )
+                });
+            }
+            let _ = tokio::time::timeout(left, changed.changed()).await;
+        }
+    }
+
+    /// Begins a channel to a free worker, and hands over its memory if it has some; a stream follows by
+    /// [`Run::hand_over`] once its verdict is written.
+    pub fn begin(
+        self: &Arc<Self>,
+        hello: &Hello,
+        socket: OwnedFd,
+        memory: Option<ChannelMemory>,
+    ) -> Result<Begun, Failure> {
+        let (worker, id) = (WorkerIndex(hello.worker.get()), hello.channel);
+        let index = worker.0 as usize;
+        let mut inner = self.inner();
+        let Inner {
+            life, slots, control, ..
+        } = &mut *inner;
+        let slot = slots.get_mut(index).filter(|slot| slot.up && slot.channel.is_none());
+        let (Some(slot), Some(control)) = (slot, control) else {
+            return Err(busy(worker));
+        };
+        let internal =
+            |error: std::io::Error| Failure::new(Code::Internal, format!("the channel cannot be watched: {error}"));
+        let watched = self.hangups.watch(&socket, self, id).map_err(internal)?;
+        let first = life.open_channel(clock::now_ms()).inspect_err(|_| {
+            self.hangups.forget(&socket, watched);
+        })?;
+        // The worker does the same when it takes the channel; if it dies before, nothing of the last one shall stand here.
+        self.meters[index].attach();
+        let begun = Begun {
+            incarnation: Incarnation(slot.incarnation),
+            pid: slot.pid,
+            first,
+        };
+        let sent = match &memory {
+            Some(memory) => control.send(&self.attach(hello), &[memory.file().as_fd()]),
+            None => Ok(()),
+        };
+        slot.channel = Some(Channel {
+            id,
+            memory,
+            socket,
+            watched,
+            gone: None,
+        });
+        if let Err(error) = sent {
+            self.end_channel(&mut inner, index, End::ExecutorDied);
+            return Err(unreachable_executor(&error));
+        }
+        drop(inner);
+        self.wake.notify_one();
+        Ok(begun)
+    }
+
+    /// Gives the worker the connection of a channel that was begun.
+    pub fn hand_over(&self, hello: &Hello, socket: impl AsFd) -> Result<(), Failure> {
+        let index = hello.worker.get() as usize;
+        let mut inner = self.inner();
+        let ours = inner.slots.get(index).and_then(|slot| slot.channel.as_ref());
+        if ours.is_none_or(|channel| channel.id != hello.channel) {
+            return Ok(());
+        }
+        let sent = match &inner.control {
+            Some(control) => control.send(&self.attach(hello), &[socket.as_fd()]),
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
+        sent.map_err(|error| {
+            self.end_channel(&mut inner, index, End::ExecutorDied);
+            unreachable_executor(&error)
+        })
+    }
+
+    /// Takes back a channel whose verdict could not be delivered and that the worker has not got.
+    pub fn abandon(&self, hello: &Hello) {
+        let index = hello.worker.get() as usize;
+        let mut inner = self.inner();
+        let channel = inner.slots.get_mut(index).and_then(|slot| slot.channel.as_mut());
+        let Some(channel) = channel.filter(|channel| channel.id == hello.channel) else {
+            return;
+        };
+        if channel.memory.is_some() {
+            leave(channel);
+        } else {
+            self.end_channel(&mut inner, index, End::ClientGone);
+        }
+        drop(inner);
+        self.announce();
+    }
+
+    fn attach(&self, hello: &Hello) -> ToExecutor {
+        let tls = hello.transport == mayfly_protocol::hello::transport::TLS;
+        let never_sleeps = if self.never_sleeps() {
+            options::WORKER_NEVER_SLEEPS
+        } else {
+            0
+        };
+        ToExecutor::Attach {
+            worker: WorkerIndex(hello.worker.get()),
+            channel: hello.channel,
+            transport: hello.transport,
+            slots: hello.slots.get(),
+            stride_bytes: hello.stride_bytes.get(),
+            bulk_bytes: hello.bulk_bytes.get(),
+            options: hello.options.get() & options::CLIENT_NEVER_SLEEPS | never_sleeps,
+            executor_key_pkcs8: tls.then(|| self.executor_key.to_pkcs8()),
+            client_key: tls.then(|| self.holder()),
+        }
+    }
+
+    /// The client of a channel went away.
+    pub fn client_gone(&self, id: ChannelId) {
+        let mut inner = self.inner();
+        let channels = inner.slots.iter_mut().filter_map(|slot| slot.channel.as_mut());
+        for channel in channels.filter(|channel| channel.id == id && channel.gone.is_none()) {
+            leave(channel);
+        }
+        drop(inner);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn end_channel(&self, inner: &mut Inner, index: usize, end: End) {
+        let slot = &mut inner.slots[index];
+        let Some(channel) = slot.channel.take() else { return };
+        let reading = self.meters[index].read();
+        let fate = Fate {
+            worker: WorkerIndex(index as u16),
+            incarnation: Incarnation(slot.incarnation),
+            started: reading.started,
+            finished: reading.finished,
+            end: Some(end),
+        };
+        // The fate is there before the client can learn that the channel ended, and so before it can ask.
+        inner.fates.push_back((channel.id, fate));
+        if inner.fates.len() > MOST_FATES {
+            inner.fates.pop_front();
+        }
+        if let Some(memory) = &channel.memory {
+            memory.close(end);
+        }
+        self.hangups.forget(&channel.socket, channel.watched);
+        let _ = rustix::net::shutdown(&channel.socket, rustix::net::Shutdown::Both);
+        inner.life.close_channel(clock::now_ms());
+        self.wake.notify_one();
+    }
+
+    /// Ends every channel: the lease has ended as its state tells.
+    pub fn end_channels(&self) {
+        let mut inner = self.inner();
+        let end = match inner.life.state() {
+            State::Expired => End::Expired,
+            State::Revoked => End::Revoked,
+            State::Lost => End::ExecutorDied,
+            _ => End::Released,
+        };
+        for index in 0..inner.slots.len() {
+            self.end_channel(&mut inner, index, end);
+        }
+    }
+
+    /// What became of a channel.
+    pub fn fate(&self, id: ChannelId) -> Result<Fate, Failure> {
+        let inner = self.inner();
+        let open = inner.slots.iter().enumerate();
+        let alive = open
+            .filter(|(_, slot)| slot.channel.as_ref().is_some_and(|channel| channel.id == id))
+            .map(|(index, slot)| {
+                let reading = self.meters[index].read();
+                Fate {
+                    worker: WorkerIndex(index as u16),
+                    incarnation: Incarnation(slot.incarnation),
+                    started: reading.started,
+                    finished: reading.finished,
+                    end: None,
+                }
+            });
+        let ended = inner.fates.iter().rev().filter(|(ended, _)| *ended == id);
+        alive
+            .chain(ended.map(|(_, fate)| fate.clone()))
+            .next()
+            .ok_or_else(|| Failure::new(Code::NotFound, format!("this lease had no channel {id} of late")))
+    }
+
+    /// Kills the worker that runs this invocation. Does nothing when it does not run (any more).
+    pub fn cancel(&self, id: ChannelId, sequence: u32) -> Result<(), Failure> {
+        let mut inner = self.inner();
+        let Inner { slots, control, .. } = &mut *inner;
+        let found = slots
+            .iter_mut()
+            .enumerate()
+            .find(|(_, slot)| slot.channel.as_ref().is_some_and(|channel| channel.id == id));
+        let Some((index, slot)) = found else {
+            return Err(Failure::new(
+                Code::NotFound,
+                format!("this lease has no open channel {id}"),
+            ));
+        };
+        let reading = self.meters[index].read();
+        if reading.is_running() && reading.started == sequence {
+            slot.kill(control.as_ref(), index, End::Cancelled);
+        }
+        Ok(())
+    }
+}
+
+/// Notes that a channel's client is gone, and tells the worker if the socket itself does not.
+fn leave(channel: &mut Channel) {
+    channel.gone = Some(Instant::now());
+    if let Some(memory) = &channel.memory {
+        memory.close(End::ClientGone);
+    }
+}
+
+pub(super) fn hung_up(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut waiting = [PollFd::new(socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut waiting, Some(&now)), Ok(1..))
+}
+
+fn busy(worker: WorkerIndex) -> Failure {
+    Failure::new(
+        Code::WorkerBusy,
+        format!(
+            "another channel is open to worker {}; close it, use another worker or lease more",
+            worker.0
+        ),
+    )
+}
+
+fn unreachable_executor(error: &std::io::Error) -> Failure {
+    Failure::new(
+        Code::ExecutorFailed,
+        format!("the lease's executor does not take the channel: {error}; connect again"),
+    )
+}

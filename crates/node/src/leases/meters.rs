@@ -1,0 +1,110 @@
+//! What the clock demands of a lease, and what its workers' meters say.
+
+use super::*;
+
+/// A call whose client is gone may go on for this long: nobody can take its result any more.
+const ORPHAN_GRACE: Duration = Duration::from_secs(10);
+/// An executor that has not killed a worker in this time is stuck, and killed itself.
+const KILL_DEADLINE: Duration = Duration::from_secs(2);
+/// While a worker is awake its meter is read this often: so exact are deadlines.
+const AWAKE_TICK: Duration = Duration::from_millis(10);
+/// While channels are open but every worker sleeps: a wake-up is noticed after this long.
+const ASLEEP_TICK: Duration = Duration::from_millis(50);
+/// While no channel is open.
+const IDLE_TICK: Duration = Duration::from_millis(250);
+
+impl Run {
+    /// What time demands.
+    pub fn tick(&self) -> Tick {
+        let now = clock::now_ms();
+        let ticks = mayfly_fabric::clock::ticks();
+        let mut inner = self.inner();
+        let Inner {
+            life, slots, control, ..
+        } = &mut *inner;
+        let (mut busy, mut awake, mut stuck) = (false, false, false);
+        for (index, slot) in slots.iter_mut().enumerate() {
+            let Some(channel) = &slot.channel else { continue };
+            let reading = self.meters[index].read();
+            let gone = channel.gone;
+            busy |= reading.is_running();
+            awake |= reading.awake || reading.is_running();
+            if reading.is_overdue(ticks) {
+                slot.kill(control.as_ref(), index, End::Deadline);
+            } else if reading.is_running() && gone.is_some_and(|since| since.elapsed() > ORPHAN_GRACE) {
+                slot.kill(control.as_ref(), index, End::ClientGone);
+            }
+            stuck |= slot.kill.is_some_and(|(_, since)| since.elapsed() > KILL_DEADLINE);
+        }
+        if let Some(mayfly_lease::Step::End(_)) = life.tick(now, busy) {
+            return Tick::Over;
+        }
+        if !life.state().is_live() {
+            return Tick::Over;
+        }
+        if stuck {
+            return Tick::Stuck;
+        }
+        let pace = match (awake, life.channels()) {
+            (true, _) => AWAKE_TICK,
+            (false, 1..) => ASLEEP_TICK,
+            (false, 0) => IDLE_TICK,
+        };
+        let due = life.next_at().map_or(u64::MAX, |at| at.saturating_sub(now).max(1));
+        Tick::Again(pace.min(Duration::from_millis(due)))
+    }
+
+    /// What it used so far, as far as that can be true.
+    pub fn usage(&self) -> Usage {
+        self.usage_of(&mut self.inner())
+    }
+
+    /// The same, if it is more than last time this was asked.
+    pub fn new_usage(&self) -> Option<Usage> {
+        let mut inner = self.inner();
+        let usage = self.usage_of(&mut inner);
+        (std::mem::replace(&mut inner.journaled, usage) != usage).then_some(usage)
+    }
+
+    fn usage_of(&self, inner: &mut Inner) -> Usage {
+        use mayfly_fabric::clock::{ticks, us_of_ticks};
+        let wall_us = inner.life.allocated_ms(clock::now_ms()) * 1000;
+        let mut total = Usage::default();
+        for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
+            let reading = meter.read();
+            let running = slot.channel.is_some() && reading.is_running();
+            let running = if running {
+                ticks().saturating_sub(reading.start_ticks)
+            } else {
+                0
+            };
+            let claimed = Usage {
+                computing_us: us_of_ticks(reading.computing.saturating_add(running)),
+                polling_us: us_of_ticks(reading.polling),
+                allocated_us: wall_us,
+                calls: reading.calls,
+                failures: reading.failures,
+            };
+            slot.believed = billing::clamp(billing::add(claimed, slot.lost), slot.believed, wall_us);
+            total = billing::add(total, slot.believed);
+        }
+        total
+    }
+
+    pub fn view(&self) -> LeaseView {
+        let mut inner = self.inner();
+        LeaseView {
+            lease: self.id(),
+            tenant: self.granted.tenant,
+            mode: self.granted.reservation.mode,
+            workers: self.granted.reservation.workers,
+            cores: self.granted.reservation.cores.clone(),
+            memory_bytes: self.granted.reservation.memory_bytes,
+            state: inner.life.state(),
+            remaining_ms: inner.life.remaining_ms(clock::now_ms()),
+            channels: inner.life.channels(),
+            pids: inner.slots.iter().map(|slot| slot.pid).collect(),
+            usage: self.usage_of(&mut inner),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Taking leases, finding them, and giving back what they held.
+
+use super::*;
+
+/// Ended leases and the fates of their calls are remembered at least this long.
+const REMEMBER_MS: u64 = 60_000;
+
+impl Node {
+    /// The lease that a token names, while it lives.
+    pub(crate) fn lease(&self, token: &Token) -> Result<Arc<Run>, Failure> {
+        let (found, ended) = {
+            let books = self.books();
+            (
+                books.leases.get(&token.lease).cloned(),
+                books.ended.get(&token.lease).map(|ended| ended.state),
+            )
+        };
+        match (found, ended) {
+            (Some(run), _) if run.holder() == token.holder => Ok(run),
+            (Some(_), _) => Err(Failure::new(
+                Code::Unauthorized,
+                "the token does not name the holder that the lease was granted to; lease again",
+            )),
+            (None, Some(state)) => Err(mayfly_lease::state::LeaseError::Ended(state).into()),
+            (None, None) => Err(Failure::new(
+                Code::NotFound,
+                format!(
+                    "this node holds no lease {}; it was restarted or never got it, lease again",
+                    token.lease
+                ),
+            )),
+        }
+    }
+
+    /// The lease that a token names, also shortly after its end.
+    pub(crate) fn lease_or_memory(&self, token: &Token) -> Result<Arc<Run>, Failure> {
+        self.lease(token).or_else(|failure| {
+            let books = self.books();
+            let ended = books.ended.get(&token.lease).and_then(|ended| ended.run.clone());
+            let run = ended.map(|(run, _)| run);
+            run.filter(|run| run.holder() == token.holder).ok_or(failure)
+        })
+    }
+
+    /// Takes a lease: reserves, starts an executor, and waits until it is there, so that what is wrong with it is said
+    /// now. Waits no longer than `patience`, though: then the channels will tell.
+    pub(crate) async fn take_lease(
+        self: &Arc<Self>,
+        id: LeaseId,
+        tenant: TenantId,
+        epoch: u64,
+        request: LeaseRequest,
+        start_by: Duration,
+        patience: Duration,
+    ) -> Result<Arc<Run>, Failure> {
+        if *self.closing.borrow() {
+            return Err(Failure::new(
+                Code::Unreachable,
+                "the node is shutting down; lease elsewhere",
+            ));
+        }
+        let kind = runtimes::kind(&request.runtime, &self.options.pythons)?;
+        let life = Lease::grant(
+            Terms {
+                duration_ms: request.duration_ms,
+                start_by_ms: start_by.as_millis() as u64,
+                idle_release_ms: request.idle_release_ms,
+                grace_ms: self.options.grace.as_millis() as u64,
+            },
+            clock::now_ms(),
+        )?;
+        let executor_key = SigningKey::from_seed(random()?);
+        let run = {
+            let mut books = self.books();
+            let reservation = books.ledger.reserve(id, &request)?.clone();
+            let granted = Granted {
+                id,
+                tenant,
+                epoch,
+                request,
+                reservation,
+                kind,
+            };
+            match Run::new(granted, life, self.hangups.clone(), executor_key) {
+                Ok(run) => {
+                    let run = Arc::new(run);
+                    books.leases.insert(id, run.clone());
+                    run
+                }
+                Err(error) => {
+                    books.ledger.release(&id);
+                    return Err(Failure::new(
+                        Code::OutOfMemory,
+                        format!("there is no memory for the lease's meters: {error}; try later or elsewhere"),
+                    ));
+                }
+            }
+        };
+        let until_ms = self.token_end_ms(&run, start_by);
+        if let Err(failure) = self.journal.start(id, until_ms, epoch != 0) {
+            let mut books = self.books();
+            books.ledger.release(&id);
+            books.leases.remove(&id);
+            return Err(failure);
+        }
+        self.repin();
+        self.task(supervisor::supervise(self.clone(), run.clone()));
+        match tokio::time::timeout(patience, run.assigned()).await {
+            Ok(Err(failure)) => {
+                run.gone(SHUTDOWN_DEADLINE).await;
+                Err(failure)
+            }
+            _ => Ok(run),
+        }
+    }
+
+    /// When a token of this lease surely means nothing any more.
+    fn token_end_ms(&self, run: &Run, start_by: Duration) -> u64 {
+        let tolerance_ms = self.options.skew_tolerance.as_millis() as u64;
+        clock::wall_ms()
+            .saturating_add(run.remaining_ms().max(run.granted.request.duration_ms))
+            .saturating_add(start_by.as_millis() as u64)
+            .saturating_add(2 * tolerance_ms)
+            .saturating_add(REMEMBER_MS)
+    }
+
+    /// Everything of a lease is gone: its capacity comes back.
+    pub(crate) fn lease_over(&self, run: &Arc<Run>) {
+        let now_ms = clock::wall_ms();
+        let state = run.state();
+        // A renewal may have lengthened it since; the longest token counts from the last one.
+        let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
+        let ended = journal::Ended { state, until_ms };
+        self.journal.end(run.id(), ended, run.usage(), run.granted.epoch != 0);
+        let mut books = self.books();
+        books.ledger.release(&run.id());
+        books.leases.remove(&run.id());
+        let ended = Ended {
+            state,
+            until_ms,
+            run: Some((run.clone(), now_ms + REMEMBER_MS)),
+        };
+        books.ended.insert(run.id(), ended);
+        drop(books);
+        self.repin();
+        self.news.notify_one();
+    }
+
+    /// A lease was used for the first time.
+    pub(crate) fn lease_active(&self, run: &Run) {
+        tracing::debug!(lease = %run.id(), "first use");
+        self.news.notify_one();
+    }
+
+    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads.
+    fn repin(&self) {
+        let (shared, warm) = {
+            let books = self.books();
+            let runs = books
+                .leases
+                .values()
+                .filter(|run| run.granted.reservation.mode != Mode::Hot);
+            let warm: Vec<_> = runs.flat_map(|run| run.processes()).collect();
+            (books.ledger.shared_cores(), warm)
+        };
+        for process in warm {
+            affinity::pin(process, &shared);
+        }
+        if self.options.own_process {
+            affinity::pin(std::process::id(), &shared);
+        }
+    }
+}

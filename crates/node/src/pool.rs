@@ -1,0 +1,194 @@
+//! Executors that are ready before anybody asks.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::Failure;
+use mayfly_sandbox::{Program, Spawner};
+
+use crate::executors::{Executor, Kind, READY_DEADLINE};
+
+/// Parked executors of a kind that nobody asked for in this time are ended.
+const SHELF_LIFE: Duration = Duration::from_secs(300);
+/// Parked executors in all.
+const MOST_PARKED: usize = 32;
+
+#[derive(Debug)]
+struct Shelf {
+    parked: Vec<Executor>,
+    starting: usize,
+    used: Instant,
+    /// Kinds named in the options are kept warm for ever.
+    permanent: bool,
+}
+
+/// Executors, some of them ready before anybody asks.
+#[derive(Debug)]
+pub struct Pool {
+    spawner: Arc<Spawner>,
+    native: PathBuf,
+    warm_native: usize,
+    warm_python: usize,
+    shelves: Mutex<HashMap<Kind, Shelf>>,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+impl Pool {
+    /// A pool; it fills once asked to.
+    pub fn new(spawner: Spawner, native: PathBuf, warm_native: usize, warm_python: usize) -> Arc<Self> {
+        Arc::new(Self {
+            spawner: Arc::new(spawner),
+            native,
+            warm_native,
+            warm_python,
+            shelves: Mutex::default(),
+            closed: false.into(),
+        })
+    }
+
+    fn shelves(&self) -> std::sync::MutexGuard<'_, HashMap<Kind, Shelf>> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn program(&self, kind: &Kind) -> Program {
+        match kind {
+            Kind::Native => Program {
+                program: self.native.clone(),
+                arguments: Vec::new(),
+                environment: Vec::new(),
+            },
+            Kind::Python { executable, path } => {
+                let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
+                let joined = std::env::join_paths(
+                    path.iter()
+                        .map(PathBuf::from)
+                        .chain(inherited.iter().flat_map(std::env::split_paths)),
+                )
+                .ok()
+                .filter(|joined| !joined.is_empty());
+                Program {
+                    program: executable.clone(),
+                    arguments: vec!["-m".into(), "mayfly.executor".into()],
+                    environment: vec![
+                        (OsString::from("PYTHONPATH"), joined),
+                        ("PYTHONUNBUFFERED".into(), Some("1".into())),
+                    ],
+                }
+            }
+        }
+    }
+
+    /// A ready executor: a parked one at once, or a new one.
+    pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
+        let parked = {
+            let mut shelves = self.shelves();
+            let shelf = shelves.entry(kind.clone()).or_insert_with(|| Shelf {
+                parked: Vec::new(),
+                starting: 0,
+                used: Instant::now(),
+                permanent: false,
+            });
+            shelf.used = Instant::now();
+            std::iter::from_fn(|| shelf.parked.pop()).find(Executor::is_alive)
+        };
+        let executor = match parked {
+            Some(executor) => executor,
+            None => Executor::start(self.spawner.clone(), self.program(kind)).await?,
+        };
+        self.refill(kind);
+        Ok(executor)
+    }
+
+    /// Keeps executors of this kind ready from now on.
+    pub fn keep_warm(self: &Arc<Self>, kind: Kind) {
+        self.shelves()
+            .entry(kind.clone())
+            .or_insert_with(|| Shelf {
+                parked: Vec::new(),
+                starting: 0,
+                used: Instant::now(),
+                permanent: true,
+            })
+            .permanent = true;
+        self.refill(&kind);
+    }
+
+    /// Starts what is missing of a kind, in the background.
+    fn refill(self: &Arc<Self>, kind: &Kind) {
+        let wanted = match kind {
+            Kind::Native => self.warm_native,
+            Kind::Python { .. } => self.warm_python,
+        };
+        let mut shelves = self.shelves();
+        let total: usize = shelves.values().map(|shelf| shelf.parked.len() + shelf.starting).sum();
+        let Some(shelf) = shelves.get_mut(kind) else { return };
+        let missing = wanted
+            .saturating_sub(shelf.parked.len() + shelf.starting)
+            .min(MOST_PARKED.saturating_sub(total));
+        shelf.starting += missing;
+        drop(shelves);
+        for _ in 0..missing {
+            let (pool, kind) = (self.clone(), kind.clone());
+            tokio::spawn(async move {
+                let started = Executor::start(pool.spawner.clone(), pool.program(&kind)).await;
+                let mut shelves = pool.shelves();
+                let Some(shelf) = shelves.get_mut(&kind) else { return };
+                shelf.starting -= 1;
+                match started {
+                    Ok(executor) if !pool.closed.load(std::sync::atomic::Ordering::Acquire) => {
+                        shelf.parked.push(executor);
+                    }
+                    Ok(_) => {}
+                    // Whoever leases this kind next hears of it; until then it is nobody's problem.
+                    Err(error) => tracing::debug!(%error, "no executor could be parked"),
+                }
+            });
+        }
+    }
+
+    /// Ends parked executors that nobody wanted for long, and forgets the dead ones. To be called about once a minute.
+    pub fn tidy(&self) {
+        let mut ended = Vec::new();
+        let mut shelves = self.shelves();
+        shelves.retain(|_, shelf| {
+            shelf.parked.retain(Executor::is_alive);
+            let stale = !shelf.permanent && shelf.used.elapsed() > SHELF_LIFE && shelf.starting == 0;
+            if stale {
+                ended.append(&mut shelf.parked);
+            }
+            !stale
+        });
+        drop(shelves);
+    }
+
+    /// Parked executors.
+    pub fn parked(&self) -> usize {
+        self.shelves().values().map(|shelf| shelf.parked.len()).sum()
+    }
+
+    /// Ends every parked executor and parks no more.
+    pub async fn close(&self) {
+        self.closed.store(true, std::sync::atomic::Ordering::Release);
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            let (parked, starting): (Vec<_>, usize) = {
+                let mut shelves = self.shelves();
+                let starting = shelves.values().map(|shelf| shelf.starting).sum();
+                (
+                    shelves.values_mut().flat_map(|shelf| shelf.parked.drain(..)).collect(),
+                    starting,
+                )
+            };
+            for mut executor in parked {
+                executor.end().await;
+            }
+            if starting == 0 || Instant::now() > deadline {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

@@ -48,7 +48,6 @@ def main() -> int:
     try:
         directory = binaries()
         os.environ["MAYFLY_BIN"] = str(directory / "mayfly")
-        os.environ.setdefault("MAYFLY_LOG", "error")
         cores = len(os.sched_getaffinity(0))
         workers = max(1, min(4, cores))
         print(terminal.paint(f"Mayfly {mayfly.__version__}", "1") + f" on {platform.node()}, {cores} cores", flush=True)

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use mayfly_client::MANAGER_VARIABLE;
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
@@ -15,7 +16,7 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(91)
-manager, module, name, arguments, as_json = sys.argv[1:]
+module, name, arguments, as_json = sys.argv[1:]
 sys.argv[1:] = []
 function = importlib.import_module(module)
 for part in name.split("."):
@@ -23,7 +24,7 @@ for part in name.split("."):
 arguments = json.loads(arguments)
 named = arguments if isinstance(arguments, dict) else {}
 listed = [] if named else arguments if isinstance(arguments, list) else [arguments]
-with mayfly.connect(*([manager] if manager else [])) as client, client.lease(workers=1) as lease:
+with mayfly.connect() as client, client.lease(workers=1) as lease:
     result = lease.submit(function, *listed, **named).result()
 if as_json == "json":
     try:
@@ -43,15 +44,16 @@ pub fn invoke(python: &Path, module: &str, function: &str, arguments: &str, glob
             format!("--args {arguments} is no JSON: {error}"),
         ));
     }
-    let manager = global.manager.as_deref().unwrap_or(Path::new(""));
     let format = if global.json { "json" } else { "text" };
     let mut command = Command::new(python);
     command
         .arg("-c")
         .arg(PROGRAM)
-        .arg(manager)
         .args([module, function, arguments, format])
         .stdin(Stdio::null());
+    if let Some(manager) = &global.manager {
+        command.env(MANAGER_VARIABLE, manager);
+    }
     if let Ok(binary) = std::env::current_exe() {
         command.env("MAYFLY_BIN", binary);
     }

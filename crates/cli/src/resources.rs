@@ -1,6 +1,6 @@
 //! What a node offers, as its command line says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
@@ -54,7 +54,7 @@ impl NodeArguments {
         options.pythons = self
             .python
             .iter()
-            .map(|python| on_path(python))
+            .map(|python| on_path(python.as_path()))
             .collect::<Result<_, _>>()?;
         options.warm_native = self.warm_pool.into();
         options.warm_python = self.warm_pool.into();
@@ -103,7 +103,7 @@ impl NodeArguments {
 }
 
 /// The program's full path: nodes compare interpreters by it.
-fn on_path(program: &PathBuf) -> Result<PathBuf, Failure> {
+fn on_path(program: &Path) -> Result<PathBuf, Failure> {
     let found = if program.components().count() > 1 {
         std::path::absolute(program).ok().filter(|path| path.is_file())
     } else {

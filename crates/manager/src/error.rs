@@ -41,7 +41,7 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Cryptography.
-    #[error("cannot make keys and certificates: {0}; check the names given with `--name`")]
+    #[error("cannot make keys and certificates: {0}; check the names given with `--host-name`")]
     Certificate(String),
 }
 

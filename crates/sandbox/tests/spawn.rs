@@ -26,6 +26,8 @@ fn wait(fd: &OwnedFd) {
 fn finish(child: Child) -> (String, Option<i32>) {
     wait(&child.pidfd);
     let status = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+    // Another test's child may hold a copy of the pipe for the moment until it runs its program.
+    rustix::io::ioctl_fionbio(&child.output, false).unwrap();
     let mut text = String::new();
     std::fs::File::from(child.output).read_to_string(&mut text).unwrap();
     (text, status.and_then(|status| status.exit_status()))

@@ -48,12 +48,17 @@ async fn a_hot_worker_is_pinned_to_the_leases_core_and_promises_never_to_sleep()
     assert_eq!(grant.mode, Mode::Hot);
     let channel = site.channel(&grant, 0).await.unwrap();
     assert_eq!(u32::from(channel.verdict.options.get()), options::WORKER_NEVER_SLEEPS);
-    let status = std::fs::read_to_string(format!("/proc/{}/status", channel.verdict.worker_pid.get())).unwrap();
-    let allowed = status
-        .lines()
-        .find(|line| line.starts_with("Cpus_allowed_list"))
-        .unwrap();
-    assert_eq!(allowed.split_whitespace().last(), Some("1"));
+    let worker = channel.verdict.worker_pid.get();
+    let only_core = || {
+        let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap();
+        let allowed = status
+            .lines()
+            .find(|line| line.starts_with("Cpus_allowed_list"))
+            .unwrap();
+        allowed.split_whitespace().last() == Some("1")
+    };
+    // It pins itself as soon as it runs.
+    until("the pinning", only_core).await;
     let hash = site.put_library(&grant).await;
     let (channel, echo) = channel.load(hash, "echo").await;
     let (_channel, result) = channel.call(echo, 0, b"hot").await;

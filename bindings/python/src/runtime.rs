@@ -197,7 +197,9 @@ impl PythonRuntime {
     }
 
     fn report(&self, py: Python<'_>, error: PyErr, call: &mut Call<'_>) -> Status {
-        let packed = self.failure.bind(py).call1((error.value(py),));
+        let text = error.to_string();
+        // Taken apart like this, the exception carries its traceback.
+        let packed = self.failure.bind(py).call1((error.into_value(py),));
         let packed = packed.and_then(|packed| Ok(packed.downcast_into::<PyBytes>()?));
         match packed {
             Ok(packed) if call.put(packed.as_bytes()).is_ok() => Status::PythonException,
@@ -207,7 +209,7 @@ impl PythonRuntime {
             }
             Err(second) => {
                 call.fail(&format!(
-                    "the function raised {error}, which cannot be described: {second}"
+                    "the function raised {text}, which cannot be described: {second}"
                 ));
                 Status::FunctionError
             }

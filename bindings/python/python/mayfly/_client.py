@@ -112,6 +112,11 @@ class Client:
         self._lock = threading.Lock()
         _clients.add(self)
 
+    @classmethod
+    def _own(cls) -> Self:
+        """An embedded manager, whatever is configured."""
+        return cls(_native.Client.embedded(binary()))
+
     def lease(
         self,
         workers: int = 1,

@@ -16,8 +16,8 @@ class NativeFunction:
     """A symbol of a shared library, as a worker calls it.
 
     ``data`` is anything with a contiguous buffer: bytes, a NumPy array. ``out`` says how much room the output needs, as
-    a number of bytes or as a writable buffer that takes it. The output is bytes, a view of shared memory that reads like
-    them (``memoryview``), or what was given as ``out``.
+    a number of bytes or as a writable buffer that takes it. The output is bytes, a view of shared memory that reads
+    like them (``memoryview``), or what was given as ``out``.
     """
 
     def __init__(self, lease: Lease, number: int, name: str) -> None:

@@ -1,0 +1,41 @@
+"""One manager for all tests of the package: each test has leases of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.programs import bin_dir
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[mayfly.Client]:
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    with mayfly.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lease(client: mayfly.Client) -> Iterator[mayfly.Lease]:
+    """Two workers, shared by a module's tests."""
+    with client.lease(workers=2, mode="warm") as lease:
+        yield lease
+
+
+@pytest.fixture
+def own(client: mayfly.Client) -> Iterator[mayfly.Lease]:
+    """One worker for one test that does it harm."""
+    with client.lease(workers=1, mode="warm") as lease:
+        yield lease
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shared library with functions of both forms."""
+    from harness.compilers import compile_source
+
+    return compile_source(Path(__file__).parent / "functions.c", tmp_path_factory.mktemp("compiled") / "functions.so")

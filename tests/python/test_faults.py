@@ -1,0 +1,159 @@
+"""What goes wrong, and what the caller is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import cloudpickle
+import mayfly
+import pytest
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def square(x):
+    return x * x
+
+
+def test_a_worker_that_dies_in_a_call_is_replaced(own):
+    with pytest.raises(mayfly.WorkerDied) as caught:
+        own.call(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert caught.value.code == "maybe_executed"
+    assert own.call(square, 3) == 9
+    assert own.incarnations() == [2]
+
+
+def test_os_exit_ends_the_worker_and_says_so(own):
+    with pytest.raises(mayfly.WorkerDied, match="exit status 3"):
+        own.call(os._exit, 3)
+    assert own.call(square, 3) == 9
+
+
+def test_calls_behind_a_dead_worker_are_executed_all_the_same(own):
+    own.call(square, 1)
+    dying = own.submit(os._exit, 1)
+    behind = [own.submit(square, x) for x in range(20)]
+    assert [future.result(timeout=20) for future in behind] == [x * x for x in range(20)]
+    with pytest.raises(mayfly.WorkerDied):
+        dying.result()
+
+
+def test_an_idempotent_call_is_tried_again(own, tmp_path):
+    mark = tmp_path / "mark"
+
+    def once():
+        if not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return "second"
+
+    assert own.options(idempotent=True).call(once) == "second"
+
+
+def test_a_call_past_its_deadline_is_ended(own):
+    start = time.monotonic()
+    with pytest.raises(mayfly.DeadlineExceeded) as caught:
+        own.options(deadline=0.2).call(time.sleep, 60)
+    assert caught.value.code == "deadline_exceeded"
+    assert time.monotonic() - start < 10
+    assert own.options(deadline=10).call(square, 2) == 4
+
+
+def test_state_that_died_with_its_worker_is_said_to_be_lost(own):
+    incarnation = own.incarnations()[0]
+    pinned = own.options(worker=0, incarnation=incarnation)
+    assert pinned.call(square, 2) == 4
+    with pytest.raises(mayfly.WorkerDied):
+        own.call(os._exit, 1)
+    with pytest.raises(mayfly.StateLost):
+        pinned.call(square, 2)
+
+
+def test_a_released_lease_says_that_it_ended(client):
+    lease = client.lease(mode="warm")
+    lease.call(square, 1)
+    lease._native.release()
+    with pytest.raises(mayfly.Error) as caught:
+        lease.call(time.sleep, 30)
+    assert caught.value.code == "lease_ended"
+    lease.shutdown()
+
+
+def test_more_workers_than_there_are_cores_are_refused(client):
+    with pytest.raises(mayfly.Error) as caught:
+        client.lease(workers=1000, mode="hot")
+    assert caught.value.code in ("too_large", "no_capacity")
+
+
+def test_senseless_arguments_are_refused(client, own):
+    with pytest.raises(ValueError, match="mode"):
+        client.lease(mode="cold")
+    with pytest.raises(ValueError, match="deadline"):
+        own.options(deadline=-1)
+    with pytest.raises(mayfly.Error, match="slots"):
+        client.lease(slots=3)
+    with pytest.raises(mayfly.RequestError, match="workers"):
+        own.options(worker=7).submit(square, 1)
+
+
+def test_a_forked_child_is_told_to_connect_anew(own):
+    own.call(square, 1)
+
+    def child(pipe):
+        try:
+            own.call(square, 2)
+        except mayfly.Forked as error:
+            pipe.send(error.code)
+        else:
+            pipe.send("worked")
+
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=child, args=(there,))
+    process.start()
+    assert here.poll(20)
+    assert here.recv() == "forked"
+    process.join(10)
+    assert process.exitcode == 0
+    assert own.call(square, 3) == 9
+
+
+def test_interrupts_reach_a_thread_that_waits(own):
+    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+    future = own.submit(time.sleep, 60)
+    with pytest.raises(KeyboardInterrupt):
+        future.result(timeout=20)
+    future.kill()
+
+
+PROGRAM = """
+import mayfly, os, sys
+client = mayfly.connect()
+lease = client.lease(workers=1, mode="warm")
+print(lease.submit(pow, 2, 5).result(), lease.call(os.getpid), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 0), ("raise SystemExit(3)", 3), ("lease.submit(print).add_done_callback(print)", 0), ("os._exit(4)", 4)],
+)
+def test_a_program_that_forgets_to_shut_down_leaves_nothing(end, status, leakless):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    value, worker = done.stdout.split()[:2]
+    assert value == "32"
+    until = time.monotonic() + 15
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+        threading.Event().wait(0.02)
+    assert not os.path.exists(f"/proc/{worker}")
+    assert "Traceback" not in done.stderr

@@ -316,8 +316,11 @@ fn no_python(command: &Command, text: &str) -> Failure {
     )
 }
 
+/// Code, form and input of a function.
+type Described = (Vec<u8>, mayfly_client::Form, Vec<u8>);
+
 /// The runtime of an interpreter and a pickled function for it, as its `mayfly._bench describe` tells.
-fn describe_python(interpreter: &str) -> Result<(Runtime, (Vec<u8>, mayfly_client::Form, Vec<u8>)), Failure> {
+fn describe_python(interpreter: &str) -> Result<(Runtime, Described), Failure> {
     let command = python(interpreter, "describe");
     let unusable = no_python(&command, "its description makes no sense");
     let described = ask(command)?;

@@ -13,6 +13,7 @@ use mayfly_protocol::hello::{options as hello_options, transport as wire_transpo
 use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate, Request};
 use mayfly_protocol::slot::{Geometry, Status};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
@@ -21,7 +22,9 @@ use crate::node;
 /// Between two looks at the clock while spinning: 256 empty polls, under a microsecond of shared memory.
 const POLLS_PER_LOOK: u32 = 256;
 /// How often a sleeper looks around although nobody woke it.
-const SLEEP_LIMIT: Duration = Duration::from_millis(500);
+const SLEEP_LIMIT: Duration = Duration::from_millis(100);
+/// How often a wait looks whether the node still lives.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long the node may take to notice that a worker died.
 const FATE_LIMIT: Duration = Duration::from_secs(3);
 
@@ -58,7 +61,7 @@ pub struct Channel {
     spin: Option<Duration>,
     outstanding: u16,
     /// Keeps the connection on which the node sees that this client lives. Streams are that connection themselves.
-    _control: Option<OwnedFd>,
+    control: Option<OwnedFd>,
 }
 
 /// The output of a call, where it landed. Dropping it frees its slot.
@@ -165,7 +168,7 @@ impl Channel {
             worker_pid: verdict.worker_pid.get(),
             spin: options.spin,
             outstanding: 0,
-            _control: control,
+            control,
         })
     }
 
@@ -425,6 +428,7 @@ impl Channel {
     #[cold]
     fn wait_longer(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
         let since = Instant::now();
+        let mut looked_after = Duration::ZERO;
         loop {
             for _ in 0..POLLS_PER_LOOK {
                 if let Some(completion) = self.poll()? {
@@ -435,9 +439,24 @@ impl Channel {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
+            if since.elapsed() >= looked_after + LOOK_EVERY {
+                looked_after = since.elapsed();
+                self.check_node()?;
+            }
             if self.spin.is_some_and(|spin| since.elapsed() >= spin) {
                 self.link.wait(left.unwrap_or(SLEEP_LIMIT).min(SLEEP_LIMIT))?;
             }
+        }
+    }
+
+    /// The node closes a channel and says why; a node that died says nothing, but its end of the connection is gone.
+    pub(crate) fn check_node(&self) -> Result<(), LinkError> {
+        let Some(control) = &self.control else { return Ok(()) };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut waiting = [PollFd::new(control, PollFlags::IN | PollFlags::RDHUP)];
+        match rustix::event::poll(&mut waiting, Some(&now)) {
+            Ok(1..) => Err(LinkError::PeerGone),
+            _ => Ok(()),
         }
     }
 

@@ -259,6 +259,7 @@ impl Pool {
         state.driving = true;
         let since = Instant::now();
         let mut idle_since = since;
+        let mut looked_at = since;
         'drive: loop {
             for _ in 0..ROUNDS_PER_LOOK {
                 if state.dispatch.poll() {
@@ -273,6 +274,13 @@ impl Pool {
             }
             if since.elapsed() >= limit {
                 break;
+            }
+            if looked_at.elapsed() >= SLEEP_LIMIT {
+                looked_at = Instant::now();
+                state.dispatch.check_nodes();
+                if enough(&state.dispatch) {
+                    break;
+                }
             }
             if self.wanting.load(Ordering::Relaxed) > 0 {
                 drop(state);

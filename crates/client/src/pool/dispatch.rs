@@ -357,6 +357,18 @@ impl Dispatch {
         came
     }
 
+    /// Finds channels whose node died without a word.
+    pub fn check_nodes(&mut self) {
+        for index in 0..self.workers.len() {
+            let Some(channel) = &self.workers[index].channel else {
+                continue;
+            };
+            if let Err(error) = channel.check_node() {
+                self.on_broken(index, &error);
+            }
+        }
+    }
+
     /// Sends queued calls to whoever has room.
     fn feed(&mut self) {
         let mut stuck = VecDeque::new();

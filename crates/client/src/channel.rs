@@ -21,6 +21,8 @@ use crate::node;
 
 /// Between two looks at the clock while spinning: 256 empty polls, under a microsecond of shared memory.
 const POLLS_PER_LOOK: u32 = 256;
+/// An empty poll of a stream is a system call.
+const STREAM_POLLS_PER_LOOK: u32 = 2;
 /// How often a sleeper looks around although nobody woke it.
 const SLEEP_LIMIT: Duration = Duration::from_millis(100);
 /// How often a wait looks whether the node still lives.
@@ -417,7 +419,7 @@ impl Channel {
 
     #[inline]
     fn spin_or_sleep(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
-        for _ in 0..POLLS_PER_LOOK {
+        for _ in 0..self.polls_per_look() {
             if let Some(completion) = self.poll()? {
                 return Ok(Some(completion));
             }
@@ -425,12 +427,20 @@ impl Channel {
         self.wait_longer(until)
     }
 
+    #[inline]
+    fn polls_per_look(&self) -> u32 {
+        match &self.link {
+            AnyLink::Mapped(_) => POLLS_PER_LOOK,
+            AnyLink::Stream(_) => STREAM_POLLS_PER_LOOK,
+        }
+    }
+
     #[cold]
     fn wait_longer(&mut self, until: Option<Instant>) -> Result<Option<Completion>, LinkError> {
         let since = Instant::now();
         let mut looked_after = Duration::ZERO;
         loop {
-            for _ in 0..POLLS_PER_LOOK {
+            for _ in 0..self.polls_per_look() {
                 if let Some(completion) = self.poll()? {
                     return Ok(Some(completion));
                 }

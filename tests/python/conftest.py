@@ -1,4 +1,4 @@
-"""One manager for all tests of the package: each test has leases of its own."""
+"""One manager for each module's tests of the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.programs import bin_dir
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client() -> Iterator[mayfly.Client]:
     os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
     with mayfly.connect() as client:

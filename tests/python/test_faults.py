@@ -145,7 +145,7 @@ print(lease.submit(pow, 2, 5).result(), lease.call(os.getpid), flush=True)
     ("end", "status"),
     [("", 0), ("raise SystemExit(3)", 3), ("lease.submit(print).add_done_callback(print)", 0), ("os._exit(4)", 4)],
 )
-def test_a_program_that_forgets_to_shut_down_leaves_nothing(end, status, leakless):
+def test_a_program_that_forgets_to_shut_down_leaves_nothing(end, status):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -157,3 +157,66 @@ def test_a_program_that_forgets_to_shut_down_leaves_nothing(end, status, leakles
         threading.Event().wait(0.02)
     assert not os.path.exists(f"/proc/{worker}")
     assert "Traceback" not in done.stderr
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_lease_that_was_shut_down_keeps_no_descriptor_and_no_thread(client):
+    with client.lease(mode="warm") as lease:
+        lease.call(square, 1)
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(5):
+        with client.lease(workers=2, mode="warm") as lease:
+            assert list(lease.map(square, range(10))) == [x * x for x in range(10)]
+            lease.submit(square, 3).add_done_callback(lambda future: future.result())
+    assert descriptors() <= before
+    assert threading.active_count() <= threads
+
+
+def test_a_lease_that_is_dropped_is_released(client):
+    lease = client.lease(mode="warm")
+    lease.call(square, 1)
+    held = lease.id
+
+    def state():
+        return next(each["state"] for each in client.leases() if each["lease"] == held)
+
+    assert state() == "active"
+    del lease
+    until = time.monotonic() + 10
+    while state() == "active" and time.monotonic() < until:
+        threading.Event().wait(0.01)
+    assert state() == "released"
+
+
+def test_a_client_tells_of_its_nodes(client):
+    assert len(client.nodes()) == 1
+    assert "embedded" in repr(client)
+
+
+def test_a_manager_that_runs_is_found_by_its_directory(up, monkeypatch):
+    with mayfly.connect(up.state) as client, client.lease(mode="warm") as lease:
+        assert lease.call(square, 4) == 16
+    monkeypatch.setenv("MAYFLY_MANAGER", str(up.state))
+    with mayfly.connect() as client:
+        assert "embedded" not in repr(client)
+    with pytest.raises(mayfly.ConnectionFailed, match="mayfly up"):
+        mayfly.connect(up.state / "nowhere")
+
+
+def test_the_package_has_the_program(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv = ['mayfly', 'version']; from mayfly._program import main; main()",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert mayfly.__version__ in done.stdout

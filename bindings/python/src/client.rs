@@ -84,6 +84,7 @@ impl Client {
         Ok(self.inner.get(py)?.describe())
     }
 
+    #[allow(clippy::too_many_arguments)] // Python names them
     /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
     #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node))]
     fn lease(
@@ -178,6 +179,7 @@ impl Lease {
         Ok(hash.to_string())
     }
 
+    #[allow(clippy::too_many_arguments)] // Python names them
     /// Opens a channel to every worker.
     #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3))]
     fn pool(

@@ -9,6 +9,7 @@ mod pool;
 mod runtime;
 mod shared;
 
+use mayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -16,8 +17,11 @@ use pyo3::prelude::*;
 #[pyfunction]
 fn executor_main(py: Python<'_>) -> PyResult<()> {
     let mut runtime = runtime::PythonRuntime::new(py)?;
-    py.detach(|| mayfly_executor::run(&mut runtime))
-        .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    match py.detach(|| mayfly_executor::run(&mut runtime)) {
+        // The node ended the lease while something was being said to it.
+        Err(ExecutorError::Control(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| PyRuntimeError::new_err(error.to_string())),
+    }
 }
 
 #[pymodule]

@@ -357,6 +357,13 @@ impl Pool {
         Ok(())
     }
 
+    /// Closes every channel.
+    fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
+        let shared = self.shared.get(py)?;
+        py.detach(|| shared.pool.disconnect());
+        Ok(())
+    }
+
     /// Takes back every call that was not sent.
     fn cancel_all(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.get(py)?.pool.cancel_all();
@@ -397,9 +404,11 @@ impl Pool {
             }
             py.detach(|| {
                 let slice = Instant::now() + SLICE;
+                let mut pause = Duration::from_micros(50);
                 while shared.pool.pending() > 0 && Instant::now() < slice {
                     if !shared.pool.poll() {
-                        std::thread::sleep(Duration::from_micros(200));
+                        std::thread::sleep(pause);
+                        pause = (2 * pause).min(Duration::from_millis(5));
                     }
                 }
             });

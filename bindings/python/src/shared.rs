@@ -48,7 +48,7 @@ impl SharedMemory {
         let (buffer, length) = known.get(&(bytes.as_ptr() as usize))?;
         let buffer = buffer.upgrade()?;
         // One is ours, one its object's; another belongs to a call under way.
-        (bytes.len() <= *length && Arc::strong_count(&buffer) == 2).then(|| (buffer, bytes.len()))
+        (bytes.len() <= *length && Arc::strong_count(&buffer) == 2).then_some((buffer, bytes.len()))
     }
 }
 

@@ -315,6 +315,12 @@ impl Pool {
         cancelled
     }
 
+    /// Closes every channel. Calls that have not ended end as [`Code::LeaseEnded`]; outcomes can still be taken.
+    pub fn disconnect(&self) {
+        self.lock().dispatch.disconnect();
+        self.changed.notify_all();
+    }
+
     /// Takes every call out of the queue that was not sent.
     pub fn cancel_all(&self) {
         self.lock().dispatch.cancel_all();

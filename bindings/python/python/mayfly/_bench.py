@@ -2,7 +2,8 @@
 
 ``invoke`` prints one JSON object: round trips of a function that does nothing (``samples_ns``), how many a second go
 through futures (``futures_per_s``), and with ``--items`` the rate of `Lease.map` with no chunk size beside that of the
-standard library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python function.
+standard library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python
+function.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ class Lease(cf.Executor):
         self._native = native
         self._pool = pool
         self._client = client
+        # Not a method: a cycle would keep the channels open until the garbage collector comes by.
+        self._register = functools.partial(_register, native, pool)
         self._functions = Functions(self._register)
         self._grant: dict[str, Any] = json.loads(native.grant())
         self._shut = False
@@ -271,6 +273,7 @@ class Lease(cf.Executor):
             if self._helper is not threading.current_thread():
                 self._helper.join()
             self._native.release()
+            self._pool.disconnect()
             self._client._forget(self)
 
     def __enter__(self) -> Self:
@@ -296,9 +299,6 @@ class Lease(cf.Executor):
     def _mapper(self) -> int:
         return self._register(cloudpickle.dumps(_worker.apply_map, protocol=5))
 
-    def _register(self, code: bytes) -> int:
-        return self._pool.register_python(self._native.put_code(code), _PYTHON, cloudpickle.__version__)
-
     @staticmethod
     def _milliseconds(deadline: float | None) -> int:
         if deadline is None:
@@ -319,6 +319,10 @@ class Lease(cf.Executor):
         future = self._watched.pop(call, None)
         if future is not None:
             future._look()
+
+
+def _register(native: _native.Lease, pool: _native.Pool, code: bytes) -> int:
+    return pool.register_python(native.put_code(code), _PYTHON, cloudpickle.__version__)
 
 
 def _help(lease: weakref.ref[Lease], pool: _native.Pool) -> None:

@@ -631,6 +631,28 @@ impl Dispatch {
         true
     }
 
+    pub fn disconnect(&mut self) {
+        let over = CallError::new(Code::LeaseEnded, "the channels of this lease were closed; lease again");
+        for worker in &mut self.workers {
+            worker.channel = None;
+            worker.gone = Some(over.clone());
+            worker.in_flight.clear();
+            worker.rooms.clear();
+            worker.parked.clear();
+        }
+        self.queue.clear();
+        let open = |call: &Call| matches!(call, Call::Waiting(_) | Call::Sent(_));
+        let left: Vec<_> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| open(call))
+            .map(|(id, _)| *id)
+            .collect();
+        for call in left {
+            self.end(call, Err(over.clone()));
+        }
+    }
+
     pub fn cancel_all(&mut self) {
         let waiting: Vec<_> = self
             .calls

@@ -114,6 +114,17 @@ def explain_load(error: BaseException) -> str:
     return text
 
 
+def warm_up() -> None:
+    """What the parent does once, so that no worker has to: it leaves caches filled and pages shared."""
+    import gc
+    import traceback  # noqa: F401 - the first exception would import it
+
+    pickle.loads(cloudpickle.dumps(lambda argument: argument, protocol=5))(None)
+    gc.collect()
+    # A collection in a worker would otherwise write to, and so copy, every page that holds an object.
+    gc.freeze()
+
+
 def after_fork() -> None:
     """What a new worker does first. The interpreter's own hooks have reseeded ``random`` already."""
     if "numpy" in sys.modules:

@@ -12,8 +12,9 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(line_buffering=True)
-    from mayfly import _native
+    from mayfly import _native, _worker
 
+    _worker.warm_up()
     try:
         _native.executor_main()
     except RuntimeError as error:

@@ -85,6 +85,7 @@ impl<R: Runtime> Worker<'_, R> {
             AnyLink::Stream(_) => STREAM_POLLS_PER_LOOK,
         };
         let hot_ticks = match self.hot_for_ms {
+            0 => 0,
             u32::MAX => u64::MAX,
             ms => clock::ticks_of_ms(ms.into()),
         };

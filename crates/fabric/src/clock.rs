@@ -18,12 +18,22 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// Ticks in a microsecond, measured once against the monotonic clock over 2 ms (an error of about 0.01 %).
+/// Environment variable in which a node tells its executors the rate that it measured, so that a cold start does not
+/// wait for another measurement.
+pub const RATE_VARIABLE: &str = "MAYFLY_TICKS_PER_US";
+
+/// Ticks in a microsecond: told by the node, or measured once against the monotonic clock over 2 ms.
 pub fn ticks_per_us() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {
         if !cfg!(target_arch = "x86_64") {
             return 1000.0;
+        }
+        let told = std::env::var(RATE_VARIABLE)
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok());
+        if let Some(rate) = told.filter(|rate| rate.is_finite() && *rate > 1.0) {
+            return rate;
         }
         let (from, since) = (ticks(), Instant::now());
         while since.elapsed().as_micros() < 2000 {

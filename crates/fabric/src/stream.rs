@@ -584,10 +584,38 @@ impl Link for StreamLink {
         if self.gone {
             return Err(LinkError::PeerGone);
         }
-        if self.queue.is_empty() && !self.wire.has_plaintext() {
-            self.wire.block(PollFlags::IN, limit)?;
+        if !self.queue.is_empty() || self.wire.has_plaintext() {
+            return Ok(());
         }
-        Ok(())
+        // In clear and between messages, the frame comes with the call that waits for it.
+        if self.wire.is_encrypted() || self.incoming.is_some() || self.start != self.end {
+            self.wire.block(PollFlags::IN, limit)?;
+            return Ok(());
+        }
+        (self.start, self.end) = (0, 0);
+        match self.wire.receive_blocking(&mut self.receive, limit) {
+            Ok(0) => {
+                self.gone = true;
+                Err(LinkError::PeerGone)
+            }
+            Ok(received) => {
+                self.end = received;
+                Ok(())
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) if is_disconnect(&error) => {
+                self.gone = true;
+                Err(LinkError::PeerGone)
+            }
+            Err(error) => Err(LinkError::Io(error)),
+        }
     }
 
     fn allocate(&mut self, length: usize) -> Result<Buffer, LinkError> {

@@ -9,7 +9,11 @@ use mayfly_fabric::{AnyLink, Link, LinkError, Payload, shm};
 use mayfly_protocol::node_api::End;
 use mayfly_protocol::slot::Geometry;
 
-const GEOMETRY: Geometry = Geometry { slots: 16, stride_bytes: 256, bulk_bytes: 16 << 20 };
+const GEOMETRY: Geometry = Geometry {
+    slots: 16,
+    stride_bytes: 256,
+    bulk_bytes: 16 << 20,
+};
 const DESCRIPTOR: &str = "MAYFLY_TEST_RING";
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -45,7 +49,9 @@ fn next(link: &mut AnyLink, noise: &mut Noise) -> Result<u32, LinkError> {
 /// Not a test of its own: the worker's process of the one below.
 #[test]
 fn worker_process() {
-    let Ok(descriptor) = std::env::var(DESCRIPTOR) else { return };
+    let Ok(descriptor) = std::env::var(DESCRIPTOR) else {
+        return;
+    };
     // SAFETY: the parent passed this descriptor on.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor.parse().unwrap()) };
     let mut link = AnyLink::Mapped(shm::worker(file, GEOMETRY, false).unwrap());

@@ -54,11 +54,16 @@ impl Pool {
     }
 
     fn program(&self, kind: &Kind) -> Program {
+        // Measured once, here, and not at every cold start.
+        let rate = (
+            OsString::from(mayfly_fabric::clock::RATE_VARIABLE),
+            Some(mayfly_fabric::clock::ticks_per_us().to_string().into()),
+        );
         match kind {
             Kind::Native => Program {
                 program: self.native.clone(),
                 arguments: Vec::new(),
-                environment: Vec::new(),
+                environment: vec![rate],
             },
             Kind::Python { executable, path } => {
                 let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
@@ -75,6 +80,7 @@ impl Pool {
                     environment: vec![
                         (OsString::from("PYTHONPATH"), joined),
                         ("PYTHONUNBUFFERED".into(), Some("1".into())),
+                        rate,
                     ],
                 }
             }

@@ -17,6 +17,8 @@ const RECORD_BYTES: usize = 16 << 10;
 pub struct Wire {
     socket: Arc<OwnedFd>,
     session: Option<Box<rustls::Connection>>,
+    /// How long a blocking receive blocks, as the kernel was told last.
+    limit: Duration,
 }
 
 /// The socket as rustls wants it.
@@ -56,10 +58,12 @@ impl Wire {
     pub fn plain(socket: OwnedFd) -> std::io::Result<Self> {
         // Not an error on a Unix socket, which tests use too.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-        rustix::io::ioctl_fionbio(&socket, true)?;
+        // Every call says for itself that it must not block; one, in `receive_blocking`, may.
+        rustix::io::ioctl_fionbio(&socket, false)?;
         Ok(Self {
             socket: Arc::new(socket),
             session: None,
+            limit: Duration::ZERO,
         })
     }
 
@@ -152,6 +156,17 @@ impl Wire {
             }
             session.process_new_packets().map_err(broken)?;
         }
+    }
+
+    /// Receives into `target` in clear, blocking for at most `limit`: one system call where waiting and receiving are two.
+    pub fn receive_blocking(&mut self, target: &mut [u8], limit: Duration) -> std::io::Result<usize> {
+        // A limit of zero would mean none.
+        let limit = limit.max(Duration::from_millis(1));
+        if self.limit != limit {
+            rustix::net::sockopt::set_socket_timeout(&self.socket, rustix::net::sockopt::Timeout::Recv, Some(limit))?;
+            self.limit = limit;
+        }
+        Ok(rustix::net::recv(&self.socket, target, RecvFlags::empty())?.0)
     }
 
     /// Sends from `first`, then `second`; how many bytes were taken.

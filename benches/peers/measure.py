@@ -1,0 +1,103 @@
+"""One peer's figures. Each peer is a context manager that yields a `Peer`; this module times what it can do."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ARGUMENT = b"x" * 1024
+ITEMS = 1_000_000
+ROUNDS = 3
+# From a thousand, which costs much in overhead, to as many as leave each of two workers one chunk.
+CHUNKS = (1_000, 10_000, 50_000, 125_000, 500_000)
+
+
+@dataclass
+class Peer:
+    """How to ask one peer for the same three things."""
+
+    call: Callable[[bytes], Any]  # a round trip
+    submit_all: Callable[[int], Any]  # so many futures, and all their results
+    map_all: Callable[[Sequence[int], int], list[int]]  # items and a chunk size (which may be 0 where none is needed)
+    workers: int
+    version: str
+    chunks: Sequence[int] = CHUNKS
+    note: str = ""
+
+
+def chunks_of(items: Sequence[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _round_trips(call: Callable[[bytes], Any], calls: int) -> list[int]:
+    clock = time.perf_counter_ns
+    samples = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(calls):
+            start = clock()
+            call(ARGUMENT)
+            samples.append(clock() - start)
+    finally:
+        gc.enable()
+    return samples
+
+
+def _fitting(one: float, seconds: float, least: int, most: int) -> int:
+    """How many of what takes so long fit into the time."""
+    return max(least, min(most, int(seconds / one)))
+
+
+def measure(peer: Peer, say: Callable[[dict[str, Any]], None]) -> None:
+    """Warms the peer up, then measures in rounds that take turns. Says what it has after every round, so that a peer
+    that comes to its deadline keeps what was measured before."""
+    for _ in range(50):
+        peer.call(ARGUMENT)
+    calls = _fitting(statistics.median(_round_trips(peer.call, 50)) / 1e9, 0.7, 100, 20_000)
+    peer.submit_all(100)
+    futures = _fitting(min(_seconds(lambda: peer.submit_all(300)) for _ in range(2)) / 300, 0.7, 300, 50_000)
+
+    items = range(ITEMS)
+    if peer.map_all(items, peer.chunks[len(peer.chunks) // 2]) != list(range(1, ITEMS + 1)):
+        raise AssertionError("the map's result is wrong")
+    sweep = {chunk: ITEMS / _seconds(lambda chunk=chunk: peer.map_all(items, chunk)) for chunk in peer.chunks}
+    best = max(sweep, key=sweep.__getitem__)
+
+    samples: list[int] = []
+    submit_rates: list[float] = []
+    map_rates: list[float] = []
+    for _ in range(ROUNDS):
+        samples += _round_trips(peer.call, calls)
+        submit_rates.append(futures / _seconds(lambda: peer.submit_all(futures)))
+        map_rates.append(ITEMS / _seconds(lambda: peer.map_all(items, best)))
+        ordered = sorted(samples)
+        say(
+            {
+                "version": peer.version,
+                "workers": peer.workers,
+                "note": peer.note,
+                "rounds": len(map_rates),
+                "calls": len(ordered),
+                "p50_ns": ordered[len(ordered) // 2],
+                "p99_ns": ordered[len(ordered) * 99 // 100],
+                "futures": futures,
+                # The best round: what else runs on the machine only ever takes away.
+                "futures_per_s": max(submit_rates),
+                "futures_per_s_rounds": submit_rates,
+                "map_items": ITEMS,
+                "map_per_s": max(map_rates),
+                "map_per_s_rounds": map_rates,
+                "map_chunk": best,
+                "map_sweep_per_s": sweep,
+            }
+        )

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from harness.compilers import compile_source
 from harness.programs import ROOT, run
 
 
-def block(language: str) -> str:
-    """The README's first code block in a language."""
-    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"README.md has no ```{language} block"
-    return found[1]
+def block(language: str, index: int = 0) -> str:
+    """One of the README's code blocks in a language, by default the first."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(found) > index, f"README.md has {len(found)} ```{language} blocks"
+    return str(found[index])
 
 
 def test_the_python_lines_run_as_they_stand(tmp_path: Path, leakless: Callable[..., None]) -> None:
@@ -34,3 +35,15 @@ def test_the_c_function_compiles_without_a_warning_and_computes(tmp_path: Path) 
     assert library.area(sides, 8, ctypes.byref(area)) == 4
     assert area.value == 42
     assert library.area(sides, 7, ctypes.byref(area)) == 0
+
+
+@pytest.mark.parametrize(("language", "index", "suffix"), [("c", 1, "c"), ("cpp", 0, "cpp")])
+def test_the_c_and_cxx_programs_call_the_function(
+    tmp_path: Path, leakless: Callable[..., None], language: str, index: int, suffix: str
+) -> None:
+    function, program = tmp_path / "area.c", tmp_path / f"program.{suffix}"
+    function.write_text(block("c"))
+    program.write_text(block(language, index))
+    compile_source(function, tmp_path / "area.so")
+    compile_source(program, tmp_path / "program")
+    assert run(tmp_path / "program", timeout=100, cwd=tmp_path).stdout == "4 bytes: 42\n"

@@ -1,5 +1,6 @@
 //! Where leases come from: a manager, or one node directly.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +8,7 @@ use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Connection, LeaseStatus, NodeAddress, NodeStatus};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
+use mayfly_protocol::ids::{CodeHash, NodeId};
 use mayfly_protocol::node_api::{Request, Response};
 use zerocopy::FromBytes;
 
@@ -37,6 +39,8 @@ struct Inner {
     // Declared before `embedded`: connections close before the processes behind them end.
     source: Arc<Source>,
     embedded: Mutex<Option<Embedded>>,
+    /// Code that nodes are known to keep, so that it is neither sent nor asked about twice.
+    known_code: Mutex<HashSet<(NodeId, CodeHash)>>,
 }
 
 /// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
@@ -94,8 +98,13 @@ impl Client {
             inner: Arc::new(Inner {
                 source: Arc::new(source),
                 embedded: Mutex::new(embedded),
+                known_code: Mutex::default(),
             }),
         })
+    }
+
+    pub(crate) fn known_code(&self) -> &Mutex<HashSet<(NodeId, CodeHash)>> {
+        &self.inner.known_code
     }
 
     fn embedded_manager(&self) -> MutexGuard<'_, Option<Embedded>> {

@@ -1,6 +1,5 @@
 //! A lease: the right to some workers, until it ends.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -79,14 +78,13 @@ impl LeaseOptions {
 
 pub(crate) struct Inner {
     /// Keeps an embedded manager alive for as long as one of its leases.
-    _client: Client,
+    client: Client,
     source: Arc<Source>,
     grant: Mutex<Grant>,
     token: Mutex<Token>,
     pub(crate) node: NodeAddress,
     pub(crate) holder: SigningKey,
     control: Mutex<Option<Control>>,
-    known_code: Mutex<HashSet<CodeHash>>,
     released: AtomicBool,
 }
 
@@ -103,14 +101,13 @@ pub struct Lease {
 impl Lease {
     pub(crate) fn new(client: Client, source: Arc<Source>, grant: Grant, holder: SigningKey) -> Result<Self, Error> {
         let inner = Inner {
-            _client: client,
+            client,
             source,
             token: Mutex::new(parse_token(&grant.token)?),
             node: grant.node.clone(),
             grant: Mutex::new(grant),
             holder,
             control: Mutex::new(None),
-            known_code: Mutex::default(),
             released: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -139,7 +136,8 @@ impl Lease {
     /// Makes code known to the node, if it is not yet, and answers its hash.
     pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, Error> {
         let hash = CodeHash(Sha256::digest(code).into());
-        if lock(&self.inner.known_code).contains(&hash) {
+        let known = (self.inner.node.id, hash);
+        if lock(self.inner.client.known_code()).contains(&known) {
             return Ok(hash);
         }
         self.inner
@@ -147,7 +145,7 @@ impl Lease {
                 Response::Code { present: true } => Ok(()),
                 _ => control.put_code(hash, code),
             })?;
-        lock(&self.inner.known_code).insert(hash);
+        lock(self.inner.client.known_code()).insert(known);
         Ok(hash)
     }
 

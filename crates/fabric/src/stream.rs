@@ -22,6 +22,11 @@ use wire::Wire;
 
 /// Receive buffer: a few hundred small frames for one system call, and no less than two of the largest slots.
 const RECEIVE_BYTES: usize = 128 << 10;
+/// Received at a time while no large payload is under way: what of one comes along with its header is copied once more.
+const RECEIVE_AT_ONCE_BYTES: usize = 32 << 10;
+/// Tries to send into a full socket before blocking: the peer is most often busy emptying it, and blocking and waking cost
+/// more than these tries.
+const TRIES_BEFORE_BLOCKING: u32 = 64;
 /// A peer that takes nothing for this long while we have something to send is gone.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// How long a TLS handshake may take.
@@ -260,8 +265,12 @@ impl StreamLink {
                     self.receive.copy_within(self.start..self.end, 0);
                     (self.start, self.end) = (0, self.end - self.start);
                 }
+                let until = self
+                    .receive
+                    .len()
+                    .min(self.end + RECEIVE_AT_ONCE_BYTES.max(self.geometry.stride_bytes as usize));
                 self.wire
-                    .receive(&mut self.receive[self.end..])
+                    .receive(&mut self.receive[self.end..until])
                     .inspect(|n| self.end += n)
             }
         };
@@ -321,6 +330,7 @@ impl StreamLink {
         let total = head.len() + body.len();
         let mut sent = 0;
         let mut progress: Option<Instant> = None;
+        let mut tries = 0;
         loop {
             let result = if sent < head.len() {
                 self.wire.send(&head[sent..], body)
@@ -335,6 +345,7 @@ impl StreamLink {
                 Ok(n) => {
                     sent += n;
                     progress = None;
+                    tries = 0;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     // A message half received in place keeps its memory while we receive aside: only whole ones move.
@@ -344,6 +355,10 @@ impl StreamLink {
                     self.receive_aside()?;
                     if progress.get_or_insert_with(Instant::now).elapsed() > STALL_LIMIT {
                         return Err(LinkError::PeerGone);
+                    }
+                    tries += 1;
+                    if tries < TRIES_BEFORE_BLOCKING {
+                        continue;
                     }
                     let full = self.queue.len() >= self.geometry.slots as usize;
                     self.wire.block(
@@ -593,7 +608,11 @@ impl Link for StreamLink {
             return Ok(());
         }
         (self.start, self.end) = (0, 0);
-        match self.wire.receive_blocking(&mut self.receive, limit) {
+        let at_once = self
+            .receive
+            .len()
+            .min(RECEIVE_AT_ONCE_BYTES.max(self.geometry.stride_bytes as usize));
+        match self.wire.receive_blocking(&mut self.receive[..at_once], limit) {
             Ok(0) => {
                 self.gone = true;
                 Err(LinkError::PeerGone)

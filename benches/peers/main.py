@@ -35,7 +35,7 @@ PEERS = {
     "multiprocessing.Pool": Entry("peer_pool"),
     "Mayfly, hot": Entry("peer_mayfly_hot"),
     "Mayfly, warm": Entry("peer_mayfly_warm"),
-    "DragonHPC pool": Entry("peer_dragon", "dragonhpc", ("_dragon", "psm_", "sem.mp-")),
+    "DragonHPC pool": Entry("peer_dragon", "dragonhpc", ("DD", "psm_", "sem.mp-")),
     "Ray actor": Entry("peer_ray_actor", "ray", ("plasma", "ray")),
     "Ray task": Entry("peer_ray_task", "ray", ("plasma", "ray")),
     "Parsl HTEX": Entry("peer_parsl", "parsl"),

@@ -2,6 +2,7 @@
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def _progress(what: str) -> None:
+    """Where a peer that comes to its deadline or fails was: its last lines are part of the report."""
+    print(f"[peer] {what}", file=sys.stderr, flush=True)
+
+
 def _round_trips(call: Callable[[bytes], Any], calls: int) -> list[int]:
     clock = time.perf_counter_ns
     samples = []
@@ -61,12 +67,15 @@ def _fitting(one: float, seconds: float, least: int, most: int) -> int:
 def measure(peer: Peer, say: Callable[[dict[str, Any]], None]) -> None:
     """Warms the peer up, then measures in rounds that take turns. Says what it has after every round, so that a peer
     that comes to its deadline keeps what was measured before."""
+    _progress("round trips")
     for _ in range(50):
         peer.call(ARGUMENT)
     calls = _fitting(statistics.median(_round_trips(peer.call, 50)) / 1e9, 0.7, 100, 20_000)
+    _progress("futures")
     peer.submit_all(100)
     futures = _fitting(min(_seconds(lambda: peer.submit_all(300)) for _ in range(2)) / 300, 0.7, 300, 50_000)
 
+    _progress("map")
     items = range(ITEMS)
     if peer.map_all(items, peer.chunks[len(peer.chunks) // 2]) != list(range(1, ITEMS + 1)):
         raise AssertionError("the map's result is wrong")
@@ -76,7 +85,8 @@ def measure(peer: Peer, say: Callable[[dict[str, Any]], None]) -> None:
     samples: list[int] = []
     submit_rates: list[float] = []
     map_rates: list[float] = []
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
+        _progress(f"round {turn + 1}: {calls} round trips, {futures} futures, map in chunks of {best}")
         samples += _round_trips(peer.call, calls)
         submit_rates.append(futures / _seconds(lambda: peer.submit_all(futures)))
         map_rates.append(ITEMS / _seconds(lambda: peer.map_all(items, best)))

@@ -1,6 +1,7 @@
 """Dask distributed: a local cluster of processes with one thread each."""
 
 import itertools
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +28,9 @@ def start(workers: int) -> Iterator[Peer]:
     ):
 
         def map_all(items: range, chunk: int) -> list[int]:
-            futures = client.map(increment_all, list(chunks_of(items, chunk)), pure=False)
+            # As arrays: lists it would search for futures, number by number.
+            parts = [array("q", part) for part in chunks_of(items, chunk)]
+            futures = client.map(increment_all, parts, pure=False)
             return list(itertools.chain.from_iterable(client.gather(futures)))
 
         yield Peer(

@@ -34,7 +34,6 @@ def start(workers: int) -> Iterator[Peer]:
         run_dir=tempfile.mkdtemp(),
         usage_tracking=0,
         strategy="none",
-        app_cache=False,
         initialize_logging=False,
     )
     with parsl.load(config):

@@ -23,6 +23,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("mayfly-cli", 5),
     ("mayfly-c", 5),
     ("mayfly-python", 5),
+    ("mayfly-examples", 6),
     ("mayfly-testkit", 6),
 ];
 

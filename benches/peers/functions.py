@@ -1,5 +1,6 @@
 """What every peer runs. In a module of its own, so that all of them can pickle it by name."""
 
+from array import array
 from collections.abc import Sequence
 
 
@@ -15,3 +16,8 @@ def increment(number: int) -> int:
 def increment_all(numbers: Sequence[int]) -> list[int]:
     """A chunk of the map, for peers whose map takes no chunk size: the loop that their users write."""
     return [increment(number) for number in numbers]
+
+
+def increment_array(numbers: "array[int]") -> "array[int]":
+    """The same chunk as an array, for peers that take lists apart number by number."""
+    return array("q", [increment(number) for number in numbers])

@@ -105,7 +105,7 @@ def run(command: list[str], env: dict[str, str], deadline: float, shared_prefixe
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,  # and no session of its own, in which Dragon's launcher would wait for ever
             )
             try:
                 status = process.wait(deadline)

@@ -28,9 +28,9 @@ pub struct Options {
     pub force: bool,
 }
 
-/// Between two starts from a warm pool: time for the node to make up for the executor taken. A Python interpreter with
-/// its imports takes some 100 ms.
-const REFILL: Duration = Duration::from_millis(400);
+/// Between two starts from a warm pool: time for the node to make up for the executor taken. It waits 100 ms before it
+/// does, and a Python interpreter with its imports takes some 100 ms more.
+const REFILL: Duration = Duration::from_millis(600);
 
 /// Measures.
 pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdReport, Error> {

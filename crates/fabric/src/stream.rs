@@ -27,6 +27,8 @@ const RECEIVE_AT_ONCE_BYTES: usize = 32 << 10;
 /// Tries to send into a full socket before blocking: the peer is most often busy emptying it, and blocking and waking cost
 /// more than these tries.
 const TRIES_BEFORE_BLOCKING: u32 = 64;
+/// A worker has an input and an output in hand.
+const SPARES: usize = 2;
 /// A peer that takes nothing for this long while we have something to send is gone.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// How long a TLS handshake may take.
@@ -70,7 +72,8 @@ pub struct StreamLink {
     incoming: Option<Incoming>,
     queue: VecDeque<Message>,
     current: Option<Message>,
-    spare: Option<Buffer>,
+    /// Buffers of messages that are done with: an input's and an output's.
+    spares: Vec<Buffer>,
     compose: Vec<u8>,
     rooms: Vec<Option<Room>>,
     next_out: u32,
@@ -106,7 +109,7 @@ impl StreamLink {
             incoming: None,
             queue: VecDeque::new(),
             current: None,
-            spare: None,
+            spares: Vec::new(),
             compose: vec![0; stride],
             rooms: vec![None; geometry.slots as usize],
             next_out: 1,
@@ -128,9 +131,9 @@ impl StreamLink {
 
     /// A buffer for a payload that comes in, reusing the last one: fresh memory costs as much as the copy.
     fn buffer_for(&mut self, length: usize) -> Result<Buffer, LinkError> {
-        if let Some(mut spare) = self.spare.take()
-            && spare.resize(length)
-        {
+        if let Some(at) = self.spares.iter().position(|spare| spare.capacity() >= length) {
+            let mut spare = self.spares.swap_remove(at);
+            spare.resize(length);
             return Ok(spare);
         }
         let buffer = if length as u64 <= self.geometry.bulk_bytes {
@@ -142,6 +145,18 @@ impl StreamLink {
             length,
             limit: self.geometry.bulk_bytes,
         })
+    }
+
+    /// Keeps the larger buffers.
+    fn keep_spare(&mut self, buffer: Buffer) {
+        if self.spares.len() < SPARES {
+            return self.spares.push(buffer);
+        }
+        if let Some(smallest) = self.spares.iter_mut().min_by_key(|spare| spare.capacity())
+            && smallest.capacity() < buffer.capacity()
+        {
+            *smallest = buffer;
+        }
     }
 
     /// The next whole message, out of what was received already.
@@ -522,7 +537,7 @@ impl Link for StreamLink {
             ..Descriptor::default()
         };
         let result = self.send_described(header, descriptor, &buffer.as_slice()[..length]);
-        self.spare.get_or_insert(buffer);
+        self.keep_spare(buffer);
         result
     }
 
@@ -586,12 +601,8 @@ impl Link for StreamLink {
             place: Place::Own(buffer),
             ..
         }) = self.current.take()
-            && self
-                .spare
-                .as_ref()
-                .is_none_or(|spare| spare.capacity() < buffer.capacity())
         {
-            self.spare = Some(buffer);
+            self.keep_spare(buffer);
         }
     }
 

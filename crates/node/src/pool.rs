@@ -13,6 +13,9 @@ use crate::executors::{Executor, Kind, READY_DEADLINE};
 
 /// Parked executors of a kind that nobody asked for in this time are ended.
 const SHELF_LIFE: Duration = Duration::from_secs(300);
+/// A parked executor that was taken is replaced this much later: starting a process would slow down the very cold start that
+/// took it, which is over within some milliseconds.
+const REFILL_PAUSE: Duration = Duration::from_millis(100);
 /// Parked executors in all.
 const MOST_PARKED: usize = 32;
 
@@ -104,7 +107,7 @@ impl Pool {
             Some(executor) => executor,
             None => Executor::start(self.spawner.clone(), self.program(kind)).await?,
         };
-        self.refill(kind);
+        self.refill(kind, REFILL_PAUSE);
         Ok(executor)
     }
 
@@ -119,11 +122,11 @@ impl Pool {
                 permanent: true,
             })
             .permanent = true;
-        self.refill(&kind);
+        self.refill(&kind, Duration::ZERO);
     }
 
-    /// Starts what is missing of a kind, in the background.
-    fn refill(self: &Arc<Self>, kind: &Kind) {
+    /// Starts what is missing of a kind, in the background, after a pause.
+    fn refill(self: &Arc<Self>, kind: &Kind, pause: Duration) {
         let wanted = match kind {
             Kind::Native => self.warm_native,
             Kind::Python { .. } => self.warm_python,
@@ -139,17 +142,22 @@ impl Pool {
         for _ in 0..missing {
             let (pool, kind) = (self.clone(), kind.clone());
             tokio::spawn(async move {
-                let started = Executor::start(pool.spawner.clone(), pool.program(&kind)).await;
+                tokio::time::sleep(pause).await;
+                let started = match pool.closed.load(std::sync::atomic::Ordering::Acquire) {
+                    false => Some(Executor::start(pool.spawner.clone(), pool.program(&kind)).await),
+                    true => None,
+                };
                 let mut shelves = pool.shelves();
                 let Some(shelf) = shelves.get_mut(&kind) else { return };
                 shelf.starting -= 1;
                 match started {
-                    Ok(executor) if !pool.closed.load(std::sync::atomic::Ordering::Acquire) => {
+                    None => {}
+                    Some(Ok(executor)) if !pool.closed.load(std::sync::atomic::Ordering::Acquire) => {
                         shelf.parked.push(executor);
                     }
-                    Ok(_) => {}
+                    Some(Ok(_)) => {}
                     // Whoever leases this kind next hears of it; until then it is nobody's problem.
-                    Err(error) => tracing::debug!(%error, "no executor could be parked"),
+                    Some(Err(error)) => tracing::debug!(%error, "no executor could be parked"),
                 }
             });
         }

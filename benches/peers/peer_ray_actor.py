@@ -11,8 +11,6 @@ from measure import ARGUMENT, Peer, chunks_of
 
 @contextmanager
 def start(workers: int) -> Iterator[Peer]:
-    import ray
-
     class Worker:
         def noop(self, argument: bytes) -> None:
             return noop(argument)
@@ -21,6 +19,8 @@ def start(workers: int) -> Iterator[Peer]:
             return increment_all(numbers)
 
     with peer_ray_task.cluster(workers):
+        import ray
+
         actor = ray.remote(Worker)
         actors = [actor.options(num_cpus=1).remote() for _ in range(workers)]
 

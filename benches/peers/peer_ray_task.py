@@ -5,12 +5,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import loopback
 from functions import increment_all, noop
 from measure import ARGUMENT, Peer, chunks_of
 
 
 @contextmanager
 def cluster(workers: int) -> Iterator[None]:
+    # Whatever address it is given, some of its daemons listen on all of them.
+    loopback.confine()
     import ray
 
     ray.init(
@@ -30,9 +33,9 @@ def cluster(workers: int) -> Iterator[None]:
 
 @contextmanager
 def start(workers: int) -> Iterator[Peer]:
-    import ray
-
     with cluster(workers):
+        import ray
+
         nothing, chunked = ray.remote(noop), ray.remote(increment_all)
 
         def map_all(items: range, chunk: int) -> list[int]:

@@ -90,7 +90,8 @@ class Daemon:
 
     def output(self) -> str:
         """What it wrote to its log so far."""
-        return self.log.read_text(errors="replace")
+        # A report on the teardown may come after the daemon's directory is gone.
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     @property
     def alive(self) -> bool:

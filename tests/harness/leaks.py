@@ -131,11 +131,25 @@ class Snapshot:
         self.own = descriptors()
         self.theirs = descriptors(self.daemon) if self.daemon else []
 
+    def _is_anothers(self, pid: int) -> bool:
+        """Whether a process belongs to one that was there before, such as a manager that outlives this test and refills
+        its pool of executors meanwhile. What is below the watched daemon is never another's."""
+        while stat := _stat(pid):
+            pid = stat[0]
+            if pid == self.daemon:
+                return False
+            if pid in self.processes:
+                return True
+        return False
+
     def leaks(self) -> list[str]:
         """What is there now that was not then; empty when nothing leaked."""
         now = Snapshot(self.daemon)
-        leaks = [f"process {pid}: {cmd}" for pid, cmd in now.processes.items() if pid not in self.processes]
-        leaks += [f"memory file: {line}" for line in _more(now.memory, self.memory)]
+        fresh = {pid: cmd for pid, cmd in now.processes.items() if pid not in self.processes}
+        others = {pid for pid in fresh if self._is_anothers(pid)}
+        leaks = [f"process {pid}: {cmd}" for pid, cmd in fresh.items() if pid not in others]
+        memory = [line for line in _more(now.memory, self.memory) if int(line.split()[0]) not in others]
+        leaks += [f"memory file: {line}" for line in memory]
         leaks += [f"/dev/shm/{name}" for name in sorted(now.shared - self.shared)]
         leaks += [f"descriptor of the test: {line}" for line in _more(now.own, self.own)]
         leaks += [f"descriptor of process {self.daemon}: {line}" for line in _more(now.theirs, self.theirs)]

@@ -152,10 +152,8 @@ impl Pool {
                 shelf.starting -= 1;
                 match started {
                     None => {}
-                    Some(Ok(executor)) if !pool.closed.load(std::sync::atomic::Ordering::Acquire) => {
-                        shelf.parked.push(executor);
-                    }
-                    Some(Ok(_)) => {}
+                    // Also when the pool closes just now: closing ends what is parked until nothing is starting.
+                    Some(Ok(executor)) => shelf.parked.push(executor),
                     // Whoever leases this kind next hears of it; until then it is nobody's problem.
                     Some(Err(error)) => tracing::debug!(%error, "no executor could be parked"),
                 }

@@ -32,6 +32,9 @@ pub struct Options {
 /// does, and a Python interpreter with its imports takes some 100 ms more.
 const REFILL: Duration = Duration::from_millis(600);
 
+/// How long the machine is watched first.
+const QUIET: Duration = Duration::from_millis(300);
+
 /// Measures.
 pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdReport, Error> {
     let (code, form, input) = options.function.clone().unwrap_or_else(|| {
@@ -49,7 +52,8 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     let mut stages =
         ["lease", "code", "connect", "load", "invoke"].map(|name| (name, Samples::with_capacity(options.calls)));
     let mut total = Samples::with_capacity(options.calls);
-    let watch = Watch::start(mine);
+    // What a cold start starts is ours but has no process id before it starts: the machine is judged beforehand.
+    let noise = Watch::look(QUIET, mine).judge(options.force)?;
     let mut lease_options = LeaseOptions::native(1);
     lease_options.runtime = options.runtime.clone();
     lease_options.mode = Mode::Warm;
@@ -82,7 +86,6 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
             total.push(ticks[5] - ticks[0]);
         }
     }
-    let noise = watch.finish().judge(options.force)?;
     let mut listed = Stages::default();
     for (name, samples) in &stages {
         listed.add(name, samples);

@@ -230,11 +230,30 @@ fn known() -> std::sync::MutexGuard<'static, std::collections::BTreeSet<i32>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Passes over the list of children; each ends somebody, or is one of the last two.
+const MOST_PASSES: usize = 1000;
+
 /// Kills and collects every child of this process that is not a living executor: what an executor left behind that died
 /// before it could see to it.
+///
+/// What a worker of such an executor left behind becomes a child of ours only when the worker itself is gone, so this goes on
+/// until it has found nobody twice: the kernel's list may also miss a child while another one ends.
 pub fn end_unknown_children() {
+    let mut quiet = 0;
+    for _ in 0..MOST_PASSES {
+        quiet = if end_those_listed() { 0 } else { quiet + 1 };
+        if quiet == 2 {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// One pass over the kernel's list. Whether anybody was ended.
+fn end_those_listed() -> bool {
+    let mut ended = false;
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
-        return;
+        return ended;
     };
     let children: Vec<i32> = threads
         .flatten()
@@ -253,6 +272,8 @@ pub fn end_unknown_children() {
         {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+            ended = true;
         }
     }
+    ended
 }

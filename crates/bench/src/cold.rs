@@ -22,15 +22,17 @@ pub struct Options {
     pub function: Option<(Vec<u8>, Form, Vec<u8>)>,
     /// Cold starts to measure.
     pub calls: usize,
-    /// Whether the node has parked executors to take. Then each start waits for the pool to be full again.
-    pub pool: bool,
+    /// Executors that the node keeps parked. So many are taken one after another; then the pool may fill again.
+    pub pool: usize,
     /// Report although the machine was busy.
     pub force: bool,
 }
 
-/// Between two starts from a warm pool: time for the node to make up for the executor taken. It waits 100 ms before it
-/// does, and a Python interpreter with its imports takes some 100 ms more.
-const REFILL: Duration = Duration::from_millis(600);
+/// Between two bursts of starts from a warm pool: time for the node to make up for an executor taken. It waits 100 ms
+/// before it does, and a Python interpreter with its imports takes some 100 ms more.
+const REFILL: Duration = Duration::from_millis(300);
+/// Interpreters start on all cores at once, and these have few.
+const REFILL_EACH: Duration = Duration::from_millis(150);
 
 /// How long the machine is watched first.
 const QUIET: Duration = Duration::from_millis(300);
@@ -52,6 +54,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     let mut stages =
         ["lease", "code", "connect", "load", "invoke"].map(|name| (name, Samples::with_capacity(options.calls)));
     let mut total = Samples::with_capacity(options.calls);
+    let mut after_idle = Samples::with_capacity(options.calls);
     // What a cold start starts is ours but has no process id before it starts: the machine is judged beforehand.
     let noise = Watch::look(QUIET, mine).judge(options.force)?;
     let mut lease_options = LeaseOptions::native(1);
@@ -59,9 +62,11 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     lease_options.mode = Mode::Warm;
     lease_options.hot_for = Some(Duration::ZERO);
     // The first start of all makes the node learn the code and the interpreter; it is not counted.
-    for round in 0..=options.calls {
-        if options.pool {
-            std::thread::sleep(REFILL);
+    for round in 0..=options.calls.max(2) {
+        // The first of a burst meets a machine that slept: processors halted, caches cold. It is counted apart.
+        let is_first = round > 0 && options.pool > 0 && (round - 1).is_multiple_of(options.pool);
+        if is_first {
+            std::thread::sleep(REFILL + REFILL_EACH * options.pool as u32);
         }
         let mut ticks = [0; 6];
         ticks[0] = Tsc::now();
@@ -79,7 +84,9 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         ticks[5] = Tsc::now();
         drop(channel);
         lease.release().map_err(failed)?;
-        if round > 0 {
+        if is_first {
+            after_idle.push(ticks[5] - ticks[0]);
+        } else if round > 0 {
             for (stage, pair) in stages.iter_mut().zip(ticks.windows(2)) {
                 stage.1.push(pair[1] - pair[0]);
             }
@@ -106,6 +113,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         language: if python { "python" } else { "c" }.into(),
         sandbox: "process".into(),
         pool: options.pool,
+        after_idle: (options.pool > 0).then(|| after_idle.summary().into()),
         machine: crate::machine::Machine::this(),
         noise,
     })

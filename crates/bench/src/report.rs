@@ -233,8 +233,12 @@ pub struct ColdReport {
     pub language: String,
     /// The sandbox, such as `process`.
     pub sandbox: String,
-    /// Whether executors came from a warm pool.
-    pub pool: bool,
+    /// Size of the warm pool that executors came from; 0 when each was started.
+    pub pool: usize,
+    /// From a warm pool: the first start after the machine had been idle for half a second or more. `total` is of those
+    /// that followed at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_idle: Option<Millis>,
     /// Where.
     pub machine: Machine,
     /// What else went on meanwhile.
@@ -243,7 +247,10 @@ pub struct ColdReport {
 
 impl fmt::Display for ColdReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pool = if self.pool { ", from a warm pool" } else { "" };
+        let pool = match self.pool {
+            0 => String::new(),
+            size => format!(", from a warm pool of {size}"),
+        };
         let title = format!("cold, {}, sandbox {}{pool}", self.language, self.sandbox);
         let mut table = Table::new(&title, &["", "min", "p50", "p99", "max", "samples"]);
         let mut row = |name: String, m: &Millis| {
@@ -255,6 +262,9 @@ impl fmt::Display for ColdReport {
             .iter()
             .for_each(|(name, stage)| row(format!("  {name}"), stage));
         row("in all".into(), &self.total);
+        if let Some(after_idle) = &self.after_idle {
+            row("in all, after idling".into(), after_idle);
+        }
         row(self.baseline.name.clone(), &self.baseline.latency.into());
         write!(f, "{table}")?;
         writeln!(f, "\n  {} is to {}", self.baseline.name, self.baseline.about)?;

@@ -339,17 +339,26 @@ fn decode(hex: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
+/// Executors parked for `bench cold --pool`.
+const C_POOL: usize = 8;
+const PYTHON_POOL: usize = 4;
+
 fn measure_cold(options: &ColdArguments) -> Result<mayfly_bench::report::ColdReport, Failure> {
     let (runtime, function) = match options.language {
         Language::C => (Runtime::Native, None),
         Language::Python => describe_python(&options.python).map(|(runtime, function)| (runtime, Some(function)))?,
     };
-    let (client, mine) = own_manager(if options.pool { 2 } else { 0 })?;
+    let pool = match (options.pool, options.language) {
+        (false, _) => 0,
+        (true, Language::C) => C_POOL,
+        (true, Language::Python) => PYTHON_POOL,
+    };
+    let (client, mine) = own_manager(pool)?;
     let options = cold::Options {
         runtime,
         function,
         calls: options.calls,
-        pool: options.pool,
+        pool,
         force: options.force,
     };
     cold::run(&client, &mine, &options).map_err(|error| failure(&error))

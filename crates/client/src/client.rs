@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Connection, LeaseStatus, NodeAddress, NodeStatus};
@@ -41,6 +41,7 @@ struct Inner {
     embedded: Mutex<Option<Embedded>>,
     /// Code that nodes are known to keep, so that it is neither sent nor asked about twice.
     known_code: Mutex<HashSet<(NodeId, CodeHash)>>,
+    holder: OnceLock<SigningKey>,
 }
 
 /// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
@@ -99,6 +100,7 @@ impl Client {
                 source: Arc::new(source),
                 embedded: Mutex::new(embedded),
                 known_code: Mutex::default(),
+                holder: OnceLock::new(),
             }),
         })
     }
@@ -129,9 +131,7 @@ impl Client {
 
     /// Leases workers.
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
-        let mut seed = [0; 32];
-        getrandom_into(&mut seed)?;
-        let holder = SigningKey::from_seed(seed);
+        let holder = self.holder()?;
         let request = options.request(holder.public());
         let grant = match &*self.inner.source {
             Source::Manager(manager) => manager.lease(&request)?,
@@ -149,6 +149,18 @@ impl Client {
             }
         };
         Lease::new(self.clone(), self.inner.source.clone(), grant, holder)
+    }
+
+    /// The key that this client's leases name. It never leaves this process.
+    fn holder(&self) -> Result<SigningKey, Error> {
+        if self.inner.holder.get().is_none() {
+            let mut seed = [0; 32];
+            getrandom_into(&mut seed)?;
+            // Of two leases that are the first at once, one's key is kept.
+            let _ = self.inner.holder.set(SigningKey::from_seed(seed));
+        }
+        let key = self.inner.holder.get().cloned();
+        key.ok_or_else(|| Error::new(Code::Internal, "the client has no key; report this"))
     }
 
     fn manager(&self) -> Result<&ManagerClient, Error> {

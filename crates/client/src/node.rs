@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mayfly_fabric::{Transport, descriptors};
@@ -82,7 +83,8 @@ fn unreachable(node: &NodeAddress, error: impl std::fmt::Display) -> Error {
 
 /// Whether this process runs on the node's host and can reach its socket.
 pub fn is_local(node: &NodeAddress) -> bool {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    static BOOT: OnceLock<String> = OnceLock::new();
+    let boot = BOOT.get_or_init(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default());
     node.host == boot.trim()
         && node
             .unix

@@ -19,6 +19,11 @@ const POLLING: usize = 136;
 const CALLS: usize = 144;
 const FAILURES: usize = 152;
 
+/// Bytes of the meters file of so many workers.
+pub fn meters_length(workers: u16) -> usize {
+    (usize::from(workers) * METER_BYTES).next_multiple_of(4096)
+}
+
 /// What a worker is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {

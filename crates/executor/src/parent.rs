@@ -1,19 +1,17 @@
 //! The warm, single-threaded parent of a lease's workers.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use mayfly_fabric::descriptors;
 use mayfly_fabric::memory::Mapping;
-use mayfly_protocol::executor::{CONTROL_FD, FromExecutor, MAX_PACKET_BYTES, METER_BYTES, ToExecutor};
+use mayfly_protocol::executor::{CONTROL_FD, FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_protocol::ids::{Incarnation, WorkerIndex};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::Runtime;
-use crate::meter::Meter;
-use crate::worker::{Worker, borrow, pin, settle};
+use crate::meter::meters_length;
+use crate::worker::{self, borrow, pin, settle};
 
 /// Why an executor ended.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +22,9 @@ pub enum ExecutorError {
     /// The node said something that makes no sense.
     #[error("the node sent a message that makes no sense: {0}")]
     Protocol(String),
+    /// The worker forked ahead is gone; the node starts another executor when it needs one.
+    #[error("the worker that waited for a lease was ended from outside")]
+    Idle,
 }
 
 struct Slot {
@@ -33,13 +34,21 @@ struct Slot {
     incarnation: u32,
 }
 
+/// What every worker is told first, also one that replaces another.
 struct Assignment {
+    packet: Vec<u8>,
+    meters: OwnedFd,
     cores: Vec<u16>,
+    cores_per_worker: u16,
     shared_cores: Vec<u16>,
-    hot_for_ms: u32,
-    code_dir: PathBuf,
-    max_output_bytes: u64,
-    meters: Arc<Mapping>,
+}
+
+impl Assignment {
+    fn cores_of(&self, index: u16) -> &[u16] {
+        let first = usize::from(index) * usize::from(self.cores_per_worker);
+        let own = self.cores.get(first..first + usize::from(self.cores_per_worker));
+        own.unwrap_or(&self.shared_cores)
+    }
 }
 
 struct Parent<'a, R: Runtime> {
@@ -62,7 +71,11 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         assignment: None,
         workers: Vec::new(),
     };
-    let result = parent.serve();
+    // The first worker waits for the lease as the parent does: whoever starts cold does not wait for its fork.
+    let result = parent.fork(0, 1).and_then(|first| {
+        parent.workers.push(first);
+        parent.serve()
+    });
     parent.end();
     result
 }
@@ -141,11 +154,10 @@ impl<R: Runtime> Parent<'_, R> {
         match message {
             ToExecutor::Assign {
                 workers,
+                cores_per_worker,
                 cores,
                 shared_cores,
-                hot_for_ms,
-                code_dir,
-                max_output_bytes,
+                ..
             } => {
                 if self.assignment.is_some() {
                     return Err(ExecutorError::Protocol("assigned twice".into()));
@@ -153,23 +165,24 @@ impl<R: Runtime> Parent<'_, R> {
                 let Some(meters) = files.into_iter().next() else {
                     return Err(ExecutorError::Protocol("assigned without meters".into()));
                 };
-                let meters = Arc::new(Mapping::of(
-                    &meters,
-                    (workers as usize * METER_BYTES).next_multiple_of(4096),
-                )?);
-                pin(&shared_cores);
+                // What cannot be mapped is said once, here, and not by worker after worker.
+                Mapping::of(&meters, meters_length(workers))?;
                 self.assignment = Some(Assignment {
-                    cores,
-                    shared_cores,
-                    hot_for_ms,
-                    code_dir: code_dir.into(),
-                    max_output_bytes,
+                    packet: packet.to_vec(),
                     meters,
+                    cores,
+                    cores_per_worker,
+                    shared_cores,
                 });
                 for index in 0..workers {
-                    let slot = self.fork(index, 1)?;
-                    self.workers.push(slot);
-                    self.announce(index)?;
+                    if usize::from(index) == self.workers.len() {
+                        let slot = self.fork(index, 1)?;
+                        self.workers.push(slot);
+                    }
+                    self.assign(index)?;
+                }
+                if let Some(assignment) = &self.assignment {
+                    pin(None, &assignment.shared_cores);
                 }
             }
             ToExecutor::Attach { worker, .. } => {
@@ -192,8 +205,15 @@ impl<R: Runtime> Parent<'_, R> {
         Ok(())
     }
 
-    fn announce(&self, index: u16) -> Result<(), ExecutorError> {
+    /// Tells a worker what it works for, and the node that it is there.
+    fn assign(&self, index: u16) -> Result<(), ExecutorError> {
         let slot = &self.workers[index as usize];
+        if let Some(assignment) = &self.assignment {
+            // From here, so that the node's own word on its cores, which comes after ours, is the last.
+            pin(Some(slot.pid), assignment.cores_of(index));
+            // A worker that just died cannot take it; its death is heard of next.
+            let _ = descriptors::send(&slot.socket, &assignment.packet, &[assignment.meters.as_fd()]);
+        }
         tell(&FromExecutor::WorkerStarted {
             worker: WorkerIndex(index),
             incarnation: Incarnation(slot.incarnation),
@@ -209,6 +229,9 @@ impl<R: Runtime> Parent<'_, R> {
         // Whatever the worker started goes with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         self.reap_strays();
+        if self.assignment.is_none() {
+            return Err(ExecutorError::Idle);
+        }
         tell(&FromExecutor::WorkerEnded {
             worker: WorkerIndex(index as u16),
             incarnation: Incarnation(incarnation),
@@ -216,7 +239,7 @@ impl<R: Runtime> Parent<'_, R> {
             signal: status.terminating_signal().unwrap_or(0),
         })?;
         self.workers[index] = self.fork(index as u16, incarnation + 1)?;
-        self.announce(index as u16)
+        self.assign(index as u16)
     }
 
     /// Collects dead processes that became ours because their parent, a worker, died. Workers are left alone: each is
@@ -230,9 +253,6 @@ impl<R: Runtime> Parent<'_, R> {
     }
 
     fn fork(&mut self, index: u16, incarnation: u32) -> Result<Slot, ExecutorError> {
-        let Some(assignment) = &self.assignment else {
-            return Err(ExecutorError::Protocol("a worker before an assignment".into()));
-        };
         let (socket, far) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::SEQPACKET,
@@ -246,22 +266,13 @@ impl<R: Runtime> Parent<'_, R> {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             self.runtime.after_fork_in_worker();
-            let core = assignment.cores.get(index as usize).map(std::slice::from_ref);
-            settle(core.unwrap_or(&assignment.shared_cores));
+            settle();
             // The descriptors of our siblings and of the node are not ours to use.
             self.workers.clear();
             drop(socket);
             // SAFETY: the worker never uses its parent's control socket.
             unsafe { libc::close(CONTROL_FD) };
-            let mut worker = Worker {
-                index: WorkerIndex(index),
-                meter: Meter::new(assignment.meters.clone(), index),
-                code_dir: assignment.code_dir.clone(),
-                hot_for_ms: assignment.hot_for_ms,
-                max_output_bytes: assignment.max_output_bytes,
-                runtime: self.runtime,
-            };
-            worker.serve(&far);
+            worker::serve(self.runtime, WorkerIndex(index), &far);
             // SAFETY: ends this worker without running the parent's exit handlers a second time.
             unsafe { libc::_exit(0) };
         }

@@ -2,15 +2,19 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use mayfly_fabric::memory::Mapping;
 use mayfly_fabric::{AnyLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
 use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_protocol::hello::{options, transport};
 use mayfly_protocol::ids::{FunctionIndex, WorkerIndex};
 use mayfly_protocol::slot::{Geometry, Status};
 
-use crate::meter::{Activity, Meter};
+use rustix::process::Pid;
+
+use crate::meter::{Activity, Meter, meters_length};
 use crate::{Call, Runtime};
 
 /// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
@@ -22,30 +26,71 @@ const STREAM_POLLS_PER_LOOK: u32 = 16;
 /// kernel notification of a dead node would.
 const SLEEP_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a worker knows from its parent.
-pub struct Worker<'a, R: Runtime> {
-    pub runtime: &'a mut R,
-    pub index: WorkerIndex,
-    pub meter: Meter,
-    pub code_dir: PathBuf,
-    pub hot_for_ms: u32,
-    pub max_output_bytes: u64,
+/// A worker of a lease.
+struct Worker<'a, R: Runtime> {
+    runtime: &'a mut R,
+    index: WorkerIndex,
+    meter: Meter,
+    code_dir: PathBuf,
+    hot_for_ms: u32,
+    max_output_bytes: u64,
 }
 
-impl<R: Runtime> Worker<'_, R> {
-    /// Serves channels that come over `parent`, until the parent is gone.
-    pub fn serve(&mut self, parent: &OwnedFd) {
-        let mut packet = vec![0; MAX_PACKET_BYTES];
+/// Waits for a lease over `parent`, and then serves channels that come the same way, until the parent is gone.
+pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) {
+    let mut packet = vec![0; MAX_PACKET_BYTES];
+    let Some((message, files)) = receive(parent, &mut packet) else {
+        return;
+    };
+    match Worker::of(runtime, index, message, files) {
+        Ok(mut worker) => worker.serve(parent, &mut packet),
+        Err(error) => eprintln!("mayfly worker {}: cannot begin: {error}", index.0),
+    }
+}
+
+/// The next message that makes sense; none when the parent is gone.
+fn receive(parent: &OwnedFd, packet: &mut [u8]) -> Option<(ToExecutor, Vec<OwnedFd>)> {
+    loop {
+        let (length, files) = descriptors::receive(parent, packet).ok()?;
+        if length == 0 {
+            return None;
+        }
+        if let Ok(message) = serde_json::from_slice(&packet[..length]) {
+            return Some((message, files));
+        }
+    }
+}
+
+impl<'a, R: Runtime> Worker<'a, R> {
+    fn of(runtime: &'a mut R, index: WorkerIndex, message: ToExecutor, files: Vec<OwnedFd>) -> std::io::Result<Self> {
+        let (
+            ToExecutor::Assign {
+                workers,
+                hot_for_ms,
+                code_dir,
+                max_output_bytes,
+                ..
+            },
+            Some(meters),
+        ) = (message, files.first())
+        else {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        };
+        Ok(Self {
+            meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
+            runtime,
+            index,
+            code_dir: code_dir.into(),
+            hot_for_ms,
+            max_output_bytes,
+        })
+    }
+
+    fn serve(&mut self, parent: &OwnedFd, packet: &mut [u8]) {
         loop {
             self.meter.set_activity(Activity::Asleep);
-            let Ok((length, files)) = descriptors::receive(parent, &mut packet) else {
+            let Some((message, files)) = receive(parent, packet) else {
                 return;
-            };
-            if length == 0 {
-                return;
-            }
-            let Ok(message) = serde_json::from_slice::<ToExecutor>(&packet[..length]) else {
-                continue;
             };
             let ToExecutor::Attach { channel, .. } = &message else {
                 continue;
@@ -218,14 +263,13 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
 
 /// Turns the process into a worker that its parent's death ends, alone in its process group so that it can be ended with
 /// everything it started.
-pub fn settle(cores: &[u16]) {
+pub fn settle() {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = rustix::process::setsid();
-    pin(cores);
 }
 
-/// Restricts this process to some cores; to none in the list means to leave it as it is.
-pub fn pin(cores: &[u16]) {
+/// Restricts a process of one thread, or this one, to some cores; to none in the list means to leave it as it is.
+pub fn pin(process: Option<Pid>, cores: &[u16]) {
     if cores.is_empty() {
         return;
     }
@@ -233,8 +277,8 @@ pub fn pin(cores: &[u16]) {
     for core in cores {
         set.set(*core as usize);
     }
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        eprintln!("mayfly worker: cannot be pinned to cores {cores:?}: {error}");
+    if let Err(error) = rustix::thread::sched_setaffinity(process, &set) {
+        eprintln!("mayfly executor: a process cannot be pinned to cores {cores:?}: {error}");
     }
 }
 

@@ -114,18 +114,23 @@ impl Control {
             epoch,
             start_by_ms,
         };
-        if let Err(failure) = self.ask(node, Some(record), offer).await {
+        // Written while the node makes up its mind: neither waits for the other.
+        let written = self.journal.ask(Change::Offered(Box::new(record.clone())));
+        let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
+        if let Err(failure) = answer {
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
             }
-            return Err(failure);
+            // Also when the write failed: one that was only slow may yet succeed.
+            self.journal.note(Change::Refused { lease });
+            return Err(written.err().map_or(failure, Failure::from));
         }
         // The books have it since the answer arrived.
         let record = self.lease_of(tenant, lease)?;
         if !record.state.is_live() {
             return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
         }
-        if let Err(error) = self.journal.ask(Change::Granted(Box::new(record.clone()))).await {
+        if let Err(error) = written {
             // The node must not hold what no book will remember.
             self.on_lease_ended(lease, State::Revoked);
             let _ = self

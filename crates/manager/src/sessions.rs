@@ -261,6 +261,10 @@ impl Control {
                     } else {
                         Mode::Warm
                     };
+                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) {
+                        let lease = record.lease;
+                        self.journal.note(Change::Taken { lease, mode });
+                    }
                     world.insert(LeaseRecord { mode, ..record });
                 }
                 // Whoever asked may have stopped waiting.

@@ -13,6 +13,9 @@ use crate::leases::{Begun, Run};
 use crate::listener::Connection;
 use crate::node::Node;
 
+/// In the verdict of a transport without TLS.
+const NO_KEY: PublicKey = PublicKey([0; 32]);
+
 /// Opens the channel that a verified hello asks for, or refuses it.
 pub async fn open(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
     let run = match prepare(node, hello, &connection).await {
@@ -61,12 +64,7 @@ async fn prepare(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Re
     Ok(run)
 }
 
-fn verdict(node: &Node, run: &Run, hello: &Hello, begun: Begun) -> Verdict {
-    let key = if hello.transport == transport::TLS {
-        run.executor_key.public()
-    } else {
-        PublicKey([0; 32])
-    };
+fn verdict(node: &Node, run: &Run, hello: &Hello, begun: Begun, key: PublicKey) -> Verdict {
     let promised = if run.never_sleeps() {
         options::WORKER_NEVER_SLEEPS as u16
     } else {
@@ -94,7 +92,7 @@ fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection)
     let file = memory.file().as_fd().try_clone_to_owned().map_err(no_memory)?;
     let socket = copy(connection).map_err(broken)?;
     let begun = run.begin(hello, socket, Some(memory))?;
-    let answer = verdict(node, run, hello, begun);
+    let answer = verdict(node, run, hello, begun, NO_KEY);
     if let Err(error) = connection.answer_with(&answer, file.as_fd()) {
         run.abandon(hello);
         tracing::debug!(channel = %hello.channel, %error, "a client went away before its verdict");
@@ -106,8 +104,12 @@ fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection)
 async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mut Connection) -> Result<bool, Failure> {
     let socket = copy(connection).map_err(broken)?;
     let worker_socket = copy(connection).map_err(broken)?;
+    let key = match hello.transport {
+        transport::TLS => run.executor_key()?.public(),
+        _ => NO_KEY,
+    };
     let begun = run.begin(hello, socket, None)?;
-    let answer = verdict(node, run, hello, begun);
+    let answer = verdict(node, run, hello, begun, key);
     if let Err(error) = connection.answer(&answer).await {
         run.abandon(hello);
         tracing::debug!(channel = %hello.channel, %error, "a client went away before its verdict");

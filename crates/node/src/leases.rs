@@ -9,16 +9,16 @@ mod meters;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_executor::meter::Meter;
+use mayfly_executor::meter::{Meter, meters_length};
 use mayfly_fabric::memory::{Mapping, sealed_memory};
 use mayfly_fabric::shm::ChannelMemory;
 use mayfly_lease::{Lease, Reservation, SigningKey, State, billing};
 use mayfly_protocol::api::{LeaseRequest, Mode, Usage};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::{METER_BYTES, ToExecutor};
+use mayfly_protocol::executor::ToExecutor;
 use mayfly_protocol::hello::{Hello, options};
 use mayfly_protocol::ids::{ChannelId, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate};
@@ -27,6 +27,7 @@ use tokio::sync::{Notify, watch};
 use crate::clock;
 use crate::executors::{Control, Kind};
 use crate::hangup::Hangups;
+use crate::node::random;
 
 /// What a lease was granted under.
 #[derive(Debug, Clone)]
@@ -44,8 +45,8 @@ pub struct Granted {
 #[derive(Debug)]
 pub struct Run {
     pub granted: Granted,
-    /// The executor's identity in TLS.
-    pub executor_key: SigningKey,
+    /// The executor's identity in TLS, drawn when the first channel needs it.
+    executor_key: OnceLock<SigningKey>,
     pub meters_file: OwnedFd,
     hangups: Arc<Hangups>,
     meters: Vec<Meter>,
@@ -144,13 +145,13 @@ pub struct LeaseView {
 
 impl Run {
     /// A lease with everything but its executor.
-    pub fn new(granted: Granted, life: Lease, hangups: Arc<Hangups>, key: SigningKey) -> std::io::Result<Self> {
+    pub fn new(granted: Granted, life: Lease, hangups: Arc<Hangups>) -> std::io::Result<Self> {
         let workers = granted.reservation.workers;
-        let length = (workers as usize * METER_BYTES).next_multiple_of(4096);
+        let length = meters_length(workers);
         let meters_file = sealed_memory("mayfly-meters", length as u64)?;
         let mapping = Arc::new(Mapping::of(&meters_file, length)?);
         Ok(Self {
-            executor_key: key,
+            executor_key: OnceLock::new(),
             meters_file,
             hangups,
             meters: (0..workers).map(|index| Meter::new(mapping.clone(), index)).collect(),
@@ -185,6 +186,17 @@ impl Run {
 
     fn announce(&self) {
         self.changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// The executor's identity in TLS.
+    pub fn executor_key(&self) -> Result<&SigningKey, Failure> {
+        if self.executor_key.get().is_none() {
+            // Of two channels that open at once, one's key is kept.
+            let _ = self.executor_key.set(SigningKey::from_seed(random()?));
+        }
+        self.executor_key
+            .get()
+            .ok_or_else(|| Failure::new(Code::Internal, "the executor has no key; report this"))
     }
 
     /// Milliseconds for which a worker polls; none at all when warm.

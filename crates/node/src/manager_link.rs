@@ -42,6 +42,9 @@ const END_PATIENCE: Duration = Duration::from_secs(4);
 const MOST_MESSAGE_BYTES: usize = 1 << 20;
 /// How often the usage of running leases is journaled and sent.
 const METERS_EVERY: Duration = Duration::from_secs(2);
+/// Usage of leases that ended is sent at most this often: each entry costs the manager a sync of its disk, which a burst of
+/// short leases would otherwise make everybody wait for.
+const ENTRIES_APART: Duration = Duration::from_millis(50);
 /// Answers on their way out.
 const ANSWERS: usize = 256;
 
@@ -229,8 +232,7 @@ async fn session(
     let mut beats = tokio::time::interval(heartbeat);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut meters = tokio::time::interval(METERS_EVERY);
-    let mut sent = 0;
-    let mut told = HashSet::new();
+    let mut told = Told::default();
     loop {
         tokio::select! {
             message = receive(&mut socket) => on_message(node, epoch, message?, &answers),
@@ -241,29 +243,54 @@ async fn session(
             }
             _ = meters.tick() => node.journal_usage(),
             () = node.news.notified() => {}
+            () = tokio::time::sleep_until(told.next_entry), if told.entry_waits => {}
         }
-        report(node, &mut socket, &mut sent, &mut told).await?;
+        report(node, &mut socket, &mut told).await?;
+    }
+}
+
+/// What the manager has heard on one connection.
+struct Told {
+    active: HashSet<LeaseId>,
+    /// Number of the last entry of the journal.
+    entry: u64,
+    next_entry: tokio::time::Instant,
+    entry_waits: bool,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self {
+            active: HashSet::new(),
+            entry: 0,
+            next_entry: tokio::time::Instant::now(),
+            entry_waits: false,
+        }
     }
 }
 
 /// Tells the manager what it has not heard on this connection.
-async fn report(node: &Node, socket: &mut Socket, sent: &mut u64, told: &mut HashSet<LeaseId>) -> Result<(), Lost> {
+async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
     for lease in node.active_leases() {
-        if told.insert(lease) {
+        if told.active.insert(lease) {
             send(socket, &NodeMessage::LeaseActive { lease }).await?;
         }
     }
-    if let Some((sequence, usage)) = node.journal.entry()
-        && sequence > *sent
+    let now = tokio::time::Instant::now();
+    told.entry_waits = now < told.next_entry;
+    if !told.entry_waits
+        && let Some((sequence, usage)) = node.journal.entry()
+        && sequence > told.entry
     {
         send(socket, &NodeMessage::Meters { sequence, usage }).await?;
-        *sent = sequence;
+        told.entry = sequence;
+        told.next_entry = now + ENTRIES_APART;
     }
     for (lease, state) in node.journal.untold() {
         let state = state.name().to_string();
         send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;
         node.journal.told(lease);
-        told.remove(&lease);
+        told.active.remove(&lease);
     }
     Ok(())
 }

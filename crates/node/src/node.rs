@@ -24,7 +24,7 @@ use mayfly_sandbox::Spawner;
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
-use crate::executors::Kind;
+use crate::executors::{Executor, Kind};
 use crate::hangup::Hangups;
 use crate::journal::{self, Journal};
 use crate::leases::{Granted, LeaseView, Run};
@@ -61,6 +61,8 @@ struct Books {
     ledger: Ledger,
     leases: BTreeMap<LeaseId, Arc<Run>>,
     ended: HashMap<LeaseId, Ended>,
+    /// The cores that everybody who owns none was put on last.
+    shared_cores: Vec<u16>,
 }
 
 /// A lease that ended, remembered so that its token opens nothing any more and, for a while, its calls' fates can be told.
@@ -147,6 +149,7 @@ impl Node {
                 ledger: Ledger::new(resources),
                 leases: BTreeMap::new(),
                 ended: ended.collect(),
+                shared_cores: Vec::new(),
             }),
             alive: Mutex::new(Some(alive)),
             news: Notify::new(),

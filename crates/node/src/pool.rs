@@ -90,8 +90,8 @@ impl Pool {
         }
     }
 
-    /// A ready executor: a parked one at once, or a new one.
-    pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
+    /// A parked executor, if one is ready; another is started in its stead a little later.
+    pub fn take_parked(self: &Arc<Self>, kind: &Kind) -> Option<Executor> {
         let parked = {
             let mut shelves = self.shelves();
             let shelf = shelves.entry(kind.clone()).or_insert_with(|| Shelf {
@@ -103,12 +103,16 @@ impl Pool {
             shelf.used = Instant::now();
             std::iter::from_fn(|| shelf.parked.pop()).find(Executor::is_alive)
         };
-        let executor = match parked {
-            Some(executor) => executor,
-            None => Executor::start(self.spawner.clone(), self.program(kind)).await?,
-        };
         self.refill(kind, REFILL_PAUSE);
-        Ok(executor)
+        parked
+    }
+
+    /// A ready executor: a parked one at once, or a new one.
+    pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
+        match self.take_parked(kind) {
+            Some(executor) => Ok(executor),
+            None => Executor::start(self.spawner.clone(), self.program(kind)).await,
+        }
     }
 
     /// Keeps executors of this kind ready from now on.

@@ -23,11 +23,12 @@ enum Outcome {
     ExecutorGone(Option<String>),
 }
 
-/// Runs the lease to its end.
-pub async fn supervise(node: Arc<Node>, run: Arc<Run>) {
+/// Runs the lease to its end, on `parked` first if that is given.
+pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Executor>) {
     let mut deaths: Vec<Instant> = Vec::new();
     while run.state().is_live() {
-        let mut executor = match start(&node, &run).await {
+        let shared_cores = node.shared_cores();
+        let mut executor = match start(&node, &run, parked.take(), &shared_cores).await {
             Ok(executor) => executor,
             Err(failure) => {
                 tracing::warn!(lease = %run.id(), %failure, "no executor");
@@ -35,7 +36,7 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>) {
                 break;
             }
         };
-        let outcome = follow(&node, &run, &mut executor).await;
+        let outcome = follow(&node, &run, &mut executor, &shared_cores).await;
         if let Outcome::LeaseOver = outcome {
             run.end_channels();
         }
@@ -68,19 +69,26 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>) {
     run.over.send_replace(true);
 }
 
-async fn start(node: &Arc<Node>, run: &Arc<Run>) -> Result<Executor, Failure> {
-    let mut executor = node.pool.take(&run.granted.kind).await?;
+async fn start(
+    node: &Arc<Node>,
+    run: &Arc<Run>,
+    parked: Option<Executor>,
+    shared_cores: &[u16],
+) -> Result<Executor, Failure> {
+    let mut executor = match parked {
+        Some(executor) => executor,
+        None => node.pool.take(&run.granted.kind).await?,
+    };
     if let Err(failure) = runtimes::check(&run.granted.request.runtime, &executor.runtime) {
         executor.end().await;
         return Err(failure);
     }
     let granted = &run.granted;
-    let per_worker = usize::from(granted.request.cores_per_worker.max(1));
     let assign = ToExecutor::Assign {
         workers: granted.reservation.workers,
-        // The executor pins each worker to one core: the first of its own.
-        cores: granted.reservation.cores.iter().copied().step_by(per_worker).collect(),
-        shared_cores: node.shared_cores(),
+        cores_per_worker: granted.request.cores_per_worker.max(1),
+        cores: granted.reservation.cores.clone(),
+        shared_cores: shared_cores.to_vec(),
         hot_for_ms: run.hot_for_ms(),
         code_dir: node.options.code_dir().display().to_string(),
         max_output_bytes: granted.reservation.memory_bytes,
@@ -97,7 +105,7 @@ async fn start(node: &Arc<Node>, run: &Arc<Run>) -> Result<Executor, Failure> {
     Ok(executor)
 }
 
-async fn follow(node: &Node, run: &Run, executor: &mut Executor) -> Outcome {
+async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16]) -> Outcome {
     let mut words = None;
     loop {
         let pace = match run.tick() {
@@ -120,9 +128,12 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor) -> Outcome {
                 pid,
             }) => {
                 run.worker_started(worker, incarnation, pid);
-                // Its executor pinned it to the cores that were shared when the lease began.
-                if incarnation.0 > 1 && run.granted.reservation.mode != Mode::Hot {
-                    affinity::pin(pid, &node.shared_cores());
+                // Its executor pinned it to the cores that were shared when the executor was assigned.
+                if run.granted.reservation.mode != Mode::Hot {
+                    let shared = node.shared_cores();
+                    if shared != assigned {
+                        affinity::pin(pid, &shared);
+                    }
                 }
             }
             Some(FromExecutor::WorkerEnded {

@@ -16,12 +16,14 @@ pub const CONTROL_FD: i32 = 3;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToExecutor {
-    /// Become the executor of a lease: fork its workers. Descriptor: the meters file
-    /// ([`crate::executor::METER_BYTES`] for each worker).
+    /// Become the executor of a lease: see to its workers, each of which gets this packet too. Descriptor: the meters
+    /// file ([`crate::executor::METER_BYTES`] for each worker).
     Assign {
         /// How many workers.
         workers: u16,
-        /// Core of each worker for a hot lease; empty for a warm one, whose workers use `shared_cores`.
+        /// Cores of each worker.
+        cores_per_worker: u16,
+        /// Cores of a hot lease, those of its first worker first; empty for a warm one, whose workers use `shared_cores`.
         cores: Vec<u16>,
         /// Cores that warm workers and the parent may use.
         shared_cores: Vec<u16>,

@@ -86,7 +86,7 @@ async fn a_nodes_epoch_grows_with_each_registration(store: &dyn Store) {
 
 async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     store
-        .note(vec![Change::Granted(Box::new(record()))])
+        .note(vec![Change::Offered(Box::new(record()))])
         .wait()
         .await
         .unwrap();
@@ -125,7 +125,7 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
         at_ms: 90,
     };
     store
-        .note(vec![ended, again, renewed, Change::Granted(Box::new(record()))])
+        .note(vec![ended, again, renewed, Change::Offered(Box::new(record()))])
         .wait()
         .await
         .unwrap();
@@ -139,6 +139,33 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     );
 }
 
+async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the_node_says(store: &dyn Store) {
+    let taken = Change::Taken {
+        lease: LEASE,
+        mode: Mode::Warm,
+    };
+    let refused = Change::Refused { lease: LEASE };
+    store
+        .note(vec![Change::Offered(Box::new(record())), taken.clone()])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(only_lease(store).mode, Mode::Warm);
+    store.note(vec![refused.clone()]).wait().await.unwrap();
+    assert_eq!(store.load(0).unwrap().leases, vec![]);
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: State::Released,
+        at_ms: 70,
+    };
+    store
+        .note(vec![Change::Offered(Box::new(record())), ended, refused, taken])
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(only_lease(store).mode, Mode::Hot, "what has ended stays as it was");
+}
+
 async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
     let ended = Change::Ended {
         lease: LEASE,
@@ -146,7 +173,7 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
         at_ms: 70,
     };
     store
-        .note(vec![Change::Granted(Box::new(record())), ended])
+        .note(vec![Change::Offered(Box::new(record())), ended])
         .wait()
         .await
         .unwrap();
@@ -157,7 +184,7 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
 async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Store) {
     store.register(address(1), CAPACITY).wait().await.unwrap();
     store
-        .note(vec![Change::Granted(Box::new(record()))])
+        .note(vec![Change::Offered(Box::new(record()))])
         .wait()
         .await
         .unwrap();
@@ -188,7 +215,7 @@ async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
         at_ms: 70,
     };
     store
-        .note(vec![Change::Granted(Box::new(record())), ended])
+        .note(vec![Change::Offered(Box::new(record())), ended])
         .wait()
         .await
         .unwrap();
@@ -249,6 +276,7 @@ macro_rules! suite {
 suite!(
     a_nodes_epoch_grows_with_each_registration,
     a_lease_is_kept_through_its_life_and_ends_once,
+    a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the_node_says,
     leases_that_ended_long_ago_are_not_loaded,
     a_booking_counts_once_and_only_for_the_nodes_own_leases,
     a_booking_arrives_after_its_lease_has_ended,
@@ -266,7 +294,7 @@ async fn a_file_that_is_opened_again_has_everything() {
     let store = open(directory.path());
     store.register(address(1), CAPACITY).wait().await.unwrap();
     store
-        .note(vec![Change::Granted(Box::new(record()))])
+        .note(vec![Change::Offered(Box::new(record()))])
         .wait()
         .await
         .unwrap();
@@ -306,7 +334,7 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     let granted = |n: u32| {
         let mut lease = [0; 16];
         lease[..4].copy_from_slice(&n.to_le_bytes());
-        Change::Granted(Box::new(LeaseRecord {
+        Change::Offered(Box::new(LeaseRecord {
             lease: LeaseId(lease),
             ..record()
         }))

@@ -68,8 +68,18 @@ impl Store for MemoryStore {
         let mut kept = self.kept();
         for change in changes {
             match change {
-                Change::Granted(record) => {
+                Change::Offered(record) => {
                     kept.leases.entry(record.lease).or_insert(*record);
+                }
+                Change::Taken { lease, mode } => {
+                    if let Some(record) = kept.live(lease) {
+                        record.mode = mode;
+                    }
+                }
+                Change::Refused { lease } => {
+                    if kept.live(lease).is_some() {
+                        kept.leases.remove(&lease);
+                    }
                 }
                 Change::Active { lease, expires_at_ms } => {
                     if let Some(record) = kept.live(lease) {

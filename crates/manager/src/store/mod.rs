@@ -91,8 +91,20 @@ pub struct LeaseRecord {
 /// What happens to leases. Each may be repeated without harm; what is said of an ended lease changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Granted.
-    Granted(Box<LeaseRecord>),
+    /// Offered to its node, which may refuse it yet.
+    Offered(Box<LeaseRecord>),
+    /// Its node took it, and says whether its workers poll.
+    Taken {
+        /// Which.
+        lease: LeaseId,
+        /// Hot or warm.
+        mode: Mode,
+    },
+    /// Its node refused it: there never was such a lease.
+    Refused {
+        /// Which.
+        lease: LeaseId,
+    },
     /// Used for the first time.
     Active {
         /// Which.

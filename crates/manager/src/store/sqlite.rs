@@ -317,7 +317,7 @@ impl Store for SqliteStore {
 fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
     const LIVE: &str = "state IN ('granted', 'active')";
     match change {
-        Change::Granted(record) => transaction
+        Change::Offered(record) => transaction
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
                  duration_ms, granted_at_ms, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
@@ -337,6 +337,12 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
                 signed(record.granted_at_ms),
                 signed(record.expires_at_ms)
             ])?,
+        Change::Taken { lease, mode } => transaction
+            .prepare_cached(&format!("UPDATE leases SET hot = ?2 WHERE id = ?1 AND {LIVE}"))?
+            .execute(params![lease.0, *mode == Mode::Hot])?,
+        Change::Refused { lease } => transaction
+            .prepare_cached(&format!("DELETE FROM leases WHERE id = ?1 AND {LIVE}"))?
+            .execute(params![lease.0])?,
         Change::Active { lease, expires_at_ms } => transaction
             .prepare_cached(&format!(
                 "UPDATE leases SET state = 'active', expires_at_ms = ?2 WHERE id = ?1 AND {LIVE}"

@@ -68,6 +68,7 @@ impl Run {
     ) -> Result<Begun, Failure> {
         let (worker, id) = (WorkerIndex(hello.worker.get()), hello.channel);
         let index = worker.0 as usize;
+        let attach = self.attach(hello)?;
         let mut inner = self.inner();
         let Inner {
             life, slots, control, ..
@@ -90,7 +91,7 @@ impl Run {
             first,
         };
         let sent = match &memory {
-            Some(memory) => control.send(&self.attach(hello), &[memory.file().as_fd()]),
+            Some(memory) => control.send(&attach, &[memory.file().as_fd()]),
             None => Ok(()),
         };
         slot.channel = Some(Channel {
@@ -112,13 +113,14 @@ impl Run {
     /// Gives the worker the connection of a channel that was begun.
     pub fn hand_over(&self, hello: &Hello, socket: impl AsFd) -> Result<(), Failure> {
         let index = hello.worker.get() as usize;
+        let attach = self.attach(hello)?;
         let mut inner = self.inner();
         let ours = inner.slots.get(index).and_then(|slot| slot.channel.as_ref());
         if ours.is_none_or(|channel| channel.id != hello.channel) {
             return Ok(());
         }
         let sent = match &inner.control {
-            Some(control) => control.send(&self.attach(hello), &[socket.as_fd()]),
+            Some(control) => control.send(&attach, &[socket.as_fd()]),
             None => Err(std::io::ErrorKind::BrokenPipe.into()),
         };
         sent.map_err(|error| {
@@ -144,14 +146,18 @@ impl Run {
         self.announce();
     }
 
-    fn attach(&self, hello: &Hello) -> ToExecutor {
+    fn attach(&self, hello: &Hello) -> Result<ToExecutor, Failure> {
         let tls = hello.transport == mayfly_protocol::hello::transport::TLS;
         let never_sleeps = if self.never_sleeps() {
             options::WORKER_NEVER_SLEEPS
         } else {
             0
         };
-        ToExecutor::Attach {
+        let executor_key_pkcs8 = match tls {
+            true => Some(self.executor_key()?.to_pkcs8()),
+            false => None,
+        };
+        Ok(ToExecutor::Attach {
             worker: WorkerIndex(hello.worker.get()),
             channel: hello.channel,
             transport: hello.transport,
@@ -159,9 +165,9 @@ impl Run {
             stride_bytes: hello.stride_bytes.get(),
             bulk_bytes: hello.bulk_bytes.get(),
             options: hello.options.get() & options::CLIENT_NEVER_SLEEPS | never_sleeps,
-            executor_key_pkcs8: tls.then(|| self.executor_key.to_pkcs8()),
+            executor_key_pkcs8,
             client_key: tls.then(|| self.holder()),
-        }
+        })
     }
 
     /// The client of a channel went away.

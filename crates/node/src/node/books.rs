@@ -42,8 +42,8 @@ impl Node {
         })
     }
 
-    /// Takes a lease: reserves, starts an executor, and waits until it is there, so that what is wrong with it is said
-    /// now. Waits no longer than `patience`, though: then the channels will tell.
+    /// Takes a lease: reserves, and sees to an executor. Where none is parked that fits it waits for a new one, so that what
+    /// is wrong with it is said now. Waits no longer than `patience`, though: then the channels will tell.
     pub(crate) async fn take_lease(
         self: &Arc<Self>,
         id: LeaseId,
@@ -69,7 +69,6 @@ impl Node {
             },
             clock::now_ms(),
         )?;
-        let executor_key = SigningKey::from_seed(random()?);
         let run = {
             let mut books = self.books();
             let reservation = books.ledger.reserve(id, &request)?.clone();
@@ -81,7 +80,7 @@ impl Node {
                 reservation,
                 kind,
             };
-            match Run::new(granted, life, self.hangups.clone(), executor_key) {
+            match Run::new(granted, life, self.hangups.clone()) {
                 Ok(run) => {
                     let run = Arc::new(run);
                     books.leases.insert(id, run.clone());
@@ -104,7 +103,13 @@ impl Node {
             return Err(failure);
         }
         self.repin();
-        self.task(supervisor::supervise(self.clone(), run.clone()));
+        let parked = self.pool.take_parked(&run.granted.kind);
+        let fits = |parked: &Executor| runtimes::check(&run.granted.request.runtime, &parked.runtime).is_ok();
+        let is_ready = parked.as_ref().is_some_and(fits);
+        self.task(supervisor::supervise(self.clone(), run.clone(), parked));
+        if is_ready {
+            return Ok(run);
+        }
         match tokio::time::timeout(patience, run.assigned()).await {
             Ok(Err(failure)) => {
                 run.gone(SHUTDOWN_DEADLINE).await;
@@ -152,16 +157,22 @@ impl Node {
         self.news.notify_one();
     }
 
-    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads.
+    /// Keeps whoever owns no core off the cores of hot leases: warm workers, and the node's own threads. There is something
+    /// to do only when a hot lease came or went.
     fn repin(&self) {
         let (shared, warm) = {
-            let books = self.books();
+            let mut books = self.books();
+            let shared = books.ledger.shared_cores();
+            if books.shared_cores == shared {
+                return;
+            }
+            books.shared_cores.clone_from(&shared);
             let runs = books
                 .leases
                 .values()
                 .filter(|run| run.granted.reservation.mode != Mode::Hot);
             let warm: Vec<_> = runs.flat_map(|run| run.processes()).collect();
-            (books.ledger.shared_cores(), warm)
+            (shared, warm)
         };
         for process in warm {
             affinity::pin(process, &shared);

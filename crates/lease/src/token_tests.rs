@@ -47,6 +47,7 @@ fn hello() -> Hello {
 fn check(hello: &Hello) -> Result<(), TokenError> {
     check_hello(
         hello,
+        false,
         NOW,
         0,
         &NODE,
@@ -59,9 +60,33 @@ fn check(hello: &Hello) -> Result<(), TokenError> {
 fn a_good_hello_is_accepted_once() {
     let mut window = ReplayWindow::new(1_000, 10);
     let trusted = [SigningKey::from_seed([9; 32]).public(), manager().public()];
-    assert_eq!(check_hello(&hello(), NOW, 0, &NODE, &trusted, &mut window), Ok(()));
-    let again = check_hello(&hello(), NOW, 0, &NODE, &trusted, &mut window).unwrap_err();
+    assert_eq!(check_hello(&hello(), false, NOW, 0, &NODE, &trusted, &mut window), Ok(()));
+    let again = check_hello(&hello(), false, NOW, 0, &NODE, &trusted, &mut window).unwrap_err();
     assert_eq!((again.clone(), again.code()), (TokenError::Replayed, Code::Replayed));
+}
+
+#[test]
+fn a_proven_token_is_judged_in_everything_but_its_signature() {
+    let proven = |hello: &Hello, now, trusted: &[PublicKey]| {
+        check_hello(hello, true, now, 0, &NODE, trusted, &mut ReplayWindow::new(u64::MAX, 10))
+    };
+    let mut unsigned = claims().sign(&manager());
+    unsigned.signature = [0; 64];
+    let hello = channel_to(0).sign(unsigned, ChannelId([6; 16]), NOW, &holder());
+    let trusted = [manager().public()];
+    assert_eq!(proven(&hello, NOW, &trusted), Ok(()));
+    assert!(matches!(
+        proven(&hello, NOW, &[]),
+        Err(TokenError::UnknownIssuer { .. })
+    ));
+    let much_later = hello.token.expires_at_ms.get() + 1;
+    assert!(matches!(
+        proven(&hello, much_later, &trusted),
+        Err(TokenError::Expired { .. })
+    ));
+    let stranger = SigningKey::from_seed([66; 32]);
+    let stolen = channel_to(0).sign(unsigned, ChannelId([6; 16]), NOW, &stranger);
+    assert_eq!(proven(&stolen, NOW, &trusted), Err(TokenError::HelloSignature));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use mayfly_lease::{Lease, Reservation, SigningKey, State, billing};
 use mayfly_protocol::api::{LeaseRequest, Mode, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::ToExecutor;
-use mayfly_protocol::hello::{Hello, options};
+use mayfly_protocol::hello::{Hello, Token, options};
 use mayfly_protocol::ids::{ChannelId, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
@@ -59,6 +59,8 @@ pub struct Run {
     pub over: watch::Sender<bool>,
     /// Wall-clock time up to which some token of this lease may be believed.
     token_end_ms: AtomicU64,
+    /// The token whose signature was verified last.
+    proven: Mutex<Option<Token>>,
 }
 
 #[derive(Debug)]
@@ -167,6 +169,7 @@ impl Run {
             wake: Notify::new(),
             over: watch::channel(false).0,
             token_end_ms: AtomicU64::new(0),
+            proven: Mutex::new(None),
             granted,
         })
     }
@@ -215,6 +218,16 @@ impl Run {
     /// A token was signed that may be believed up to this time.
     pub fn promised(&self, until_ms: u64) {
         self.token_end_ms.fetch_max(until_ms, Ordering::Relaxed);
+    }
+
+    /// The signature of this token was verified.
+    pub fn prove(&self, token: &Token) {
+        *self.proven.lock().unwrap_or_else(PoisonError::into_inner) = Some(*token);
+    }
+
+    /// Whether the signature of exactly this token was verified before.
+    pub fn is_proven(&self, token: &Token) -> bool {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(token)
     }
 
     /// Up to when some token of this lease may be believed.

@@ -220,10 +220,23 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
             "malformed hello; the peer is not a Mayfly client",
         )
     })?;
-    let trusted = node.trusted.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let run = node.lease(&hello.token).ok();
+    let is_proven = run.as_ref().is_some_and(|run| run.is_proven(&hello.token));
+    let trusted = node.trusted();
     let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
     let tolerance_ms = window.tolerance_ms();
     let now_ms = clock::wall_ms();
-    token::check_hello(&hello, now_ms, tolerance_ms, &node.address.id, &trusted, &mut window)?;
+    token::check_hello(
+        &hello,
+        is_proven,
+        now_ms,
+        tolerance_ms,
+        &node.address.id,
+        &trusted,
+        &mut window,
+    )?;
+    if let (Some(run), false) = (run, is_proven) {
+        run.prove(&hello.token);
+    }
     Ok(hello)
 }

@@ -6,6 +6,11 @@ use super::*;
 const ALLOWANCE_MS: u64 = 366 * 24 * 3_600_000;
 
 impl Node {
+    /// Whoever may sign tokens for this node.
+    pub(crate) fn trusted(&self) -> Vec<PublicKey> {
+        self.trusted.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn start_by_ms(&self) -> u64 {
         self.options.start_by.as_millis() as u64
     }

@@ -104,6 +104,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         latency: raw,
         per_s: None,
         bytes_per_s: None,
+        share: None,
     };
     Ok(ColdReport {
         overhead_p50_ms: total.p50_ms - Millis::from(raw).p50_ms,

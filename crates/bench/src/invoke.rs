@@ -3,7 +3,7 @@
 use mayfly_client::{Client, Transport};
 
 use crate::alternate::{Plan, alternate};
-use crate::baseline::{Baseline, Copy, CopyInPeer, matching};
+use crate::baseline::{Baseline, Copy, CopyInPeer, TcpEcho, matching};
 use crate::busy::Watch;
 use crate::error::Error;
 use crate::picture::Series;
@@ -73,6 +73,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
         latency,
         per_s: None,
         bytes_per_s: None,
+        share: None,
     };
     let setting = Setting {
         transport: how.transport.to_string(),
@@ -102,6 +103,17 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
             report.others.push(named(&peer, samples.summary()));
             Ok(())
         })?;
+    }
+    if how.transport == Transport::Tcp && how.hot && how.size as u64 >= InvokeReport::LARGE {
+        // The raw echo sends the buffer that it received; a function reads one and writes another.
+        let mut copying = TcpEcho::copying(how.size)?;
+        let beside = alternate(&mut copying, &mut workers, Plan::of_calls(calls / 2))?;
+        let (raw, ours) = (beside.baseline(), beside.subject());
+        report.others.push(Named {
+            share: Some((raw.p50_ns / ours.p50_ns * 1000.0).round() / 1000.0),
+            bytes_per_s: Some(TcpEcho::bandwidth(how.size, raw.p50_ns).round()),
+            ..named(&copying, raw)
+        });
     }
     Ok((report, series))
 }

@@ -25,6 +25,9 @@ pub struct Named {
     /// Bytes read and written per second, where payloads are large enough to ask.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
+    /// The invocations' bandwidth as a share of this, where that was measured beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
 }
 
 /// What was invoked, and how.
@@ -151,6 +154,11 @@ impl fmt::Display for InvokeReport {
         )?;
         if let (Some(ours), Some(share)) = (self.bytes_per_s, self.share_of_baseline_bandwidth) {
             writeln!(f, "  {} read and written, {share:.2} of the baseline", bandwidth(ours))?;
+        }
+        for other in &self.others {
+            if let Some(share) = other.share {
+                writeln!(f, "  {share:.2} of {}, which is {}", other.name, other.about)?;
+            }
         }
         footer(f, &self.machine, &self.noise)
     }

@@ -25,6 +25,7 @@ fn named(name: &str, ns: f64) -> Named {
         latency: Summary::of([ns]),
         per_s: None,
         bytes_per_s: None,
+        share: None,
     }
 }
 
@@ -121,7 +122,8 @@ fn a_cold_report_names_its_stages_in_their_order() {
         overhead_p50_ms: 3.5,
         language: "c".into(),
         sandbox: "process".into(),
-        pool: false,
+        pool: 0,
+        after_idle: None,
         machine: Machine::this(),
         noise: noise(),
     };

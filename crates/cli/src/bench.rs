@@ -282,6 +282,7 @@ fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json
         latency,
         per_s: None,
         bytes_per_s: None,
+        share: None,
     };
     let per_s = match options.depth {
         0 | 1 => 1e9 / invoke.p50_ns.max(1.0),

@@ -159,11 +159,42 @@ impl StreamLink {
         }
     }
 
-    /// The next whole message, out of what was received already.
+    /// The next whole message, out of what was received already. Most are small, and this does nothing but what those
+    /// need: after a system call every branch costs.
+    #[inline]
     fn parse(&mut self) -> Result<Option<Message>, LinkError> {
         if self.incoming.is_some() {
             return Ok(None);
         }
+        let available = &self.receive[self.start..self.end];
+        let Ok((header, rest)) = Header::read_from_prefix(available) else {
+            return Ok(None);
+        };
+        let length = header.length as usize;
+        if header.sequence != self.next_in || header.flags != 0 || length > self.geometry.inline_bytes() {
+            return self.parse_other();
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        let message = Message {
+            meta: Meta {
+                sequence: header.sequence,
+                function: header.function,
+                deadline_ms: header.deadline_ms,
+            },
+            place: Place::Inline(self.start + HEADER_BYTES),
+            length,
+            room_length: 0,
+        };
+        self.start += HEADER_BYTES + length;
+        self.next_in = self.next_in.wrapping_add(1);
+        Ok(Some(message))
+    }
+
+    /// As [`StreamLink::parse`], for messages that have a descriptor or are wrong.
+    #[cold]
+    fn parse_other(&mut self) -> Result<Option<Message>, LinkError> {
         let available = &self.receive[self.start..self.end];
         let Ok((header, rest)) = Header::read_from_prefix(available) else {
             return Ok(None);
@@ -264,6 +295,29 @@ impl StreamLink {
         Ok(None)
     }
 
+    /// Receives what is there into the empty buffer, between messages. Whether anything came.
+    #[inline]
+    fn fill_empty(&mut self) -> Result<bool, LinkError> {
+        let until = self.at_once();
+        let received = self.wire.receive(&mut self.receive[..until]);
+        (self.start, self.end) = (0, 0);
+        match received {
+            Ok(received) if received > 0 => {
+                self.end = received;
+                Ok(true)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            other => self.received(other),
+        }
+    }
+
+    /// Bytes to receive at a time between messages.
+    #[inline]
+    fn at_once(&self) -> usize {
+        let stride = self.geometry.stride_bytes as usize;
+        RECEIVE_AT_ONCE_BYTES.max(stride).min(self.receive.len())
+    }
+
     /// Receives what is there, without blocking. Whether anything came.
     fn fill(&mut self) -> Result<bool, LinkError> {
         let result = match &mut self.incoming {
@@ -280,15 +334,17 @@ impl StreamLink {
                     self.receive.copy_within(self.start..self.end, 0);
                     (self.start, self.end) = (0, self.end - self.start);
                 }
-                let until = self
-                    .receive
-                    .len()
-                    .min(self.end + RECEIVE_AT_ONCE_BYTES.max(self.geometry.stride_bytes as usize));
+                let until = self.receive.len().min(self.end + self.at_once());
                 self.wire
                     .receive(&mut self.receive[self.end..until])
                     .inspect(|n| self.end += n)
             }
         };
+        self.received(result)
+    }
+
+    /// What a receive that came to this means for the link.
+    fn received(&mut self, result: std::io::Result<usize>) -> Result<bool, LinkError> {
         match result {
             Ok(0) => {
                 self.gone = true;
@@ -341,21 +397,14 @@ impl StreamLink {
         Ok(())
     }
 
-    fn send(&mut self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+    /// Sends head and body to the end, after a first attempt that came to this.
+    fn send_on(&mut self, head: &[u8], body: &[u8], first: std::io::Result<usize>) -> Result<(), LinkError> {
         let total = head.len() + body.len();
         let mut sent = 0;
         let mut progress: Option<Instant> = None;
         let mut tries = 0;
+        let mut result = first;
         loop {
-            let result = if sent < head.len() {
-                self.wire.send(&head[sent..], body)
-            } else if sent < total {
-                self.wire.send(&body[sent - head.len()..], &[])
-            } else if self.wire.flush()? {
-                return Ok(());
-            } else {
-                Err(std::io::ErrorKind::WouldBlock.into())
-            };
             match result {
                 Ok(n) => {
                     sent += n;
@@ -372,18 +421,17 @@ impl StreamLink {
                         return Err(LinkError::PeerGone);
                     }
                     tries += 1;
-                    if tries < TRIES_BEFORE_BLOCKING {
-                        continue;
+                    if tries >= TRIES_BEFORE_BLOCKING {
+                        let full = self.queue.len() >= self.geometry.slots as usize;
+                        self.wire.block(
+                            if full {
+                                PollFlags::OUT
+                            } else {
+                                PollFlags::IN | PollFlags::OUT
+                            },
+                            Duration::from_secs(1),
+                        )?;
                     }
-                    let full = self.queue.len() >= self.geometry.slots as usize;
-                    self.wire.block(
-                        if full {
-                            PollFlags::OUT
-                        } else {
-                            PollFlags::IN | PollFlags::OUT
-                        },
-                        Duration::from_secs(1),
-                    )?;
                 }
                 Err(error) if is_disconnect(&error) => {
                     self.gone = true;
@@ -391,6 +439,15 @@ impl StreamLink {
                 }
                 Err(error) => return Err(LinkError::Io(error)),
             }
+            result = if sent < head.len() {
+                self.wire.send(&head[sent..], body)
+            } else if sent < total {
+                self.wire.send(&body[sent - head.len()..], &[])
+            } else if self.wire.flush()? {
+                return Ok(());
+            } else {
+                Err(std::io::ErrorKind::WouldBlock.into())
+            };
         }
     }
 
@@ -437,7 +494,8 @@ impl StreamLink {
         let mut head = [0; HEADER_BYTES + DESCRIPTOR_BYTES];
         head[..HEADER_BYTES].copy_from_slice(header.as_bytes());
         head[HEADER_BYTES..].copy_from_slice(descriptor.as_bytes());
-        self.send(&head, body)?;
+        let first = self.wire.send(&head, body);
+        self.send_on(&head, body, first)?;
         Ok(header.sequence)
     }
 }
@@ -487,11 +545,18 @@ impl Link for StreamLink {
     fn post(&mut self, function: u16, deadline_ms: u32, length: usize) -> Result<u32, LinkError> {
         let header = self.next_header(function, 0, length as u32, deadline_ms);
         // The composed bytes stand behind the header's place, so that one contiguous write sends both.
-        let mut frame = std::mem::take(&mut self.compose);
+        let frame = &mut self.compose[..HEADER_BYTES + length];
         frame[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-        let result = self.send(&frame[..HEADER_BYTES + length], &[]);
-        self.compose = frame;
-        result.map(|()| header.sequence)
+        match self.wire.send(frame, &[]) {
+            Ok(sent) if sent == HEADER_BYTES + length && !self.wire.is_encrypted() => {}
+            first => {
+                let frame = std::mem::take(&mut self.compose);
+                let result = self.send_on(&frame[..HEADER_BYTES + length], &[], first);
+                self.compose = frame;
+                result?;
+            }
+        }
+        Ok(header.sequence)
     }
 
     fn post_bulk(
@@ -546,12 +611,16 @@ impl Link for StreamLink {
     }
 
     fn poll(&mut self) -> Result<Option<Meta>, LinkError> {
-        let message = match self.queue.pop_front() {
-            Some(message) => Some(message),
-            None if self.gone => return Err(LinkError::PeerGone),
-            None => self.next_message()?,
+        self.current = if self.gone || !self.queue.is_empty() {
+            Some(self.queue.pop_front().ok_or(LinkError::PeerGone)?)
+        } else if self.start == self.end && self.incoming.is_none() {
+            match self.fill_empty()? {
+                true => self.parse()?,
+                false => None,
+            }
+        } else {
+            self.next_message()?
         };
-        self.current = message;
         Ok(self.current.as_ref().map(|message| message.meta))
     }
 
@@ -619,10 +688,7 @@ impl Link for StreamLink {
             return Ok(());
         }
         (self.start, self.end) = (0, 0);
-        let at_once = self
-            .receive
-            .len()
-            .min(RECEIVE_AT_ONCE_BYTES.max(self.geometry.stride_bytes as usize));
+        let at_once = self.at_once();
         match self.wire.receive_blocking(&mut self.receive[..at_once], limit) {
             Ok(0) => {
                 self.gone = true;

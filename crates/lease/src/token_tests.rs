@@ -60,7 +60,10 @@ fn check(hello: &Hello) -> Result<(), TokenError> {
 fn a_good_hello_is_accepted_once() {
     let mut window = ReplayWindow::new(1_000, 10);
     let trusted = [SigningKey::from_seed([9; 32]).public(), manager().public()];
-    assert_eq!(check_hello(&hello(), false, NOW, 0, &NODE, &trusted, &mut window), Ok(()));
+    assert_eq!(
+        check_hello(&hello(), false, NOW, 0, &NODE, &trusted, &mut window),
+        Ok(())
+    );
     let again = check_hello(&hello(), false, NOW, 0, &NODE, &trusted, &mut window).unwrap_err();
     assert_eq!((again.clone(), again.code()), (TokenError::Replayed, Code::Replayed));
 }
@@ -68,7 +71,15 @@ fn a_good_hello_is_accepted_once() {
 #[test]
 fn a_proven_token_is_judged_in_everything_but_its_signature() {
     let proven = |hello: &Hello, now, trusted: &[PublicKey]| {
-        check_hello(hello, true, now, 0, &NODE, trusted, &mut ReplayWindow::new(u64::MAX, 10))
+        check_hello(
+            hello,
+            true,
+            now,
+            0,
+            &NODE,
+            trusted,
+            &mut ReplayWindow::new(u64::MAX, 10),
+        )
     };
     let mut unsigned = claims().sign(&manager());
     unsigned.signature = [0; 64];

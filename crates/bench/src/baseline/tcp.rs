@@ -87,20 +87,27 @@ pub struct TcpEcho {
     socket: TcpStream,
     buffer: Vec<u8>,
     spins: bool,
+    copies: bool,
 }
 
 impl TcpEcho {
     /// Both sides spin on non-blocking sockets.
     pub fn spinning(size: usize) -> Result<Self, Error> {
-        Self::new(size, true)
+        Self::new(size, true, false)
+    }
+
+    /// Both sides spin, and the peer copies what it read into the buffer that it sends: what a function must do that reads
+    /// its input and writes its output.
+    pub fn copying(size: usize) -> Result<Self, Error> {
+        Self::new(size, true, true)
     }
 
     /// Both sides sleep in `read`.
     pub fn blocking(size: usize) -> Result<Self, Error> {
-        Self::new(size, false)
+        Self::new(size, false, false)
     }
 
-    fn new(size: usize, spins: bool) -> Result<Self, Error> {
+    fn new(size: usize, spins: bool, copies: bool) -> Result<Self, Error> {
         let size = size.max(1);
         let (socket, mut other) = pair(spins)?;
         let peer = Peer::fork(if spins { "tcp_spin" } else { "tcp_block" }, |control: &Control| {
@@ -109,13 +116,22 @@ impl TcpEcho {
                 control.rest();
                 Ok(())
             };
-            while fill(&mut other, &mut buffer, rest).is_ok() && drain(&mut other, &buffer).is_ok() {}
+            let mut copy = if copies { vec![1; size] } else { Vec::new() };
+            while fill(&mut other, &mut buffer, rest).is_ok() {
+                if copies {
+                    copy.copy_from_slice(&buffer);
+                }
+                if drain(&mut other, if copies { &copy } else { &buffer }).is_err() {
+                    return;
+                }
+            }
         })?;
         Ok(TcpEcho {
             peer,
             socket,
             buffer: vec![7; size],
             spins,
+            copies,
         })
     }
 
@@ -146,7 +162,11 @@ impl Block for TcpEcho {
 
 impl Baseline for TcpEcho {
     fn name(&self) -> &str {
-        if self.spins { "tcp_spin" } else { "tcp_block" }
+        match (self.spins, self.copies) {
+            (true, false) => "tcp_spin",
+            (true, true) => "tcp_spin_copy",
+            (false, _) => "tcp_block",
+        }
     }
     fn about(&self) -> String {
         let how = if self.spins {
@@ -154,8 +174,13 @@ impl Baseline for TcpEcho {
         } else {
             "blocking"
         };
+        let copies = if self.copies {
+            ", the far one copies from one buffer to another"
+        } else {
+            ""
+        };
         format!(
-            "raw TCP on the loopback, {} B each way, both sides {how}",
+            "raw TCP on the loopback, {} B each way, both sides {how}{copies}",
             self.buffer.len()
         )
     }
@@ -250,6 +275,19 @@ mod tests {
             .len(),
             15
         );
+    }
+
+    #[test]
+    fn an_echo_that_copies_answers_what_it_was_sent() {
+        let mut echo = TcpEcho::copying(100_000).unwrap();
+        echo.buffer[99_999] = 42;
+        let plan = Plan {
+            blocks: 1,
+            calls: 3,
+            warm_up: 1,
+        };
+        assert_eq!(measure(&mut echo, plan).unwrap().len(), 3);
+        assert_eq!((echo.buffer[0], echo.buffer[99_999]), (7, 42));
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub struct Arguments {
     /// Call it this often, and tell how long that took
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
+    /// Use a lease that `mayfly lease create --output FILE` made, and leave it in place
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "args"])]
+    lease: Option<PathBuf>,
     /// Workers to lease
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
@@ -133,11 +136,22 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     };
 
     let begun = Instant::now();
-    let client = connect_or_start(global)?;
+    let kept = arguments.lease.as_deref().map(crate::lease::read).transpose()?;
+    let client = match kept {
+        // It is somebody's, and a manager of our own could not know it.
+        Some(_) => connect::manager(global)?,
+        None => connect_or_start(global)?,
+    };
     let connected = Instant::now();
-    let mut wanted = LeaseOptions::native(arguments.workers);
-    wanted.mode = arguments.mode.into();
-    let lease = client.lease(wanted).map_err(|error| error.0)?;
+    let lease = match kept {
+        Some((grant, seed)) => client.lease_granted(grant, seed),
+        None => {
+            let mut wanted = LeaseOptions::native(arguments.workers);
+            wanted.mode = arguments.mode.into();
+            client.lease(wanted)
+        }
+    };
+    let lease = lease.map_err(|error| error.0)?;
     let hash = lease.put_code(&code).map_err(|error| error.0)?;
     let mut how = PoolOptions::default();
     how.channel.transport = arguments.transport.map(Into::into);
@@ -172,7 +186,9 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         };
         merge(&mut report, measured);
     }
-    lease.release().map_err(|error| error.0)?;
+    if arguments.lease.is_none() {
+        lease.release().map_err(|error| error.0)?;
+    }
     tell(&result, report, arguments.output.as_deref(), global)
 }
 

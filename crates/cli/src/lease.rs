@@ -1,6 +1,6 @@
 //! `mayfly lease`: leases by hand.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -9,6 +9,7 @@ use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Grant, LeaseRequest, Runtime};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::manager::write_private;
@@ -74,6 +75,7 @@ impl From<Wanted> for Mode {
 #[command(after_help = "Examples:
   mayfly lease create --workers 2
   mayfly lease create --workers 1 --mode hot --for 1h --output lease.json
+  mayfly invoke --lease lease.json ./area.so area --input hex:0600000007000000
 
 The grant is a capability: its token opens channels to the workers for whoever holds the key that comes with it, as
 `holder_seed` in the JSON. A lease that is not used soon is taken back.")]
@@ -120,6 +122,29 @@ struct Release {
     /// Which, as `mayfly lease list` shows it; may be several
     #[arg(required = true)]
     leases: Vec<LeaseId>,
+}
+
+/// What `lease create --output` writes: all that it takes to use the lease.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    grant: Grant,
+    holder_seed: String,
+}
+
+/// Reads what `lease create --output` wrote.
+pub fn read(path: &Path) -> Result<(Grant, [u8; 32]), Failure> {
+    let unusable = |why: String| {
+        let text = format!(
+            "{} is no lease: {why}; make one by `mayfly lease create --output FILE`",
+            path.display()
+        );
+        Failure::new(Code::InvalidRequest, text)
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+    let kept: Kept = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
+    let mut seed = [0; 32];
+    hex::decode_to_slice(&kept.holder_seed, &mut seed).map_err(|error| unusable(error.to_string()))?;
+    Ok((kept.grant, seed))
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
@@ -174,7 +199,10 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     };
     let body = serde_json::to_value(&request).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     let grant = grant_of(client.post("/v1/leases", &body).map_err(|error| error.0)?)?;
-    let whole = output::json(&json!({ "grant": grant, "holder_seed": hex::encode(seed) }))?;
+    let whole = output::json(&Kept {
+        grant: grant.clone(),
+        holder_seed: hex::encode(seed),
+    })?;
     if let Some(path) = &wanted.output
         && let Err(failure) = write_private(path, &whole)
     {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use mayfly_node::{ManagerLink, Node};
@@ -61,6 +62,9 @@ pub struct Arguments {
     node: NodeArguments,
 }
 
+/// A node is of use without its manager, so that whoever starts it does not wait for one for longer.
+const JOIN_PATIENCE: Duration = Duration::from_secs(5);
+
 #[derive(Serialize, Deserialize)]
 struct Joined {
     manager: String,
@@ -94,7 +98,17 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         };
         write_private(&state.path().join(MANAGER_FILE), &output::json(&joined)?)?;
     }
-    output::announce(&describe(&node, link.as_ref(), state.path(), global)?);
+    let joined = match &link {
+        Some(_) => tokio::select! {
+            joined = node.joined(JOIN_PATIENCE) => Some(joined),
+            _ = ending.told() => {
+                ending.orderly(node.shutdown()).await;
+                return Ok(());
+            }
+        },
+        None => None,
+    };
+    output::announce(&describe(&node, link.as_ref(), joined, state.path(), global)?);
     ending.told().await;
     tracing::info!("ending");
     ending.orderly(node.shutdown()).await;
@@ -175,6 +189,7 @@ fn joined_before(state: &Path) -> Result<Option<ManagerLink>, Failure> {
 fn describe(
     node: &mayfly_node::Handle,
     link: Option<&ManagerLink>,
+    joined: Option<Result<(), String>>,
     state: &Path,
     global: &Global,
 ) -> Result<String, Failure> {
@@ -190,13 +205,17 @@ fn describe(
             "tcp": address.tcp,
             "capacity": capacity,
             "manager": link.map(|link| &link.url),
+            "joined": joined.as_ref().map(Result::is_ok),
             "allowance": allowance,
             "state_dir": state,
             "pid": std::process::id(),
         }));
     }
     let whose = match (link, &allowance) {
-        (Some(link), _) => format!("manager  {}", link.url),
+        (Some(link), _) => match joined {
+            Some(Err(why)) => format!("manager  {}: not joined yet, it goes on trying. {why}", link.url),
+            _ => format!("manager  {}", link.url),
+        },
         (None, Some(path)) => format!("clients  lease with {}", path.display()),
         (None, None) => String::new(),
     };

@@ -179,8 +179,6 @@ impl Running {
 
     /// The node first: it tells the manager how its leases ended.
     async fn end(self) {
-        // Before the node closes its connection, on which their ends are told.
-        self.node.revoke(None).await;
         self.node.shutdown().await;
         self.manager.shutdown().await;
     }

@@ -256,6 +256,16 @@ fn up_serves_leases_and_calls_and_leaves_nothing() {
     );
 
     let library = area(home);
+    let kept = kept.to_str().unwrap();
+    for _ in 0..2 {
+        let output = run(home, &["invoke", "--lease", kept, &library, "area", "--input", SIDES]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "hex:2a000000\n");
+    }
+    assert_eq!(json_of(home, &["lease", "list"])[0]["state"], "active", "it stays");
+    assert_eq!(
+        error_of(home, &["invoke", "--lease", &library, &library, "area"]).0,
+        "invalid_request"
+    );
     let output = run(home, &["invoke", &library, "area", "--input", SIDES]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hex:2a000000\n");
     let called = json_of(
@@ -416,24 +426,24 @@ fn nobody_is_a_parent_but_the_one_that_started_it() {
 fn a_node_joins_with_a_token_once_and_knows_its_manager_afterwards() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let _manager = Daemon::start(home, &["manager", "--listen", "127.0.0.1:0"]);
+    let mut manager = Daemon::start(home, &["manager", "--listen", "127.0.0.1:0"]);
     let join = home.join("join.json");
     let join = join.to_str().unwrap();
     json_of(home, &["manager", "join-token", "--output", join]);
-    let up_nodes = || {
-        let status = json_of(home, &["status"]);
-        let nodes = status["nodes"].as_array().unwrap().clone();
-        nodes.iter().filter(|node| node["state"] == "up").count()
-    };
+    let state_of_node = || json_of(home, &["status"])["nodes"][0]["state"].clone();
     let mut node = Daemon::start(home, &["node", "--join", join]);
-    support::eventually("the node is up", || up_nodes() == 1);
+    assert_eq!((&node.ready["joined"], state_of_node()), (&true.into(), "up".into()));
     let library = area(home);
     let called = json_of(home, &["invoke", &library, "area", "--input", SIDES]);
     assert_eq!(called["output_hex"], "2a000000");
     assert_eq!(node.stop(), Some(0));
-    support::eventually("the node is gone", || up_nodes() == 0);
-    let _again = Daemon::start(home, &["node"]);
-    support::eventually("the node is back", || up_nodes() == 1);
+    assert_eq!(state_of_node(), "left");
+    let mut again = Daemon::start(home, &["node"]);
+    assert_eq!((&again.ready["joined"], state_of_node()), (&true.into(), "up".into()));
+    assert_eq!(manager.stop(), Some(0));
+    assert_eq!(again.stop(), Some(0));
+    let alone = Daemon::start(home, &["node"]);
+    assert_eq!(alone.ready["joined"], false, "it runs, and says that nobody answers");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Connection, LeaseStatus, NodeAddress, NodeStatus};
+use mayfly_protocol::api::{Connection, Grant, LeaseStatus, NodeAddress, NodeStatus};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
 use mayfly_protocol::ids::{CodeHash, NodeId};
@@ -148,7 +148,14 @@ impl Client {
                 }
             }
         };
-        Lease::new(self.clone(), self.inner.source.clone(), grant, holder)
+        Lease::new(self.clone(), self.inner.source.clone(), grant, holder, true)
+    }
+
+    /// Uses a lease that was granted before, perhaps to another process, with the seed of the key that it names. It stays
+    /// when the last clone is dropped; only [`Lease::release`] gives it back.
+    pub fn lease_granted(&self, grant: Grant, holder_seed: [u8; 32]) -> Result<Lease, Error> {
+        let holder = SigningKey::from_seed(holder_seed);
+        Lease::new(self.clone(), self.inner.source.clone(), grant, holder, false)
     }
 
     /// The key that this client's leases name. It never leaves this process.

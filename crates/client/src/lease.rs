@@ -86,20 +86,29 @@ pub(crate) struct Inner {
     pub(crate) holder: SigningKey,
     control: Mutex<Option<Control>>,
     released: AtomicBool,
+    /// Whether it goes back when nobody here uses it any more.
+    owned: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A lease. Cheap to clone; it is released when the last clone, channel and pool of it is dropped.
+/// A lease. Cheap to clone; it is released when the last clone, channel and pool of it is dropped, unless it came from
+/// [`Client::lease_granted`].
 #[derive(Clone)]
 pub struct Lease {
     pub(crate) inner: Arc<Inner>,
 }
 
 impl Lease {
-    pub(crate) fn new(client: Client, source: Arc<Source>, grant: Grant, holder: SigningKey) -> Result<Self, Error> {
+    pub(crate) fn new(
+        client: Client,
+        source: Arc<Source>,
+        grant: Grant,
+        holder: SigningKey,
+        owned: bool,
+    ) -> Result<Self, Error> {
         let inner = Inner {
             client,
             source,
@@ -109,6 +118,7 @@ impl Lease {
             holder,
             control: Mutex::new(None),
             released: AtomicBool::new(false),
+            owned,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -239,7 +249,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A lease that is gone already, or a node that is, needs no release; nobody is left to hear of another failure.
-        let _ = self.release();
+        if self.owned {
+            // A lease that is gone already, or a node that is, needs no release; nobody is left to hear of another failure.
+            let _ = self.release();
+        }
     }
 }

@@ -214,17 +214,23 @@ impl Control {
         }
     }
 
-    /// The connection with this epoch is over.
-    pub fn on_disconnected(&self, id: NodeId, epoch: u64) {
+    /// The connection with this epoch is over; the node may have said so before.
+    pub fn on_disconnected(&self, id: NodeId, epoch: u64, left: bool) {
         let mut world = self.world();
         let Some(node) = world.nodes.get_mut(&id) else { return };
         if node.session.as_ref().is_none_or(|session| session.epoch != epoch) {
             return;
         }
         node.session = None;
+        node.left = left;
         drop(world);
-        tracing::warn!(node = %id, "lost: its connection broke");
-        self.tell(Event::NodeLost { node: id });
+        if left {
+            tracing::info!(node = %id, "left");
+            self.tell(Event::NodeLeft { node: id });
+        } else {
+            tracing::warn!(node = %id, "lost: its connection broke");
+            self.tell(Event::NodeLost { node: id });
+        }
     }
 }
 

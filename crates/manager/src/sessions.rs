@@ -36,6 +36,8 @@ const NOTABLE_SKEW_MS: i64 = 6_000;
 enum Over {
     #[error("it went away")]
     Gone,
+    #[error("it was stopped")]
+    Left,
     #[error("it was refused: {0}")]
     Refused(Failure),
     #[error("it broke the protocol: {0}")]
@@ -60,7 +62,7 @@ pub async fn serve(control: Arc<Control>, bearer: Bearer, mut socket: WebSocket)
     let over = match register(&control, &bearer, &mut socket).await {
         Ok((node, epoch, outgoing)) => {
             let over = converse(&control, node, epoch, outgoing, &mut socket).await;
-            control.on_disconnected(node, epoch);
+            control.on_disconnected(node, epoch, matches!(over, Over::Left));
             over
         }
         Err(over) => over,
@@ -213,6 +215,7 @@ impl Control {
                     capacity,
                     free,
                     session: Some(session),
+                    left: false,
                     heard: Instant::now(),
                     booked,
                     skew_ms: 0,
@@ -295,6 +298,7 @@ impl Control {
                     state: State::Active.name().into(),
                 });
             }
+            NodeMessage::Leaving => return Err(Over::Left),
             NodeMessage::Meters { sequence, usage } => {
                 drop(world);
                 meters.queue.try_send((sequence, usage)).map_err(|_| Over::Stuck)?;

@@ -44,6 +44,8 @@ pub struct Node {
     pub free: Capacity,
     /// Its connection, while it is up.
     pub session: Option<Session>,
+    /// Whether it said so before its connection ended.
+    pub left: bool,
     /// When it was last heard, or when this manager started.
     pub heard: Instant,
     /// Last number of its journal whose usage the leases here show.
@@ -117,6 +119,7 @@ impl World {
             booked: record.booked,
             skew_ms: 0,
             doubtful: HashSet::new(),
+            left: false,
         };
         Self {
             nodes: snapshot
@@ -229,7 +232,12 @@ impl World {
             address: node.address.clone(),
             capacity: node.capacity,
             free: node.free,
-            state: if node.session.is_some() { "up" } else { "lost" }.into(),
+            state: match (&node.session, node.left) {
+                (Some(_), _) => "up",
+                (None, true) => "left",
+                (None, false) => "lost",
+            }
+            .into(),
             heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
             leases: held as u32,
         }

@@ -1,7 +1,6 @@
 //! The one connection to the manager: opened by the node, for ever opened again. Leases run on while it is away.
 
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use mayfly_protocol::node_api::HeldLease;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::WebSocketStream;
@@ -24,8 +23,8 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::node::Node;
 use crate::node::state_dir::write_private;
+use crate::node::{Connection, Node};
 use crate::{ManagerLink, clock};
 
 /// Connecting and registering.
@@ -45,6 +44,8 @@ const METERS_EVERY: Duration = Duration::from_secs(2);
 /// Usage of leases that ended is sent at most this often: each entry costs the manager a sync of its disk, which a burst of
 /// short leases would otherwise make everybody wait for.
 const ENTRIES_APART: Duration = Duration::from_millis(50);
+/// A closing node waits this long for its leases to end and for what they used to be booked; its journal keeps the rest.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(8);
 /// Answers on their way out.
 const ANSWERS: usize = 256;
 
@@ -73,10 +74,13 @@ enum Lost {
     Closed,
     #[error("the manager did not answer in time")]
     TimedOut,
+    #[error("this node is stopping")]
+    Leaving,
 }
 
-/// Stays connected for ever.
+/// Stays connected until the node closes and the manager has heard how its leases ended.
 pub async fn serve(node: Arc<Node>, link: ManagerLink) {
+    let mut closing = node.closing.subscribe();
     let mut wait = FIRST_WAIT;
     loop {
         let mut registered = false;
@@ -84,16 +88,27 @@ pub async fn serve(node: Arc<Node>, link: ManagerLink) {
             Ok(never) => match never {},
             Err(lost) => lost,
         };
-        node.connected.store(false, Ordering::Release);
+        node.connection.send_replace(Connection::Down(lost.to_string()));
+        if *closing.borrow() {
+            return;
+        }
         if registered {
             wait = FIRST_WAIT;
         }
         tracing::warn!(manager = link.url, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
         // Spread, so that a restarted manager is not met by all nodes at once.
         let spread = crate::node::random::<1>().map_or(0, |bytes| u32::from(bytes[0]));
-        tokio::time::sleep(wait + wait * spread / 512).await;
+        tokio::select! {
+            () = tokio::time::sleep(wait + wait * spread / 512) => {}
+            () = closed(&mut closing) => return,
+        }
         wait = (wait * 2).min(LAST_WAIT);
     }
+}
+
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    // An error means that the node itself is gone, which is closed enough.
+    let _ = closing.wait_for(|closing| *closing).await;
 }
 
 fn host_and_port(url: &str) -> Result<(&str, u16), Lost> {
@@ -222,17 +237,22 @@ async fn session(
     link: &ManagerLink,
     registered: &mut bool,
 ) -> Result<std::convert::Infallible, Lost> {
-    let (mut socket, epoch, heartbeat) = tokio::time::timeout(CONNECT_DEADLINE, register(node, link))
-        .await
-        .map_err(|_| Lost::TimedOut)??;
+    let mut closing = node.closing.subscribe();
+    let (mut socket, epoch, heartbeat) = tokio::select! {
+        registered = tokio::time::timeout(CONNECT_DEADLINE, register(node, link)) => {
+            registered.map_err(|_| Lost::TimedOut)??
+        }
+        () = closed(&mut closing) => return Err(Lost::Leaving),
+    };
     *registered = true;
-    node.connected.store(true, Ordering::Release);
+    node.connection.send_replace(Connection::Up);
     tracing::info!(manager = link.url, epoch, "registered");
     let (answers, mut to_answer) = mpsc::channel(ANSWERS);
     let mut beats = tokio::time::interval(heartbeat);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut meters = tokio::time::interval(METERS_EVERY);
     let mut told = Told::default();
+    let mut leave_by = None;
     loop {
         tokio::select! {
             message = receive(&mut socket) => on_message(node, epoch, message?, &answers),
@@ -244,8 +264,19 @@ async fn session(
             _ = meters.tick() => node.journal_usage(),
             () = node.news.notified() => {}
             () = tokio::time::sleep_until(told.next_entry), if told.entry_waits => {}
+            () = closed(&mut closing), if leave_by.is_none() => {
+                leave_by = Some(tokio::time::Instant::now() + LEAVE_DEADLINE);
+            }
+            () = tokio::time::sleep_until(leave_by.unwrap_or_else(tokio::time::Instant::now)), if leave_by.is_some() => {
+                return Err(Lost::Leaving);
+            }
         }
         report(node, &mut socket, &mut told).await?;
+        if leave_by.is_some() && node.held().is_empty() && node.journal.entry().is_none() {
+            send(&mut socket, &NodeMessage::Leaving).await?;
+            let _ = tokio::time::timeout(SEND_DEADLINE, socket.close(None)).await;
+            return Err(Lost::Leaving);
+        }
     }
 }
 

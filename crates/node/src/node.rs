@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ pub struct Node {
     /// Rings when there is something to tell the manager.
     pub(crate) news: Notify,
     /// Whether the manager is there.
-    pub(crate) connected: AtomicBool,
+    pub(crate) connection: watch::Sender<Connection>,
     books: Mutex<Books>,
     /// Held by every task of the node; when the last is gone, so is everything.
     alive: Mutex<Option<mpsc::Sender<()>>>,
@@ -71,6 +70,16 @@ struct Ended {
     state: State,
     until_ms: u64,
     run: Option<(Arc<Run>, u64)>,
+}
+
+/// The connection to the manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Connection {
+    /// Not yet tried to the end.
+    Never,
+    Up,
+    /// Why not.
+    Down(String),
 }
 
 /// Everything that `mayfly status` and `mayfly top` show of a node.
@@ -153,7 +162,7 @@ impl Node {
             }),
             alive: Mutex::new(Some(alive)),
             news: Notify::new(),
-            connected: AtomicBool::new(false),
+            connection: watch::channel(Connection::Never).0,
             journal,
             pool,
             key,
@@ -177,7 +186,7 @@ impl Node {
         let housekeeper = node.clone();
         node.background(async move { housekeeper.keep_house().await });
         if let Some(link) = node.options.manager.clone() {
-            node.background(manager_link::serve(node.clone(), link));
+            node.task(manager_link::serve(node.clone(), link));
         }
         sockets.serve(&node);
         Ok(Handle { node, all_gone })
@@ -247,7 +256,7 @@ impl Node {
             free: books.ledger.free(),
             leases: books.leases.values().map(|run| run.view()).collect(),
             parked_executors: self.pool.parked(),
-            manager_connected: self.connected.load(Ordering::Acquire),
+            manager_connected: *self.connection.borrow() == Connection::Up,
         }
     }
 }
@@ -261,6 +270,20 @@ impl Handle {
     /// The right to lease from this node without a manager, for whoever holds this key.
     pub fn allowance(&self, holder: PublicKey) -> Token {
         self.node.allowance(holder)
+    }
+
+    /// Waits until the manager has registered this node, or for so long. Then, or when it refuses: why it has not.
+    pub async fn joined(&self, limit: Duration) -> Result<(), String> {
+        let mut connection = self.node.connection.subscribe();
+        let settled = connection.wait_for(|now| !matches!(now, Connection::Never));
+        match tokio::time::timeout(limit, settled)
+            .await
+            .map(|now| now.map(|now| now.clone()))
+        {
+            Ok(Ok(Connection::Up)) => Ok(()),
+            Ok(Ok(Connection::Down(why))) => Err(why),
+            _ => Err("it does not answer".into()),
+        }
     }
 
     /// What it does now.
@@ -289,7 +312,7 @@ impl Handle {
         runs.len()
     }
 
-    /// Ends the node and everything that it started.
+    /// Ends the node and everything that it started, and tells the manager.
     pub async fn shutdown(mut self) {
         self.node.closing.send_replace(true);
         self.revoke(None).await;

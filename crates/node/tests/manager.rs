@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::*;
 use mayfly_manager::{Manager, StoreKind};
 use mayfly_node::ManagerLink;
-use mayfly_protocol::api::{LeaseRequest, LeaseStatus};
+use mayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
 use mayfly_protocol::error::Code;
 
 struct Control {
@@ -166,5 +166,28 @@ async fn leases_run_on_without_their_manager_and_what_they_used_is_booked_when_i
         })
         .await;
     site.handle.shutdown().await;
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_stopped_says_how_its_leases_ended_and_what_they_used_before_it_leaves() {
+    let mut control = Control::start().await;
+    let site = control.site().await;
+    let grant = control.lease(request(&site.holder)).await;
+    let hash = site.put_library(&grant).await;
+    let channel = site.channel(&grant, 0).await.unwrap();
+    let (channel, echo) = channel.load(hash, "echo").await;
+    let (_channel, result) = channel.call(echo, 0, b"last").await;
+    assert_eq!(result.unwrap().1, b"last");
+    let mut events = control.manager().events();
+    let node = site.handle.address().id;
+    site.handle.shutdown().await;
+    let mut heard = Vec::new();
+    while heard.last() != Some(&Event::NodeLeft { node }) {
+        heard.push(tokio::time::timeout(LIMIT, events.recv()).await.unwrap().unwrap());
+    }
+    assert!(!heard.contains(&Event::NodeLost { node }), "{heard:?}");
+    let status = control.status(grant.lease).await;
+    assert_eq!((status.state.as_str(), status.usage.calls), ("revoked", 2));
     control.stop().await;
 }

@@ -256,6 +256,8 @@ pub enum NodeMessage {
         /// Lease and all it used so far.
         usage: Vec<(LeaseId, Usage)>,
     },
+    /// Last message of a node that is stopped in order: it holds no lease any more, and will not be back soon.
+    Leaving,
 }
 
 /// Manager to node.
@@ -332,6 +334,11 @@ pub enum Event {
     },
     /// A node's heartbeats stopped or its connection broke.
     NodeLost {
+        /// Which.
+        node: NodeId,
+    },
+    /// A node was stopped in order.
+    NodeLeft {
         /// Which.
         node: NodeId,
     },

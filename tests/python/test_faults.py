@@ -65,6 +65,35 @@ def test_a_call_past_its_deadline_is_ended(own):
     assert own.options(deadline=10).call(square, 2) == 4
 
 
+def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatch, tmp_path):
+    # No executor is parked, and an interpreter starts slowly.
+    monkeypatch.setenv("MAYFLY_WARM_POOL", "0")
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.wait(0.001):
+            ticks.append(time.monotonic())
+
+    with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        executor = lease.call(os.getppid)
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        begin = time.monotonic()
+        os.kill(executor, signal.SIGKILL)
+        futures = [lease.options(idempotent=True).submit(square, x) for x in range(20)]
+        submitted = time.monotonic() - begin
+        assert [future.result(timeout=20) for future in futures] == [x * x for x in range(20)]
+        repaired = time.monotonic() - begin
+        stop.set()
+        ticking.join()
+    assert repaired > 0.5
+    assert submitted < repaired / 2
+    assert max(later - sooner for sooner, later in zip(ticks, ticks[1:], strict=False)) < repaired / 2
+
+
 def test_state_that_died_with_its_worker_is_said_to_be_lost(own):
     incarnation = own.incarnations()[0]
     pinned = own.options(worker=0, incarnation=incarnation)

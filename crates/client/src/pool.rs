@@ -1,10 +1,11 @@
 //! Calls spread over all workers of a lease, from any thread.
 //!
-//! There is no thread of its own. Whoever waits for a call drives the rings of all workers meanwhile; the others wait for
+//! There is no thread of its own, but for the repair of a channel that broke. Whoever waits for a call drives the rings of all workers meanwhile; the others wait for
 //! the driver to finish their calls or to leave the role to them. While the driver sleeps it holds no lock, so that
 //! submitting never waits for it.
 
 mod dispatch;
+mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -18,6 +19,7 @@ use mayfly_protocol::ids::{CodeHash, WorkerIndex};
 use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
 use dispatch::Dispatch;
+use repair::Repaired;
 
 /// A call of a pool's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,6 +124,10 @@ pub type Outcome = Result<Output, CallError>;
 
 /// Spreads calls over the workers of a lease.
 pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     state: Mutex<State>,
     /// Told whenever calls ended or the driver left.
     changed: Condvar,
@@ -139,23 +145,12 @@ struct State {
 /// How long a driver sleeps before it looks around although nobody woke it; also how soon it notices a channel that was
 /// opened meanwhile.
 const SLEEP_LIMIT: Duration = Duration::from_millis(50);
+/// How soon a driver that sleeps on other workers' channels notices that one was repaired.
+const REPAIR_LOOK: Duration = Duration::from_millis(2);
 /// Polls of all workers between two looks at the clock, and at those who want the lock.
 const ROUNDS_PER_LOOK: u32 = 64;
 
-impl Pool {
-    pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
-        Ok(Self {
-            state: Mutex::new(State {
-                dispatch: Dispatch::open(lease, options)?,
-                driving: false,
-                waiting: 0,
-            }),
-            changed: Condvar::new(),
-            wanting: AtomicUsize::new(0),
-            spin: options.channel.spin,
-        })
-    }
-
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         if let Ok(state) = self.state.try_lock() {
             return state;
@@ -166,92 +161,38 @@ impl Pool {
         state
     }
 
-    /// Makes a function known; its code must be at the node ([`Lease::put_code`]). Workers load it at its first call.
-    pub fn register(&self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
-        self.lock().dispatch.register(hash, form)
+    /// Gives up the lock until something changed, for so long or a little less.
+    fn wait_changed<'a>(&'a self, mut state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        state = match self.changed.wait_timeout(state, limit.min(SLEEP_LIMIT)) {
+            Ok((state, _)) => state,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        state.waiting -= 1;
+        state
     }
 
-    /// Sends a call, or queues it until a worker has room.
-    pub fn submit(&self, function: FunctionId, input: impl Into<Input>, options: CallOptions) -> Result<CallId, Error> {
-        let mut state = self.lock();
-        let id = state.dispatch.submit(function, input.into(), options)?;
-        if !state.driving && state.dispatch.take_ended() > 0 && state.waiting > 0 {
-            self.changed.notify_all();
-        }
-        Ok(id)
-    }
-
-    /// Whether the call has ended.
-    pub fn is_done(&self, call: CallId) -> bool {
-        self.lock().dispatch.is_done(call)
-    }
-
-    /// Waits for a call and takes its outcome. Without a limit it waits as long as the call lasts; a call that is over or
-    /// unknown is an error, and so is one that takes longer than the limit (it goes on, and can be waited for again).
-    pub fn wait(&self, call: CallId, limit: Option<Duration>) -> Outcome {
-        let until = limit.map(|limit| Instant::now() + limit);
-        let mut state = self.lock();
-        loop {
-            if let Some(outcome) = state.dispatch.take(call) {
-                return outcome;
-            }
-            if !state.dispatch.is_known(call) {
-                return Err(CallError::new(Code::NotFound, "this call's outcome was taken already"));
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                let millis = limit.unwrap_or_default().as_millis();
-                return Err(CallError::new(
-                    Code::TimedOut,
-                    format!("the call did not end within {millis} ms; it goes on"),
-                ));
-            }
-            if state.driving {
-                state.waiting += 1;
-                let limit = left.unwrap_or(SLEEP_LIMIT).min(SLEEP_LIMIT);
-                state = match self.changed.wait_timeout(state, limit) {
-                    Ok((state, _)) => state,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
-                state.waiting -= 1;
-            } else {
-                state = self.drive_until(state, left.unwrap_or(SLEEP_LIMIT), |dispatch| dispatch.is_done(call));
-            }
-        }
-    }
-
-    /// Submits and waits.
-    pub fn call(&self, function: FunctionId, input: &[u8], options: CallOptions) -> Outcome {
-        let call = self.submit(function, input, options)?;
-        self.wait(call, None)
-    }
-
-    /// Drives the rings until some call that asked for it ended, or `limit` has passed; answers which have.
-    pub fn drive(&self, limit: Duration) -> Vec<CallId> {
-        let until = Instant::now() + limit;
-        let mut state = self.lock();
-        loop {
-            let ended = state.dispatch.take_notices();
-            let left = until.saturating_duration_since(Instant::now());
-            if !ended.is_empty() || left.is_zero() {
-                return ended;
-            }
-            if state.driving {
-                state.waiting += 1;
-                state = match self.changed.wait_timeout(state, left.min(SLEEP_LIMIT)) {
-                    Ok((state, _)) => state,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
-                state.waiting -= 1;
-            } else {
-                state = self.drive_until(state, left, Dispatch::has_notices);
+    /// Starts the repair of every channel that broke since.
+    fn begin_repairs(self: &Arc<Self>, state: &mut State) {
+        for repair in state.dispatch.take_repairs() {
+            let index = repair.index;
+            let inner = Arc::downgrade(self);
+            let started = std::thread::Builder::new().name("mayfly-repair".into()).spawn(move || {
+                let repaired = repair.run();
+                if let Some(inner) = inner.upgrade() {
+                    inner.lock().dispatch.on_repaired(repaired);
+                    inner.changed.notify_all();
+                }
+            });
+            if let Err(error) = started {
+                state.dispatch.on_repaired(Repaired::impossible(index, &error));
             }
         }
     }
 
     /// Takes the driver's role until `enough` or `limit`, and gives it back.
     fn drive_until<'a>(
-        &'a self,
+        self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
         limit: Duration,
         enough: impl Fn(&Dispatch) -> bool,
@@ -261,6 +202,18 @@ impl Pool {
         let mut idle_since = since;
         let mut looked_at = since;
         'drive: loop {
+            self.begin_repairs(&mut state);
+            if enough(&state.dispatch) {
+                break;
+            }
+            if state.dispatch.waits_for_repair() {
+                let left = limit.saturating_sub(since.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                state = self.wait_changed(state, left);
+                continue;
+            }
             for _ in 0..ROUNDS_PER_LOOK {
                 if state.dispatch.poll() {
                     idle_since = Instant::now();
@@ -291,10 +244,12 @@ impl Pool {
             if self.spin.is_some_and(|spin| idle_since.elapsed() >= spin)
                 && let Some(sleepers) = state.dispatch.prepare_sleep()
             {
+                let repairing = state.dispatch.is_repairing();
                 drop(state);
                 let left = limit.saturating_sub(since.elapsed());
                 // An error shows again at the next poll of the link that has it.
-                let _ = sleep_any(&sleepers, left.min(SLEEP_LIMIT));
+                let nap = if repairing { REPAIR_LOOK } else { SLEEP_LIMIT };
+                let _ = sleep_any(&sleepers, left.min(nap));
                 drop(sleepers);
                 state = self.lock();
             }
@@ -305,82 +260,174 @@ impl Pool {
         }
         state
     }
+}
+
+impl Pool {
+    pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
+        let inner = Inner {
+            state: Mutex::new(State {
+                dispatch: Dispatch::open(lease, options)?,
+                driving: false,
+                waiting: 0,
+            }),
+            changed: Condvar::new(),
+            wanting: AtomicUsize::new(0),
+            spin: options.channel.spin,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Makes a function known; its code must be at the node ([`Lease::put_code`]). Workers load it at its first call.
+    pub fn register(&self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
+        self.inner.lock().dispatch.register(hash, form)
+    }
+
+    /// Sends a call, or queues it until a worker has room.
+    pub fn submit(&self, function: FunctionId, input: impl Into<Input>, options: CallOptions) -> Result<CallId, Error> {
+        let mut state = self.inner.lock();
+        let id = state.dispatch.submit(function, input.into(), options)?;
+        self.inner.begin_repairs(&mut state);
+        if !state.driving && state.dispatch.take_ended() > 0 && state.waiting > 0 {
+            self.inner.changed.notify_all();
+        }
+        Ok(id)
+    }
+
+    /// Whether the call has ended.
+    pub fn is_done(&self, call: CallId) -> bool {
+        self.inner.lock().dispatch.is_done(call)
+    }
+
+    /// Waits for a call and takes its outcome. Without a limit it waits as long as the call lasts; a call that is over or
+    /// unknown is an error, and so is one that takes longer than the limit (it goes on, and can be waited for again).
+    pub fn wait(&self, call: CallId, limit: Option<Duration>) -> Outcome {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut state = self.inner.lock();
+        loop {
+            if let Some(outcome) = state.dispatch.take(call) {
+                return outcome;
+            }
+            if !state.dispatch.is_known(call) {
+                return Err(CallError::new(Code::NotFound, "this call's outcome was taken already"));
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                let millis = limit.unwrap_or_default().as_millis();
+                return Err(CallError::new(
+                    Code::TimedOut,
+                    format!("the call did not end within {millis} ms; it goes on"),
+                ));
+            }
+            if state.driving {
+                state = self.inner.wait_changed(state, left.unwrap_or(SLEEP_LIMIT));
+            } else {
+                state = self
+                    .inner
+                    .drive_until(state, left.unwrap_or(SLEEP_LIMIT), |dispatch| dispatch.is_done(call));
+            }
+        }
+    }
+
+    /// Submits and waits.
+    pub fn call(&self, function: FunctionId, input: &[u8], options: CallOptions) -> Outcome {
+        let call = self.submit(function, input, options)?;
+        self.wait(call, None)
+    }
+
+    /// Drives the rings until some call that asked for it ended, or `limit` has passed; answers which have.
+    pub fn drive(&self, limit: Duration) -> Vec<CallId> {
+        let until = Instant::now() + limit;
+        let mut state = self.inner.lock();
+        loop {
+            let ended = state.dispatch.take_notices();
+            let left = until.saturating_duration_since(Instant::now());
+            if !ended.is_empty() || left.is_zero() {
+                return ended;
+            }
+            if state.driving {
+                state = self.inner.wait_changed(state, left);
+            } else {
+                state = self.inner.drive_until(state, left, Dispatch::has_notices);
+            }
+        }
+    }
 
     /// Takes a call out of the queue. True if it will not run; false if it was sent already or is over.
     pub fn cancel(&self, call: CallId) -> bool {
-        let cancelled = self.lock().dispatch.cancel(call);
+        let cancelled = self.inner.lock().dispatch.cancel(call);
         if cancelled {
-            self.changed.notify_all();
+            self.inner.changed.notify_all();
         }
         cancelled
     }
 
     /// Closes every channel. Calls that have not ended end as [`Code::LeaseEnded`]; outcomes can still be taken.
     pub fn disconnect(&self) {
-        self.lock().dispatch.disconnect();
-        self.changed.notify_all();
+        self.inner.lock().dispatch.disconnect();
+        self.inner.changed.notify_all();
     }
 
     /// Takes every call out of the queue that was not sent.
     pub fn cancel_all(&self) {
-        self.lock().dispatch.cancel_all();
-        self.changed.notify_all();
+        self.inner.lock().dispatch.cancel_all();
+        self.inner.changed.notify_all();
     }
 
     /// Ends a call that runs, by ending its worker. It is then `cancelled`, and calls behind it go elsewhere.
     pub fn kill(&self, call: CallId) -> Result<(), Error> {
-        self.lock().dispatch.kill(call)
+        self.inner.lock().dispatch.kill(call)
     }
 
     /// Nobody will ask for this call's outcome.
     pub fn forget(&self, call: CallId) {
-        self.lock().dispatch.forget(call);
+        self.inner.lock().dispatch.forget(call);
     }
 
     /// Takes in what has come and sends what waits, without waiting for anything. Whether anything came; nothing does while
     /// another thread drives.
     pub fn poll(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.inner.lock();
         if state.driving {
             return false;
         }
         let came = state.dispatch.poll();
+        self.inner.begin_repairs(&mut state);
         if came && state.dispatch.take_ended() > 0 && state.waiting > 0 {
-            self.changed.notify_all();
+            self.inner.changed.notify_all();
         }
         came
     }
 
     /// From now on [`Pool::drive`] shall tell of this call's end; at once if it has ended.
     pub fn notify(&self, call: CallId) {
-        self.lock().dispatch.notify(call);
-        self.changed.notify_all();
+        self.inner.lock().dispatch.notify(call);
+        self.inner.changed.notify_all();
     }
 
     /// Calls of whose end [`Pool::drive`] has still to tell.
     pub fn watched(&self) -> usize {
-        self.lock().dispatch.watched()
+        self.inner.lock().dispatch.watched()
     }
 
     /// Whether calls wait for somebody to drive: for room in a ring, or for their function to be loaded. What is in the
     /// rings already runs without anybody's help.
     pub fn needs_help(&self) -> bool {
-        self.lock().dispatch.needs_help()
+        self.inner.lock().dispatch.needs_help()
     }
 
     /// Whether the call has been sent to a worker and has not ended.
     pub fn is_sent(&self, call: CallId) -> bool {
-        self.lock().dispatch.is_sent(call)
+        self.inner.lock().dispatch.is_sent(call)
     }
 
     /// Nobody will ask for this call's outcome, but it shall run.
     pub fn discard(&self, call: CallId) {
-        self.lock().dispatch.discard(call);
+        self.inner.lock().dispatch.discard(call);
     }
 
     /// Calls that have not ended.
     pub fn pending(&self) -> usize {
-        self.lock().dispatch.pending()
+        self.inner.lock().dispatch.pending()
     }
 
     /// A buffer to compose an input in, that travels without a copy to the worker that [`CallOptions::worker`] should
@@ -392,21 +439,21 @@ impl Pool {
 
     /// Allocates for the worker that has least to do.
     pub fn allocator(&self) -> Result<(Allocator, WorkerIndex), Error> {
-        self.lock().dispatch.allocator()
+        self.inner.lock().dispatch.allocator()
     }
 
     /// Largest input that travels inside a slot.
     pub fn inline_bytes(&self) -> usize {
-        self.lock().dispatch.inline_bytes()
+        self.inner.lock().dispatch.inline_bytes()
     }
 
     /// Transport of its channels.
     pub fn transport(&self) -> crate::Transport {
-        self.lock().dispatch.transport()
+        self.inner.lock().dispatch.transport()
     }
 
     /// Incarnation of each worker, 0 for those that are gone.
     pub fn incarnations(&self) -> Vec<u32> {
-        self.lock().dispatch.incarnations()
+        self.inner.lock().dispatch.incarnations()
     }
 }

@@ -206,6 +206,11 @@ pub struct Allocator {
 }
 
 impl Allocator {
+    /// Of memory of this process alone, up to `limit` bytes: what is sent from it is copied.
+    pub fn heap(limit: u64) -> Self {
+        Self { arena: None, limit }
+    }
+
     /// A buffer of `length` bytes.
     pub fn allocate(&self, length: usize) -> Result<Buffer, LinkError> {
         let buffer = match &self.arena {

@@ -7,11 +7,11 @@ use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleep
 use mayfly_protocol::error::{Code, Retry};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
-use mayfly_protocol::node_api::{End, Fate};
 use mayfly_protocol::slot::Status;
 
+use super::repair::{Broken, Repair, Repaired, verdict};
 use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
-use crate::channel::{Channel, Completion, load_request, read_index, verdict_on};
+use crate::channel::{Channel, Completion, load_request, read_index};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 
@@ -39,7 +39,7 @@ struct Pending {
 }
 
 /// What an outstanding message of a worker's is about.
-enum InFlight {
+pub enum InFlight {
     Load(FunctionId),
     /// A call, with its input kept if it may be tried again and travelled as bytes.
     Call(CallId, FunctionId, Option<Input>, CallOptions, u8),
@@ -62,6 +62,8 @@ struct Worker {
     /// Moving average of the time between two completions while busy, in nanoseconds.
     pace_ns: f64,
     last: Option<Instant>,
+    /// What is to be decided while its channel is repaired.
+    broken: Option<Broken>,
     /// Why it is gone for good.
     gone: Option<CallError>,
 }
@@ -73,6 +75,7 @@ pub struct Dispatch {
     functions: Vec<(CodeHash, Form)>,
     calls: HashMap<CallId, Call>,
     queue: VecDeque<CallId>,
+    repairs: Vec<Repair>,
     notices: Vec<CallId>,
     notify: std::collections::HashSet<CallId>,
     /// Calls that run for their own sake.
@@ -94,6 +97,7 @@ impl Dispatch {
                 parked: VecDeque::new(),
                 pace_ns: WAITING_NS,
                 last: None,
+                broken: None,
                 gone: None,
             });
         }
@@ -104,6 +108,7 @@ impl Dispatch {
             functions: Vec::new(),
             calls: HashMap::new(),
             queue: VecDeque::new(),
+            repairs: Vec::new(),
             notices: Vec::new(),
             notify: std::collections::HashSet::new(),
             discarded: std::collections::HashSet::new(),
@@ -345,7 +350,7 @@ impl Dispatch {
                     Ok(None) => break,
                     Err(error) => {
                         came = true;
-                        self.on_broken(index, &error);
+                        self.on_broken(index, error);
                         break;
                     }
                 }
@@ -364,7 +369,7 @@ impl Dispatch {
                 continue;
             };
             if let Err(error) = channel.check_node() {
-                self.on_broken(index, &error);
+                self.on_broken(index, error);
             }
         }
     }
@@ -521,22 +526,42 @@ impl Dispatch {
         }
     }
 
-    /// A channel broke: finds out what became of its calls, opens a new one, and sends on what was not executed.
-    fn on_broken(&mut self, index: usize, error: &LinkError) {
+    /// A channel broke. Its calls wait for the verdict of a [`Repair`], which the pool runs.
+    fn on_broken(&mut self, index: usize, error: LinkError) {
         let worker = &mut self.workers[index];
         let Some(channel) = worker.channel.take() else { return };
-        let fate = channel.fate();
-        drop(channel);
         worker.loaded.clear();
         worker.rooms.clear();
-        let in_flight = std::mem::take(&mut worker.in_flight);
-        let parked = std::mem::take(&mut worker.parked);
-        let end = fate.as_ref().ok().and_then(|fate| fate.end);
-        for (sequence, message) in in_flight.into_iter().rev() {
+        worker.broken = Some(Broken {
+            error,
+            in_flight: std::mem::take(&mut worker.in_flight),
+            parked: std::mem::take(&mut worker.parked),
+        });
+        self.repairs.push(Repair {
+            index,
+            channel,
+            lease: self.lease.clone(),
+            options: self.options.channel,
+        });
+    }
+
+    /// Repairs to be run, each once.
+    pub fn take_repairs(&mut self) -> Vec<Repair> {
+        std::mem::take(&mut self.repairs)
+    }
+
+    /// A repair is done: ends what ran, sends on what did not, and takes the worker back.
+    pub fn on_repaired(&mut self, repaired: Repaired) {
+        let Repaired { index, fate, opened } = repaired;
+        // None when all was disconnected meanwhile; a new channel is of no use then.
+        let Some(broken) = self.workers[index].broken.take() else {
+            return;
+        };
+        for (sequence, message) in broken.in_flight.into_iter().rev() {
             let InFlight::Call(id, function, input, options, tries) = message else {
                 continue;
             };
-            let failure = verdict(&fate, sequence, error);
+            let failure = verdict(&fate, sequence, &broken.error);
             let again = match failure.code().retry() {
                 Retry::Elsewhere => true,
                 Retry::IfIdempotent => options.idempotent && failure.code() == Code::MaybeExecuted,
@@ -548,38 +573,25 @@ impl Dispatch {
                 self.end(id, Err(failure));
             }
         }
-        for id in parked.into_iter().rev() {
+        for id in broken.parked.into_iter().rev() {
             self.queue.push_front(id);
         }
-        self.reopen(index, end);
-    }
-
-    fn reopen(&mut self, index: usize, end: Option<End>) {
-        let over = match end {
-            Some(End::Expired) => Some(CallError::new(
-                Code::LeaseExpired,
-                "the lease has expired; renew it in time, or lease for longer",
-            )),
-            Some(End::Released) => Some(CallError::new(Code::LeaseEnded, "the lease was released")),
-            Some(End::Revoked) => Some(CallError::new(
-                Code::LeaseEnded,
-                "the lease was revoked by an operator; lease again",
-            )),
-            _ => None,
-        };
-        let opened = match over {
-            Some(error) => Err(error),
-            None => self
-                .lease
-                .channel(WorkerIndex(index as u16), &self.options.channel)
-                .map_err(CallError::from),
-        };
         let worker = &mut self.workers[index];
         match opened {
             Ok(channel) => worker.channel = Some(channel),
             Err(error) => worker.gone = Some(error),
         }
         self.feed();
+    }
+
+    /// Whether some worker is being repaired.
+    pub fn is_repairing(&self) -> bool {
+        self.workers.iter().any(|worker| worker.broken.is_some())
+    }
+
+    /// Whether there is no channel to hear anything from until a repair is done.
+    pub fn waits_for_repair(&self) -> bool {
+        self.workers.iter().all(|worker| worker.channel.is_none()) && self.is_repairing()
     }
 
     pub fn is_done(&self, call: CallId) -> bool {
@@ -620,6 +632,9 @@ impl Dispatch {
         self.queue.retain(|queued| *queued != call);
         for worker in &mut self.workers {
             worker.parked.retain(|parked| *parked != call);
+            if let Some(broken) = &mut worker.broken {
+                broken.parked.retain(|parked| *parked != call);
+            }
         }
         self.end(
             call,
@@ -639,7 +654,9 @@ impl Dispatch {
             worker.in_flight.clear();
             worker.rooms.clear();
             worker.parked.clear();
+            worker.broken = None;
         }
+        self.repairs.clear();
         self.queue.clear();
         let open = |call: &Call| matches!(call, Call::Waiting(_) | Call::Sent(_));
         let left: Vec<_> = self
@@ -674,6 +691,10 @@ impl Dispatch {
             return Err(Error::new(Code::NotFound, "the call is over"));
         };
         let worker = &self.workers[*index];
+        if worker.broken.is_some() {
+            // Its worker has ended already; what became of the call is being asked.
+            return Ok(());
+        }
         let sequence = worker.in_flight.iter().find_map(|(sequence, message)| match message {
             InFlight::Call(id, ..) if *id == call => Some(*sequence),
             _ => None,
@@ -758,6 +779,11 @@ impl Dispatch {
             .min_by_key(|(_, load, _)| *load);
         match worker {
             Some((index, _, channel)) => Ok((channel.allocator(), WorkerIndex(index as u16))),
+            // Whoever takes it then copies it, which is better than to wait.
+            None if self.is_repairing() => Ok((
+                Allocator::heap(self.options.channel.geometry.bulk_bytes),
+                WorkerIndex(0),
+            )),
             None => Err(self.why_hopeless(&CallOptions::default()).into()),
         }
     }
@@ -774,16 +800,5 @@ impl Dispatch {
     pub fn incarnations(&self) -> Vec<u32> {
         let of = |worker: &Worker| worker.channel.as_ref().map_or(0, |channel| channel.incarnation().0);
         self.workers.iter().map(of).collect()
-    }
-}
-
-fn verdict(fate: &Result<Fate, Error>, sequence: u32, error: &LinkError) -> CallError {
-    match fate {
-        Ok(fate) => verdict_on(fate, sequence),
-        // Whoever could tell is gone too.
-        Err(unknown) => CallError::new(
-            Code::MaybeExecuted,
-            format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
-        ),
     }
 }

@@ -1,0 +1,98 @@
+//! What happens when a worker's channel breaks: its node is asked what became of the calls, and a new channel is opened.
+//!
+//! Both take as long as a worker takes to start, so they run on a thread of their own, without the pool's lock: the other
+//! workers go on, and nobody waits who has no business with this one.
+
+use std::collections::VecDeque;
+
+use mayfly_fabric::LinkError;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::ids::WorkerIndex;
+use mayfly_protocol::node_api::{End, Fate};
+
+use super::CallId;
+use super::dispatch::InFlight;
+use crate::channel::{Channel, ChannelOptions, verdict_on};
+use crate::error::{CallError, Error};
+use crate::lease::Lease;
+
+/// What a broken channel leaves to be decided.
+pub struct Broken {
+    pub error: LinkError,
+    pub in_flight: VecDeque<(u32, InFlight)>,
+    pub parked: VecDeque<CallId>,
+}
+
+/// The repair of one worker's channel.
+pub struct Repair {
+    pub index: usize,
+    pub channel: Channel,
+    pub lease: Lease,
+    pub options: ChannelOptions,
+}
+
+/// What it came to.
+pub struct Repaired {
+    pub index: usize,
+    pub fate: Result<Fate, Error>,
+    pub opened: Result<Channel, CallError>,
+}
+
+impl Repaired {
+    /// There is no thread to run the repair on, and no waiting for one.
+    pub fn impossible(index: usize, error: &std::io::Error) -> Self {
+        let text = format!("the channel broke, and no thread can be started to open another: {error}");
+        let failure = CallError::new(Code::OutOfMemory, text);
+        Self {
+            index,
+            fate: Err(failure.clone().into()),
+            opened: Err(failure),
+        }
+    }
+}
+
+impl Repair {
+    /// Finds out what became of the old channel, and opens a new one.
+    pub fn run(self) -> Repaired {
+        let Self {
+            index,
+            channel,
+            lease,
+            options,
+        } = self;
+        let fate = channel.fate();
+        drop(channel);
+        let opened = match fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
+            Some(error) => Err(error),
+            None => lease
+                .channel(WorkerIndex(index as u16), &options)
+                .map_err(CallError::from),
+        };
+        Repaired { index, fate, opened }
+    }
+}
+
+/// Why there will be no new channel, if the lease itself has ended.
+fn over(end: End) -> Option<CallError> {
+    let (code, text) = match end {
+        End::Expired => (
+            Code::LeaseExpired,
+            "the lease has expired; renew it in time, or lease for longer",
+        ),
+        End::Released => (Code::LeaseEnded, "the lease was released"),
+        End::Revoked => (Code::LeaseEnded, "the lease was revoked by an operator; lease again"),
+        _ => return None,
+    };
+    Some(CallError::new(code, text))
+}
+
+/// Whether a call ran that was outstanding when its channel broke.
+pub fn verdict(fate: &Result<Fate, Error>, sequence: u32, error: &LinkError) -> CallError {
+    match fate {
+        Ok(fate) => verdict_on(fate, sequence),
+        Err(unknown) => CallError::new(
+            Code::MaybeExecuted,
+            format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
+        ),
+    }
+}

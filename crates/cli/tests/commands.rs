@@ -414,6 +414,14 @@ fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
 }
 
 #[test]
+fn a_state_directory_too_deep_for_a_socket_is_named_as_such() {
+    let home = tempfile::tempdir().unwrap();
+    let deep = home.path().join("x".repeat(110));
+    let (code, status) = error_of(home.path(), &["node", "--state-dir", deep.to_str().unwrap()]);
+    assert_eq!((code.as_str(), status), ("invalid_request", 2));
+}
+
+#[test]
 fn nobody_is_a_parent_but_the_one_that_started_it() {
     let home = tempfile::tempdir().unwrap();
     assert_eq!(

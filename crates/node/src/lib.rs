@@ -60,6 +60,14 @@ pub enum NodeError {
         /// Why.
         error: std::io::Error,
     },
+    /// The state directory lies too deep for a Unix socket in it.
+    #[error("the socket `{path}` would have a path of {bytes} bytes and the system allows 107; choose a shorter --state-dir")]
+    LongPath {
+        /// Of the socket.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
     /// Process machinery.
     #[error(transparent)]
     Sandbox(#[from] mayfly_sandbox::SandboxError),
@@ -74,6 +82,7 @@ impl NodeError {
         match self {
             Self::State { .. } => Code::StoreFailed,
             Self::AddressInUse(_) => Code::AddressInUse,
+            Self::LongPath { .. } => Code::InvalidRequest,
             Self::Sandbox(_) => Code::ExecutorFailed,
             Self::Key(_) | Self::Listen { .. } | Self::System(_) => Code::Internal,
         }

@@ -27,6 +27,9 @@ const MOST_UNVERIFIED: usize = 1024;
 /// Control connections that are open at once.
 const MOST_CONTROL: usize = 4096;
 
+/// What the kernel's `sockaddr_un` has room for, less the zero that ends it.
+const MOST_PATH_BYTES: usize = 107;
+
 /// A connection of either kind.
 #[derive(Debug)]
 pub enum Connection {
@@ -89,6 +92,10 @@ pub struct Sockets {
 /// Listens where the options say.
 pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
     let path = options.unix_path();
+    let bytes = path.as_os_str().len();
+    if bytes > MOST_PATH_BYTES {
+        return Err(NodeError::LongPath { path, bytes });
+    }
     remove_stale(&path)?;
     let unix = UnixListener::bind(&path).map_err(|error| refused(format!("`{}`", path.display()), error))?;
     let tcp = match options.listen_tcp {

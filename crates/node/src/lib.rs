@@ -61,7 +61,9 @@ pub enum NodeError {
         error: std::io::Error,
     },
     /// The state directory lies too deep for a Unix socket in it.
-    #[error("the socket `{path}` would have a path of {bytes} bytes and the system allows 107; choose a shorter --state-dir")]
+    #[error(
+        "the socket `{path}` would have a path of {bytes} bytes and the system allows 107; choose a shorter --state-dir"
+    )]
     LongPath {
         /// Of the socket.
         path: PathBuf,

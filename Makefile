@@ -2,7 +2,7 @@
 # installs what else is missing, or says what to install. Caches live in $MAYFLY_CACHE (~/.cache/mayfly), never here.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint build fmt generate test-rust test-python loom soak miri sanitize valgrind clean
+.PHONY: help demo test bench lint build fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
 export MAYFLY_CACHE MAYFLY_PYTHON MAYFLY_PEERS
 
 help: ## say what can be made
@@ -25,6 +25,9 @@ build: ## programs, C library and Python package, released
 
 fmt: ## format everything
 	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples
+
+env: ## print where cargo builds for this checkout: eval "$(make -s env)"
+	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'
 
 generate: ## rewrite the generated files (C header, OpenAPI)
 	@scripts/generate

@@ -15,7 +15,9 @@ fi
 mkdir -p "$MAYFLY_CACHE"
 MAYFLY_CACHE=$(cd "$MAYFLY_CACHE" && pwd -P)
 export MAYFLY_CACHE
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$MAYFLY_CACHE/target}
+# One for each checkout: cargo tells two apart by the times of their files only, and runs the programs of either in both.
+CHECKOUT_KEY=$(printf '%s' "$ROOT" | sha256sum | cut -c1-12)
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$MAYFLY_CACHE/target-$CHECKOUT_KEY}
 export MAYFLY_BIN_DIR=${MAYFLY_BIN_DIR:-$CARGO_TARGET_DIR/release}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CARGO_TERM_PROGRESS_WHEN=never

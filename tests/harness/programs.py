@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def target_dir() -> Path:
     """Where cargo builds, by the same rule as scripts/environment.sh."""
     cache = os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")
-    return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / "target")
+    key = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
+    return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / f"target-{key}")
 
 
 def bin_dir() -> Path:

@@ -18,6 +18,7 @@
 //! To add a transport: implement [`Link`] in a module of its own, add it to [`AnyLink`], and run
 //! `tests/conformance.rs` over it.
 
+mod arena;
 pub mod clock;
 pub mod descriptors;
 pub mod futex;
@@ -201,7 +202,7 @@ pub trait Link: Send {
 /// Allocates buffers for one link, from any thread.
 #[derive(Debug, Clone)]
 pub struct Allocator {
-    arena: Option<std::sync::Arc<memory::Arena>>,
+    arena: Option<std::sync::Arc<arena::Arena>>,
     limit: u64,
 }
 

@@ -18,7 +18,8 @@ use mayfly_protocol::node_api::End;
 use mayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::memory::{Arena, BLOCK_HEADER_BYTES, Buffer, Mapping, Received};
+use crate::arena::{Arena, BLOCK_HEADER_BYTES};
+use crate::memory::{Buffer, Mapping, Received};
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport, futex, ring};
 
 pub(crate) const CLOSED: usize = 128;

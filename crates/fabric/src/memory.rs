@@ -1,13 +1,15 @@
-//! Memory that two processes share, and the allocator over one side's bulk region.
+//! Memory that two processes share, and buffers in it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::arena::{Arena, BLOCK_HEADER_BYTES, FREE};
 
 /// A shared mapping, unmapped when dropped.
 #[derive(Debug)]
@@ -80,7 +82,7 @@ impl Mapping {
     }
 
     /// Gives the pages of a range back to the kernel; they read as zero afterwards.
-    fn punch(&self, offset: usize, length: usize) {
+    pub(crate) fn punch(&self, offset: usize, length: usize) {
         // SAFETY: the range lies inside this mapping and holds nothing that is still used.
         let _ = unsafe { rustix::mm::madvise(self.at(offset).cast(), length, rustix::mm::Advice::LinuxRemove) };
     }
@@ -116,114 +118,6 @@ pub fn check_sealed(file: impl AsFd, length: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Every block starts with a line of its own that holds its state; the payload follows.
-pub const BLOCK_HEADER_BYTES: usize = 128;
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-/// A block is never smaller: one page.
-const SMALLEST_CLASS: u32 = 12;
-/// Freed pages beyond this many bytes go back to the kernel. 64 MiB: a few large arguments stay warm (touching a fresh
-/// page costs about 0.25 us, so 1 MiB of them as much as copying it).
-const RETAINED_BYTES: usize = 64 << 20;
-
-/// Hands out blocks of one side's bulk region. Sizes are powers of two: the region is address space, of which there is
-/// plenty, and an untouched page costs nothing.
-#[derive(Debug)]
-pub struct Arena {
-    memory: Arc<Mapping>,
-    start: usize,
-    length: usize,
-    state: Mutex<ArenaState>,
-}
-
-#[derive(Debug)]
-struct ArenaState {
-    fresh: usize,
-    retained: usize,
-    /// Free blocks by class.
-    free: [Vec<usize>; 64],
-    /// Blocks that belong to the peer until it marks them free: offset and class.
-    lent: Vec<(usize, u32)>,
-}
-
-impl Arena {
-    /// An arena over `length` bytes at `start`.
-    pub fn new(memory: Arc<Mapping>, start: usize, length: usize) -> Self {
-        let free = std::array::from_fn(|_| Vec::new());
-        let state = Mutex::new(ArenaState {
-            fresh: 0,
-            retained: 0,
-            free,
-            lent: Vec::new(),
-        });
-        Self {
-            memory,
-            start,
-            length,
-            state,
-        }
-    }
-
-    /// A block with room for `length` bytes of payload; none when the region is used up.
-    pub fn allocate(self: &Arc<Self>, length: usize) -> Option<Buffer> {
-        let class = (length
-            .checked_add(BLOCK_HEADER_BYTES)?
-            .checked_next_power_of_two()?
-            .trailing_zeros())
-        .max(SMALLEST_CLASS);
-        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !state.lent.is_empty() {
-            self.reclaim(&mut state);
-        }
-        let offset = match state.free[class as usize].pop() {
-            Some(offset) => {
-                state.retained = state.retained.saturating_sub(1 << class);
-                offset
-            }
-            None => {
-                let offset = state.fresh;
-                let end = offset.checked_add(1 << class)?;
-                if end > self.length {
-                    return None;
-                }
-                state.fresh = end;
-                offset
-            }
-        };
-        self.memory.word(self.start + offset).store(TAKEN, Ordering::Relaxed);
-        Some(Buffer {
-            store: Store::Arena {
-                arena: self.clone(),
-                offset,
-                class,
-            },
-            length,
-        })
-    }
-
-    fn reclaim(&self, state: &mut ArenaState) {
-        let mut index = 0;
-        while index < state.lent.len() {
-            let (offset, class) = state.lent[index];
-            if self.memory.word(self.start + offset).load(Ordering::Acquire) == FREE {
-                state.lent.swap_remove(index);
-                self.put_back(state, offset, class);
-            } else {
-                index += 1;
-            }
-        }
-    }
-
-    fn put_back(&self, state: &mut ArenaState, offset: usize, class: u32) {
-        let size = 1usize << class;
-        if state.retained + size > RETAINED_BYTES {
-            self.memory.punch(self.start + offset, size);
-        }
-        state.retained += size;
-        state.free[class as usize].push(offset);
-    }
-}
-
 #[derive(Debug)]
 enum Store {
     Arena {
@@ -249,6 +143,11 @@ impl Buffer {
             store: Store::Heap(Heap::new(length)?),
             length,
         })
+    }
+
+    pub(crate) fn in_arena(arena: Arc<Arena>, offset: usize, class: u32, length: usize) -> Self {
+        let store = Store::Arena { arena, offset, class };
+        Self { store, length }
     }
 
     /// Bytes in it.
@@ -281,7 +180,7 @@ impl Buffer {
     /// Its first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.store {
-            Store::Arena { arena, offset, .. } => arena.memory.at(arena.start + offset + BLOCK_HEADER_BYTES),
+            Store::Arena { arena, offset, .. } => arena.payload(*offset),
             Store::Heap(heap) => heap.start.as_ptr(),
         }
     }
@@ -311,8 +210,7 @@ impl Buffer {
     /// Leaves the block to the peer, who marks it free when it has read it.
     pub(crate) fn lend(mut self) {
         if let Store::Arena { arena, offset, class } = std::mem::replace(&mut self.store, Store::Heap(Heap::empty())) {
-            let mut state = arena.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            state.lent.push((offset, class));
+            arena.lend(offset, class);
         }
     }
 }
@@ -320,8 +218,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Store::Arena { arena, offset, class } = &self.store {
-            let mut state = arena.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            arena.put_back(&mut state, *offset, *class);
+            arena.release(*offset, *class);
         }
     }
 }

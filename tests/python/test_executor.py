@@ -7,7 +7,9 @@ import concurrent.futures as cf
 import functools
 import operator
 import os
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -348,3 +350,60 @@ def test_workers_are_random_each_for_itself(lease):
 
 def test_printing_reaches_nobody_and_harms_nothing(lease):
     assert lease.call(print, "hello") is None
+
+
+def run_program(text):
+    program = [sys.executable, "-c", textwrap.dedent(text)]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_workers_print_appears_where_the_program_prints():
+    code, out, err = run_program("""
+        import mayfly, sys
+
+        def speak(x):
+            print("out", x)
+            print("err", x, file=sys.stderr)
+
+        with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+            list(lease.map(speak, range(3)))
+    """)
+    assert code == 0
+    assert sorted(out.splitlines()) == ["out 0", "out 1", "out 2"]
+    assert sorted(err.splitlines()) == ["err 0", "err 1", "err 2"]
+
+
+@pytest.mark.parametrize("last", ["", "lease.shutdown(wait=False)"])
+def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
+    ended = run_program(f"""
+        import mayfly, time
+
+        def speak():
+            time.sleep(0.3)
+            print("apple")
+
+        lease = mayfly.connect().lease(mode="warm")
+        lease.submit(speak)
+        {last}
+    """)
+    assert ended == (0, "apple\n", "")
+
+
+def test_cancelled_futures_say_so_at_once(client):
+    lease = client.lease(mode="warm")
+    futures = [lease.submit(time.sleep, 0.05) for _ in range(50)]
+    lease.shutdown(cancel_futures=True)
+    assert sum(future.cancelled() for future in futures) > 20
+    assert all(future.done() for future in futures)
+
+
+class Thing:
+    pass
+
+
+def test_a_map_keeps_no_result_that_its_caller_has_let_go(lease):
+    for thing in lease.map(lambda _: Thing(), range(10)):
+        gone = weakref.ref(thing)
+        del thing
+        assert gone() is None

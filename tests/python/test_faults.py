@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ def test_a_worker_that_dies_in_a_call_is_replaced(own):
     with pytest.raises(mayfly.WorkerDied) as caught:
         own.call(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert caught.value.code == "maybe_executed"
+    assert isinstance(caught.value, concurrent.futures.BrokenExecutor), "for programs that look for that"
     assert own.call(square, 3) == 9
     assert own.incarnations() == [2]
 

@@ -1,6 +1,7 @@
 //! What commands print: tables for people, JSON for programs.
 
 use std::io::{IsTerminal, Write};
+use std::os::fd::FromRawFd;
 
 use mayfly_protocol::error::{Code, Failure};
 use serde::Serialize;
@@ -27,6 +28,22 @@ pub fn bytes(bytes: &[u8]) {
 pub fn announce(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// As [`announce`], on an inherited descriptor, which is closed afterwards.
+pub fn announce_on(fd: i32, text: &str) -> Result<(), Failure> {
+    let refused = |error: std::io::Error| {
+        Failure::new(
+            Code::InvalidRequest,
+            format!("--ready-fd {fd} cannot be written to: {error}"),
+        )
+    };
+    let path = format!("/proc/self/fd/{fd}");
+    let mut out = std::fs::OpenOptions::new().write(true).open(path).map_err(refused)?;
+    writeln!(out, "{text}").map_err(refused)?;
+    // SAFETY: the descriptor was given to us for this alone, and nothing else in this process knows it.
+    drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
+    Ok(())
 }
 
 /// One line of JSON.

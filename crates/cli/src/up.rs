@@ -52,6 +52,9 @@ pub struct Arguments {
     /// End when this process ends, which must be the one that started this
     #[arg(long, value_name = "PID", hide_short_help = true)]
     parent: Option<u32>,
+    /// Say that it is ready on this descriptor and not on standard output, which belongs to the workers then
+    #[arg(long, value_name = "FD", requires = "embedded", hide_short_help = true)]
+    ready_fd: Option<i32>,
 }
 
 impl Arguments {
@@ -75,7 +78,11 @@ async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         running = start(arguments, &state, &node_state) => running?,
         _ = ending.told() => return Ok(()),
     };
-    output::announce(&running.describe(state.path(), global)?);
+    let ready = running.describe(state.path(), global)?;
+    match arguments.ready_fd {
+        Some(fd) => output::announce_on(fd, &ready)?,
+        None => output::announce(&ready),
+    }
     let why = ending.told().await;
     tracing::info!("ending");
     ending.orderly(running.end()).await;
@@ -99,6 +106,10 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         .listen
         .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let mut node = arguments.node.options(node_state.path().to_owned())?;
+    if arguments.embedded {
+        // What a worker prints is for the program that called it.
+        node.output = mayfly_node::Output::Own;
+    }
     node.listen_tcp = Some(arguments.listen_tcp);
     node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name)?;
 

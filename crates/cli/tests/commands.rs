@@ -414,6 +414,26 @@ fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
 }
 
 #[test]
+fn what_a_function_prints_is_seen_beside_its_result() {
+    let home = tempfile::tempdir().unwrap();
+    let code = "#include <stdint.h>\n#include <stdio.h>\n
+        uint32_t speak(void *in, uint32_t size, void *out) {
+            printf(\"%.*s\\n\", (int)size, (char *)in);
+            fprintf(stderr, \"beside\");
+            return 0;
+        }";
+    let library = home.path().join("speak.so");
+    std::fs::write(&library, support::compile(code)).unwrap();
+    let output = run(
+        home.path(),
+        &["invoke", library.to_str().unwrap(), "speak", "--input", "aloud"],
+    );
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("aloud\n"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("beside"));
+}
+
+#[test]
 fn a_state_directory_too_deep_for_a_socket_is_named_as_such() {
     let home = tempfile::tempdir().unwrap();
     let deep = home.path().join("x".repeat(110));

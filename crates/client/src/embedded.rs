@@ -1,7 +1,8 @@
 //! A manager and node of this process's own, for programs that found none.
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::Code;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::pipe::PipeFlags;
 
 use crate::Error;
 
@@ -32,31 +34,43 @@ impl Embedded {
         let binary = find_binary(binary)?;
         let state_dir = private_dir()?;
         let failed = |text: String| Error::new(Code::ExecutorFailed, text);
-        let child = Command::new(&binary)
+        let (ready, told) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+            .map_err(|error| failed(format!("no pipe to {} can be made: {error}", binary.display())))?;
+        let mut command = Command::new(&binary);
+        command
             .args(["up", "--embedded", "--json", "--parent"])
             .arg(std::process::id().to_string())
+            .arg("--ready-fd")
+            .arg(told.as_raw_fd().to_string())
             .arg("--state-dir")
             .arg(&state_dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            // Its standard output and error are ours: what workers print appears there.
+            .stdin(Stdio::null());
+        let inherited = told.as_raw_fd();
+        // SAFETY: between fork and exec only one system call is made, on a descriptor that `told` keeps open.
+        unsafe {
+            command.pre_exec(move || {
+                let told = std::os::fd::BorrowedFd::borrow_raw(inherited);
+                rustix::io::fcntl_setfd(told, rustix::io::FdFlags::empty()).map_err(Into::into)
+            });
+        }
+        let child = command
             .spawn()
             .map_err(|error| failed(format!("{} cannot be started: {error}", binary.display())))?;
+        drop(told);
         let mut embedded = Self { child, state_dir };
-        embedded.wait_until_ready()?;
+        embedded.wait_until_ready(ready)?;
         let file = embedded.state_dir.join("connection.json");
         let connection = crate::discover::find(Some(&file))?
             .ok_or_else(|| failed(format!("{} wrote no connection file", binary.display())))?;
         Ok((embedded, connection))
     }
 
-    /// The first line on its standard output says that it is ready; its end, that it failed (standard error says why).
-    fn wait_until_ready(&mut self) -> Result<(), Error> {
+    /// A line says that it is ready; the end of the pipe, that it failed (standard error says why).
+    fn wait_until_ready(&mut self, ready: OwnedFd) -> Result<(), Error> {
         let failed = |text: &str| Error::new(Code::ExecutorFailed, format!("the embedded manager {text}"));
-        let Some(output) = self.child.stdout.take() else {
-            return Err(failed("has no output"));
-        };
         let until = Instant::now() + START_LIMIT;
-        let mut reader = BufReader::new(output);
+        let mut reader = BufReader::new(std::fs::File::from(ready));
         let mut line = String::new();
         let mut waiting = [PollFd::new(reader.get_ref(), PollFlags::IN)];
         let left = until.saturating_duration_since(Instant::now());

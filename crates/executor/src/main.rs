@@ -2,7 +2,15 @@
 
 use mayfly_executor::native::NativeRuntime;
 
+unsafe extern "C" {
+    /// The C library's standard output, which functions print to.
+    static mut stdout: *mut libc::FILE;
+}
+
 fn main() -> std::process::ExitCode {
+    // SAFETY: nothing has been printed yet, and this process has one thread. Without it what a function prints would stay
+    // in the worker until it has filled a page, and go with it.
+    unsafe { libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IOLBF, 0) };
     match mayfly_executor::run(&mut NativeRuntime::default()) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {

@@ -11,15 +11,17 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_sandbox::{Program, Spawner};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
 
-use crate::readable;
+use crate::{Output, readable};
 
 /// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
 pub const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// An executor that was told to end gets this long before it is killed.
 const END_DEADLINE: Duration = Duration::from_millis(500);
+/// Output that is still in a pipe when its executor has ended is waited for this long.
+const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
 /// How much of an executor's output is kept to explain its death.
 const OUTPUT_TAIL_BYTES: usize = 4 << 10;
 
@@ -59,7 +61,7 @@ pub struct Executor {
     control: Control,
     packet: Vec<u8>,
     tail: Tail,
-    reader: tokio::task::JoinHandle<()>,
+    readers: tokio::task::JoinSet<()>,
     reaped: bool,
     /// What it said that it runs.
     pub runtime: String,
@@ -67,7 +69,7 @@ pub struct Executor {
 
 impl Executor {
     /// Starts one and waits until it is ready.
-    pub async fn start(spawner: Arc<Spawner>, program: Program) -> Result<Self, Failure> {
+    pub async fn start(spawner: Arc<Spawner>, program: Program, output: Output) -> Result<Self, Failure> {
         let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
         let name = program.program.display().to_string();
         let child = tokio::task::spawn_blocking(move || {
@@ -82,13 +84,17 @@ impl Executor {
         .map_err(|error| failed(error.to_string()))?;
         let system = |error: std::io::Error| failed(format!("the node cannot watch `{name}`: {error}"));
         let tail = Tail::default();
-        let output = readable::watch(child.output).map_err(system)?;
+        let mut readers = tokio::task::JoinSet::new();
+        let pipe = readable::watch(child.output).map_err(system)?;
+        readers.spawn(drain(pipe, tail.clone(), output, tokio::io::stdout()));
+        let pipe = readable::watch(child.errors).map_err(system)?;
+        readers.spawn(drain(pipe, tail.clone(), output, tokio::io::stderr()));
         let mut executor = Self {
             pid: child.pid,
             pidfd: readable::watch(child.pidfd).map_err(system)?,
             control: Control(Arc::new(readable::watch(child.control).map_err(system)?)),
             packet: vec![0; MAX_PACKET_BYTES],
-            reader: tokio::spawn(drain(output, tail.clone())),
+            readers,
             tail,
             reaped: false,
             runtime: String::new(),
@@ -155,7 +161,7 @@ impl Executor {
 
     /// What it wrote last. A moment is allowed for words that are still in the pipe.
     pub async fn last_words(&mut self) -> String {
-        let _ = tokio::time::timeout(END_DEADLINE, &mut self.reader).await;
+        self.read_to_the_end(END_DEADLINE).await;
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let (front, back) = tail.as_slices();
         let text = String::from_utf8_lossy(&[front, back].concat()).trim().to_string();
@@ -164,6 +170,11 @@ impl Executor {
         } else {
             text
         }
+    }
+
+    async fn read_to_the_end(&mut self, limit: Duration) {
+        let all = async { while self.readers.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(limit, all).await;
     }
 
     /// Kills it at once. Still to be ended.
@@ -179,10 +190,11 @@ impl Executor {
             let _ = tokio::time::timeout(END_DEADLINE, self.pidfd.readable()).await;
         }
         self.reap();
+        // Nobody is left to write, unless something escaped, which is not waited for.
+        self.read_to_the_end(OUTPUT_DEADLINE).await;
     }
 
     fn reap(&mut self) {
-        self.reader.abort();
         if !self.reaped {
             self.reaped = true;
             // Whatever it started in its own group goes with it.
@@ -205,19 +217,29 @@ impl Drop for Executor {
     }
 }
 
-/// Reads what an executor and its workers print, keeps the last of it and hands it to the log.
-async fn drain(output: AsyncFd<OwnedFd>, tail: Tail) {
+/// Reads what an executor and its workers print, keeps the last of it and hands it on.
+async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl AsyncWrite + Unpin) {
     let mut chunk = [0u8; 4096];
     loop {
-        let read = output
+        let read = pipe
             .async_io(Interest::READABLE, |pipe| {
                 rustix::io::read(pipe, &mut chunk).map_err(std::io::Error::from)
             })
             .await;
         let Ok(length @ 1..) = read else { return };
-        tracing::info!(target: "mayfly::output", "{}", String::from_utf8_lossy(&chunk[..length]).trim_end());
+        let chunk = &chunk[..length];
+        match output {
+            Output::Log => {
+                tracing::info!(target: "mayfly::output", "{}", String::from_utf8_lossy(chunk).trim_end());
+            }
+            Output::Own => {
+                // Whoever closed our output does not want to read it.
+                let _ = own.write_all(chunk).await;
+                let _ = own.flush().await;
+            }
+        }
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.extend(&chunk[..length]);
+        tail.extend(chunk);
         let excess = tail.len().saturating_sub(OUTPUT_TAIL_BYTES);
         tail.drain(..excess);
     }

@@ -31,7 +31,7 @@ use std::path::PathBuf;
 
 pub use leases::LeaseView;
 pub use node::{Handle, Node, Status};
-pub use options::{ManagerLink, Options};
+pub use options::{ManagerLink, Options, Output};
 
 use mayfly_protocol::error::{Code, Failure};
 

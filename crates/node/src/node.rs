@@ -138,12 +138,7 @@ impl Node {
                 .or_else(|| sockets.tcp_address().map(|address| address.to_string())),
             key: key.public(),
         };
-        let pool = Pool::new(
-            Spawner::new()?,
-            options.executor_path(),
-            options.warm_native,
-            options.warm_python,
-        );
+        let pool = Pool::new(Spawner::new()?, &options);
         if options.own_process {
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }

@@ -39,9 +39,20 @@ pub struct Options {
     pub grace: Duration,
     /// How long a grant may lie unused.
     pub start_by: Duration,
+    /// Where that goes what executors and their workers print.
+    pub output: Output,
     /// Whether the process is the node's alone: it then adopts orphans of dead executors and ends them, and keeps its
     /// own threads off the cores of hot leases.
     pub own_process: bool,
+}
+
+/// Where that goes what executors and their workers print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Into the log.
+    Log,
+    /// To the standard output and error of this process, as they print it.
+    Own,
 }
 
 /// How to reach the manager.
@@ -74,6 +85,7 @@ impl Options {
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
             grace: Duration::from_secs(1),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
+            output: Output::Log,
             own_process: false,
         }
     }

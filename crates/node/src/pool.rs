@@ -10,6 +10,7 @@ use mayfly_protocol::error::Failure;
 use mayfly_sandbox::{Program, Spawner};
 
 use crate::executors::{Executor, Kind, READY_DEADLINE};
+use crate::{Options, Output};
 
 /// Parked executors of a kind that nobody asked for in this time are ended.
 const SHELF_LIFE: Duration = Duration::from_secs(300);
@@ -35,18 +36,20 @@ pub struct Pool {
     native: PathBuf,
     warm_native: usize,
     warm_python: usize,
+    output: Output,
     shelves: Mutex<HashMap<Kind, Shelf>>,
     closed: std::sync::atomic::AtomicBool,
 }
 
 impl Pool {
     /// A pool; it fills once asked to.
-    pub fn new(spawner: Spawner, native: PathBuf, warm_native: usize, warm_python: usize) -> Arc<Self> {
+    pub fn new(spawner: Spawner, options: &Options) -> Arc<Self> {
         Arc::new(Self {
             spawner: Arc::new(spawner),
-            native,
-            warm_native,
-            warm_python,
+            native: options.executor_path(),
+            warm_native: options.warm_native,
+            warm_python: options.warm_python,
+            output: options.output,
             shelves: Mutex::default(),
             closed: false.into(),
         })
@@ -82,7 +85,6 @@ impl Pool {
                     arguments: vec!["-m".into(), "mayfly.executor".into()],
                     environment: vec![
                         (OsString::from("PYTHONPATH"), joined),
-                        ("PYTHONUNBUFFERED".into(), Some("1".into())),
                         rate,
                     ],
                 }
@@ -111,7 +113,7 @@ impl Pool {
     pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
         match self.take_parked(kind) {
             Some(executor) => Ok(executor),
-            None => Executor::start(self.spawner.clone(), self.program(kind)).await,
+            None => Executor::start(self.spawner.clone(), self.program(kind), self.output).await,
         }
     }
 
@@ -148,7 +150,7 @@ impl Pool {
             tokio::spawn(async move {
                 tokio::time::sleep(pause).await;
                 let started = match pool.closed.load(std::sync::atomic::Ordering::Acquire) {
-                    false => Some(Executor::start(pool.spawner.clone(), pool.program(&kind)).await),
+                    false => Some(Executor::start(pool.spawner.clone(), pool.program(&kind), pool.output).await),
                     true => None,
                 };
                 let mut shelves = pool.shelves();

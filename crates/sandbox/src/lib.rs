@@ -31,8 +31,10 @@ pub struct Child {
     pub pidfd: OwnedFd,
     /// This side of the packet socket that it finds at descriptor 3. Does not block.
     pub control: OwnedFd,
-    /// What it and its children write to their standard output and error. Does not block.
+    /// What it and its children write to their standard output. Does not block.
     pub output: OwnedFd,
+    /// What it and its children write to their standard error. Does not block.
+    pub errors: OwnedFd,
 }
 
 /// Why a process was not started.

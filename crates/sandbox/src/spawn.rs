@@ -109,11 +109,16 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(std::io::Error::from)?;
     rustix::io::ioctl_fionbio(&ours, true).map_err(std::io::Error::from)?;
-    let (output, written) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    rustix::io::ioctl_fionbio(&output, true).map_err(std::io::Error::from)?;
+    let pipe = || -> std::io::Result<_> {
+        let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        Ok((ours, theirs))
+    };
+    let ((output, written), (errors, complained)) = (pipe()?, pipe()?);
     let null = std::fs::File::open("/dev/null")?;
     let clear = |fd: &dyn AsRawFd| rustix::io::fcntl_dupfd_cloexec(borrow(fd), CLEAR_OF).map_err(std::io::Error::from);
-    let (null, written, theirs) = (clear(&null)?, clear(&written)?, clear(&theirs)?);
+    let (null, theirs) = (clear(&null)?, clear(&theirs)?);
+    let (written, complained) = (clear(&written)?, clear(&complained)?);
 
     // SAFETY: an all-zero set is what sigemptyset makes; it is emptied properly all the same.
     let no_signals = unsafe {
@@ -128,7 +133,7 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
         files: [
             null.as_raw_fd(),
             written.as_raw_fd(),
-            written.as_raw_fd(),
+            complained.as_raw_fd(),
             theirs.as_raw_fd(),
         ],
         parent: std::process::id() as libc::pid_t,
@@ -161,6 +166,7 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
             pidfd,
             control: ours,
             output,
+            errors,
         }),
         error => {
             // It has exited already; only its record is left.

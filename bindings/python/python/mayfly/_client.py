@@ -205,10 +205,10 @@ class Client:
             self._leases.discard(lease)
 
     def _abandon(self) -> None:
-        """At the end of the process: nobody waits any more."""
+        """At the end of the process: what was submitted runs to its end, as with other executors."""
         if os.getpid() == self._pid:
             for lease in list(self._leases):
-                lease.shutdown(wait=True, cancel_futures=True)
+                lease.shutdown(wait=True)
             self._native.close()
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 
@@ -57,8 +58,11 @@ class FunctionError(CallError):
     """A C function reported an error of its own."""
 
 
-class WorkerDied(CallError):
-    """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice."""
+class WorkerDied(CallError, BrokenExecutor):
+    """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice.
+
+    A `concurrent.futures.BrokenExecutor`, for programs that look for that; the lease goes on with another worker.
+    """
 
 
 class DeadlineExceeded(CallError):

@@ -177,6 +177,7 @@ class Future(cf.Future[T]):
 
     def cancelled(self) -> bool:
         """Whether the call was cancelled."""
+        self._look()
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def cancel(self) -> bool:

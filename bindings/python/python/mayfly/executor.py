@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Serves the node at descriptor 3 until it closes the connection."""
-    # What functions print must not wait in a buffer: a worker ends without flushing.
+    # What functions print must not wait in a buffer for more than a line: a worker ends without flushing.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -83,10 +83,7 @@ impl Pool {
                 Program {
                     program: executable.clone(),
                     arguments: vec!["-m".into(), "mayfly.executor".into()],
-                    environment: vec![
-                        (OsString::from("PYTHONPATH"), joined),
-                        rate,
-                    ],
+                    environment: vec![(OsString::from("PYTHONPATH"), joined), rate],
                 }
             }
         }

@@ -77,7 +77,11 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         parent.serve()
     });
     parent.end();
-    result
+    match result {
+        // The node went while we had something to say: the usual end of a lease, seen a moment later.
+        Err(ExecutorError::Control(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
 }
 
 fn tell(message: &FromExecutor) -> Result<(), ExecutorError> {

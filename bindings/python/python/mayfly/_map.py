@@ -71,16 +71,15 @@ class Chunks:
         # Halfway at most downwards, so that one slow chunk does not make many tiny ones.
         self.size = max(1, wanted, self.size // 2 if wanted < self.size else 0)
 
-    def accept(self, outcome: Any, items: int) -> list[Any]:
-        """The results of a chunk."""
+    def accept(self, outcome: Any, items: int) -> tuple[bool, list[Any]]:
+        """Whether any item of a chunk failed, and the results."""
         if type(outcome) is Failure:
             raise outcome.error
-        cost_ns, results = outcome
+        cost_ns, any_failed, results = outcome
         self.learn(cost_ns, items)
         if self.progress is not None:
             self.progress.advance(items)
-        values: list[Any] = results
-        return values
+        return any_failed, results
 
     def abandon(self) -> None:
         """Takes back what was not sent to a worker yet."""
@@ -123,10 +122,10 @@ def _by_chunk(chunks: Chunks, until: float | None, timeout: float | None) -> Ite
             if outcome is NotImplemented:
                 chunks.sent.appendleft((call, items))
                 raise TimeoutError(f"the results did not come within {timeout} s")
-            values = chunks.accept(outcome, items)
+            any_failed, values = chunks.accept(outcome, items)
             # Keep the workers busy while the caller looks at these.
             chunks.fill()
-            if Failed in map(type, values):
+            if any_failed:
                 yield from _until_failure(values)
             else:
                 # Cheap items come in large chunks, of which the caller may as well keep a reference each.
@@ -162,7 +161,7 @@ async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
                 return
             call, items = chunks.sent.popleft()
             future: Future[Any] = Future(call, lease._pool, lease)
-            cost_ns, values = await asyncio.wrap_future(future)
+            cost_ns, _, values = await asyncio.wrap_future(future)
             chunks.learn(cost_ns, items)
             if chunks.progress is not None:
                 chunks.progress.advance(items)

@@ -27,8 +27,11 @@ class Failed:
         return Failed, (self.packed,)
 
 
-def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple[tuple[int, list[Any]], int]:
-    """Calls a function on every item; one that raises fails alone. Answers what it cost in nanoseconds, too."""
+def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple[tuple[int, bool, list[Any]], int]:
+    """Calls a function on every item; one that raises fails alone.
+
+    Answers what it cost in nanoseconds, whether any failed, and the results.
+    """
     start = time.perf_counter_ns()
     if star:
         from itertools import starmap
@@ -51,7 +54,7 @@ def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple
         kind = MIXED
         if len(results) == len(items):
             break
-    return (time.perf_counter_ns() - start, results), kind
+    return (time.perf_counter_ns() - start, kind == MIXED, results), kind
 
 
 def apply(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

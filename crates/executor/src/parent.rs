@@ -326,3 +326,22 @@ fn children() -> Vec<Pid> {
         .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_of_a_hot_lease_gets_all_of_its_cores_and_a_warm_one_those_that_are_shared() {
+        let assignment = |cores: &[u16], cores_per_worker| Assignment {
+            packet: Vec::new(),
+            meters: std::fs::File::open("/dev/null").unwrap().into(),
+            cores: cores.to_vec(),
+            cores_per_worker,
+            shared_cores: vec![0, 1],
+        };
+        let hot = assignment(&[2, 3, 5, 7], 2);
+        assert_eq!((hot.cores_of(0), hot.cores_of(1)), (&[2, 3][..], &[5, 7][..]));
+        assert_eq!(assignment(&[], 1).cores_of(3), [0, 1]);
+    }
+}

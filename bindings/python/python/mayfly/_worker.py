@@ -68,7 +68,7 @@ class Mapper:
     last: tuple[bytes, Callable[..., Any]] | None = None
 
 
-def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, list[Any]]:
+def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, bool, list[Any]]:
     """As `run_map`, for a pickled function, which is unpickled once for as long as nobody sends another."""
     last = Mapper.last
     if last is None or last[0] != pickled:

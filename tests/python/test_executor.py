@@ -352,14 +352,18 @@ def test_printing_reaches_nobody_and_harms_nothing(lease):
     assert lease.call(print, "hello") is None
 
 
-def run_program(text):
+def run_program(text, **environment):
     program = [sys.executable, "-c", textwrap.dedent(text)]
-    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        program, check=False, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
     return done.returncode, done.stdout, done.stderr
 
 
-def test_what_workers_print_appears_where_the_program_prints():
-    code, out, err = run_program("""
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbuffered):
+    code, out, err = run_program(
+        """
         import mayfly, sys
 
         def speak(x):
@@ -367,11 +371,13 @@ def test_what_workers_print_appears_where_the_program_prints():
             print("err", x, file=sys.stderr)
 
         with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
-            list(lease.map(speak, range(3)))
-    """)
+            list(lease.map(speak, range(500), chunksize=50))
+        """,
+        PYTHONUNBUFFERED=unbuffered,
+    )
     assert code == 0
-    assert sorted(out.splitlines()) == ["out 0", "out 1", "out 2"]
-    assert sorted(err.splitlines()) == ["err 0", "err 1", "err 2"]
+    assert sorted(out.splitlines()) == sorted(f"out {x}" for x in range(500))
+    assert sorted(err.splitlines()) == sorted(f"err {x}" for x in range(500))
 
 
 @pytest.mark.parametrize("last", ["", "lease.shutdown(wait=False)"])

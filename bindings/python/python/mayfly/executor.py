@@ -7,11 +7,12 @@ import sys
 
 def main() -> None:
     """Serves the node at descriptor 3 until it closes the connection."""
-    # What functions print must not wait in a buffer for more than a line: a worker ends without flushing.
+    # What functions print must not wait in a buffer for more than a line, for a worker ends without flushing; nor less
+    # than a line (as PYTHONUNBUFFERED has it), for several workers write into one pipe.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(line_buffering=True)
+            reconfigure(line_buffering=True, write_through=False)
     from mayfly import _native, _worker
 
     _worker.warm_up()

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use mayfly_client::{Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Transport};
+use mayfly_client::{Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
 
 use crate::client::mf_client;
 use crate::handle::{Birth, Handle, bytes, get, give, optional_path, options, put_required, take, text};
@@ -30,6 +30,13 @@ pub const MF_FORM_PLAIN: u32 = 0;
 /// `int32_t f(mf_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
 pub const MF_FORM_CHECKED: u32 = 1;
 
+/// How isolated the workers are is for the site to say.
+pub const MF_SANDBOX_SITE: u32 = 0;
+/// Processes of the node's own user: for code that is trusted like its owner.
+pub const MF_SANDBOX_PROCESS: u32 = 1;
+/// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
+pub const MF_SANDBOX_ISOLATED: u32 = 2;
+
 /// For ever, as a time in milliseconds or microseconds.
 pub const MF_FOR_EVER: u32 = 4294967295;
 
@@ -53,6 +60,8 @@ pub struct mf_lease_options {
     pub mode: u32,
     /// How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
     pub hot_for_ms: u32,
+    /// MF_SANDBOX_SITE, MF_SANDBOX_PROCESS or MF_SANDBOX_ISOLATED.
+    pub sandbox: u32,
 }
 
 /// Identity of code: the hash of its bytes.
@@ -99,6 +108,12 @@ fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
         mode,
         hot_for: (options.hot_for_ms != MF_FOR_EVER).then_some(hot_for),
         idle_release: Duration::from_millis(options.idle_release_ms),
+        sandbox: match options.sandbox {
+            MF_SANDBOX_SITE => None,
+            MF_SANDBOX_PROCESS => Some(Sandbox::Process),
+            MF_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
+            other => return Err(misuse(format!("there is no sandbox {other}: see MF_SANDBOX_SITE"))),
+        },
         ..LeaseOptions::native(narrow(options.workers, "workers")?)
     })
 }
@@ -159,6 +174,7 @@ pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -
         duration_ms: 3_600_000,
         idle_release_ms: 10_000,
         mode: MF_MODE_AUTO,
+        sandbox: MF_SANDBOX_SITE,
         hot_for_ms: MF_FOR_EVER,
     };
     // SAFETY: as the caller promises.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_client::{
-    ChannelOptions, Client as Inner, Connection, Geometry, Lease as InnerLease, LeaseOptions, Mode, PoolOptions,
-    Runtime, Transport,
+    ChannelOptions, Client as Inner, Connection, Geometry, HostPath, Lease as InnerLease, LeaseOptions, Mode,
+    PoolOptions, Runtime, Sandbox, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -86,7 +86,8 @@ impl Client {
 
     #[allow(clippy::too_many_arguments)] // Python names them
     /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
-    #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node))]
+    #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node,
+                        sandbox, network, files))]
     fn lease(
         &self,
         py: Python<'_>,
@@ -99,6 +100,9 @@ impl Client {
         runtime: &str,
         idle_release: f64,
         node: Option<&str>,
+        sandbox: Option<&str>,
+        network: bool,
+        files: Vec<(String, bool)>,
     ) -> PyResult<Lease> {
         let inner = self.inner.get(py)?;
         let options = LeaseOptions {
@@ -119,6 +123,18 @@ impl Client {
                         .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
                 })
                 .transpose()?,
+            sandbox: sandbox
+                .map(|name| {
+                    Sandbox::from_name(name).ok_or_else(|| {
+                        PyValueError::new_err(format!("sandbox={name:?}: ask for \"process\" or \"isolated\""))
+                    })
+                })
+                .transpose()?,
+            network,
+            files: files
+                .into_iter()
+                .map(|(path, writable)| HostPath { path, writable })
+                .collect(),
         };
         let lease = py
             .detach(|| inner.lease(options))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mayfly_client::{ChannelOptions, Client, CodeHash, Form, LeaseOptions, Mode, Runtime, WorkerIndex};
+use mayfly_client::{ChannelOptions, Client, CodeHash, Form, LeaseOptions, Mode, Runtime, Sandbox, WorkerIndex};
 
 use crate::alternate::{Plan, measure};
 use crate::baseline::{Baseline, Spawn};
@@ -24,6 +24,8 @@ pub struct Options {
     pub calls: usize,
     /// Executors that the node keeps parked. So many are taken one after another; then the pool may fill again.
     pub pool: usize,
+    /// How isolated the worker is.
+    pub sandbox: Sandbox,
     /// Report although the machine was busy.
     pub force: bool,
 }
@@ -60,6 +62,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     let mut lease_options = LeaseOptions::native(1);
     lease_options.runtime = options.runtime.clone();
     lease_options.mode = Mode::Warm;
+    lease_options.sandbox = Some(options.sandbox);
     lease_options.hot_for = Some(Duration::ZERO);
     // The first start of all makes the node learn the code and the interpreter; it is not counted.
     for round in 0..=options.calls.max(2) {
@@ -112,7 +115,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         stages: listed,
         baseline,
         language: if python { "python" } else { "c" }.into(),
-        sandbox: "process".into(),
+        sandbox: options.sandbox.name().into(),
         pool: options.pool,
         after_idle: (options.pool > 0).then(|| after_idle.summary().into()),
         machine: crate::machine::Machine::this(),

@@ -1,6 +1,6 @@
 //! `mayfly bench invoke`: invocations beside the raw limit that they cannot beat, in turns, in one run.
 
-use mayfly_client::{Client, Transport};
+use mayfly_client::{Client, Sandbox, Transport};
 
 use crate::alternate::{Plan, alternate};
 use crate::baseline::{Baseline, Copy, CopyInPeer, TcpEcho, matching};
@@ -8,7 +8,7 @@ use crate::busy::Watch;
 use crate::error::Error;
 use crate::picture::Series;
 use crate::report::{InvokeReport, Named, Setting};
-use crate::subject::{How, Workers, settle};
+use crate::subject::{How, InTurns, Workers, settle};
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -82,6 +82,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
         size: how.size as u64,
         depth: options.depth,
         workers: options.workers.into(),
+        sandbox: how.sandbox.name().into(),
     };
     let title = format!("{} {}", setting.mode, setting.transport);
     let series = [
@@ -113,6 +114,28 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
             share: Some((raw.p50_ns / ours.p50_ns * 1000.0).round() / 1000.0),
             bytes_per_s: Some(TcpEcho::bandwidth(how.size, raw.p50_ns).round()),
             ..named(&copying, raw)
+        });
+    }
+    if how.sandbox != Sandbox::Process {
+        // They would want the same core.
+        drop(workers);
+        let process = How {
+            sandbox: Sandbox::Process,
+            ..how
+        };
+        let beside = alternate(
+            &mut InTurns::new(client, process),
+            &mut InTurns::new(client, how),
+            Plan::of_calls(calls / 4),
+        )?;
+        report.sandbox_adds_p50_ns = Some(beside.difference().overhead_paired_p50_ns);
+        report.others.push(Named {
+            name: "process".into(),
+            about: "the same invocation of a worker in sandbox process, leased in turns with an isolated one".into(),
+            latency: beside.baseline(),
+            per_s: None,
+            bytes_per_s: None,
+            share: None,
         });
     }
     Ok((report, series))

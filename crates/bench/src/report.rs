@@ -45,6 +45,8 @@ pub struct Setting {
     pub depth: u32,
     /// Workers.
     pub workers: u32,
+    /// How isolated they are.
+    pub sandbox: String,
 }
 
 /// The result of `mayfly bench invoke`.
@@ -62,6 +64,9 @@ pub struct InvokeReport {
     pub difference: Difference,
     /// Invocations per second over all workers at the given depth.
     pub invocations_per_s: f64,
+    /// What isolation adds to a call: the median, over turns with workers of each kind, of the difference of medians.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox_adds_p50_ns: Option<f64>,
     /// Bytes read and written per second, one invocation at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
@@ -102,6 +107,7 @@ impl InvokeReport {
             others: Vec::new(),
             difference,
             invocations_per_s: invocations_per_s.round(),
+            sandbox_adds_p50_ns: None,
             bytes_per_s,
             share_of_baseline_bandwidth: share,
             setting,

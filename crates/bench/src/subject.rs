@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use mayfly_client::{
-    Buffer, Channel, ChannelOptions, Client, Form, FunctionIndex, Geometry, Lease, LeaseOptions, Mode, Transport,
-    WorkerIndex,
+    Buffer, Channel, ChannelOptions, Client, Form, FunctionIndex, Geometry, Lease, LeaseOptions, Mode, Sandbox,
+    Transport, WorkerIndex,
 };
 
 use crate::alternate::Block;
@@ -34,6 +34,8 @@ pub struct How {
     pub size: usize,
     /// The papers' form of the function, or the checked one.
     pub plain: bool,
+    /// How isolated the workers are.
+    pub sandbox: Sandbox,
 }
 
 /// One lease and its channels, each with the function loaded.
@@ -59,6 +61,7 @@ impl Workers {
     pub fn lease(client: &Client, workers: u16, how: How) -> Result<Self, Error> {
         let mut options = LeaseOptions::native(workers);
         options.mode = if how.hot { Mode::Hot } else { Mode::Warm };
+        options.sandbox = Some(how.sandbox);
         if !how.hot {
             options.hot_for = Some(Duration::ZERO);
         }
@@ -212,6 +215,39 @@ impl Block for Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         let _ = self.resume();
+    }
+}
+
+/// Workers that are leased for every turn of theirs: two that would want the same core can so take turns on it.
+pub struct InTurns<'a> {
+    client: &'a Client,
+    how: How,
+    now: Option<Workers>,
+}
+
+impl<'a> InTurns<'a> {
+    /// Leases nothing yet.
+    pub fn new(client: &'a Client, how: How) -> Self {
+        Self { client, how, now: None }
+    }
+}
+
+impl Block for InTurns<'_> {
+    fn block(&mut self, calls: usize, samples: &mut Samples) -> Result<(), Error> {
+        match &mut self.now {
+            Some(workers) => workers.block(calls, samples),
+            None => Err(failed("no workers were leased")),
+        }
+    }
+
+    fn resume(&mut self) -> Result<(), Error> {
+        self.now = Some(Workers::lease(self.client, 1, self.how)?);
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), Error> {
+        self.now = None;
+        Ok(())
     }
 }
 

@@ -37,6 +37,7 @@ fn invoke(size: u64, ns: f64, raw_ns: f64) -> InvokeReport {
         size,
         depth: 16,
         workers: 1,
+        sandbox: "process".into(),
     };
     let (ours, raw) = (Summary::of([ns]), named("cache_line", raw_ns));
     let difference = Difference::between(&raw.latency, &ours, &[ns - raw_ns]);

@@ -11,9 +11,11 @@ use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
 use mayfly_bench::{Difference, Plan, Samples, Summary, cold, invoke, measure};
-use mayfly_client::{Client, Runtime, Transport};
+use mayfly_client::{Client, Runtime, Sandbox, Transport};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
+
+use crate::lease::Level;
 
 /// Measure invocations beside the machine's own limits, in the same run.
 #[derive(Debug, Args)]
@@ -90,6 +92,9 @@ struct InvokeArguments {
     /// Workers
     #[arg(long, default_value_t = 1)]
     workers: u16,
+    /// How isolated the workers are
+    #[arg(long, value_enum, default_value = "process")]
+    sandbox: Level,
     /// Measured invocations; 0 for as many as take a second or two
     #[arg(long, default_value_t = 0)]
     calls: usize,
@@ -109,9 +114,9 @@ struct ColdArguments {
     /// Language of the function
     #[arg(long, value_enum, default_value = "c")]
     language: Language,
-    /// Level of isolation
-    #[arg(long, default_value = "process", value_parser = ["process"])]
-    sandbox: String,
+    /// How isolated the worker is
+    #[arg(long, value_enum, default_value = "process")]
+    sandbox: Level,
     /// Cold starts to measure
     #[arg(long, default_value_t = 40)]
     calls: usize,
@@ -210,6 +215,7 @@ fn how(options: &InvokeArguments) -> How {
         hot: options.mode == Mode::Hot,
         size: options.size,
         plain: options.form == Form::Plain,
+        sandbox: options.sandbox.into(),
     }
 }
 
@@ -244,6 +250,7 @@ fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json
     add(measure(&mut *raw, plan).map_err(|error| failure(&error))?);
     let mut command = python(&options.python, "invoke");
     command.args(["--transport", &transport, "--mode", if hot { "hot" } else { "warm" }]);
+    command.args(["--sandbox", how.sandbox.name()]);
     let numbers = [
         ("--size", options.size),
         ("--workers", options.workers.into()),
@@ -274,6 +281,7 @@ fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json
         size: options.size as u64,
         depth: options.depth,
         workers: options.workers.into(),
+        sandbox: how.sandbox.name().into(),
     };
     let latency = baseline.summary();
     let named = Named {
@@ -360,6 +368,7 @@ fn measure_cold(options: &ColdArguments) -> Result<mayfly_bench::report::ColdRep
         function,
         calls: options.calls,
         pool,
+        sandbox: options.sandbox.into(),
         force: options.force,
     };
     cold::run(&client, &mine, &options).map_err(|error| failure(&error))
@@ -386,7 +395,7 @@ fn table(options: &TableArguments, json: bool) -> Result<(), Failure> {
         for pool in [false, true] {
             let cold = ColdArguments {
                 language,
-                sandbox: "process".into(),
+                sandbox: Level::Process,
                 calls: 15,
                 pool,
                 force: options.force,
@@ -425,6 +434,7 @@ fn table(options: &TableArguments, json: bool) -> Result<(), Failure> {
                 hot,
                 size: 64,
                 plain: false,
+                sandbox: Sandbox::Process,
             };
             let options = invoke::Options {
                 how,

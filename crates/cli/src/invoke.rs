@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use mayfly_client::{CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Transport};
+use mayfly_client::{
+    CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Sandbox, Transport,
+};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
 
-use crate::lease::Wanted;
+use crate::lease::{Level, Wanted};
 use crate::{Global, connect, output, python, values};
 
 /// How many calls each worker has ahead of it while several workers are kept busy.
@@ -49,7 +51,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
     /// Use a lease that `mayfly lease create --output FILE` made, and leave it in place
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "args"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "sandbox", "args"])]
     lease: Option<PathBuf>,
     /// Workers to lease
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -57,6 +59,9 @@ pub struct Arguments {
     /// Polling or sleeping workers
     #[arg(long, value_enum, default_value = "auto")]
     mode: Wanted,
+    /// How isolated the workers are [default: what the site has as its default]
+    #[arg(long, value_enum)]
+    sandbox: Option<Level>,
     /// Transport [default: the best one]
     #[arg(long, value_enum)]
     transport: Option<Over>,
@@ -113,6 +118,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             module,
             function,
             arguments.args.as_deref().unwrap_or("[]"),
+            arguments.sandbox.map(Sandbox::from),
             global,
         );
     }
@@ -148,6 +154,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         None => {
             let mut wanted = LeaseOptions::native(arguments.workers);
             wanted.mode = arguments.mode.into();
+            wanted.sandbox = arguments.sandbox.map(Into::into);
             client.lease(wanted)
         }
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use mayfly_client::Mode;
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, LeaseRequest, Runtime};
+use mayfly_protocol::api::{Grant, LeaseRequest, Runtime, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,24 @@ impl From<Wanted> for Mode {
     }
 }
 
+/// How far workers are kept from everything else on their host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Level {
+    /// Processes of the node's own user: for code that is trusted
+    Process,
+    /// Namespaces, no privilege, a system call filter, limits: for other people's code
+    Isolated,
+}
+
+impl From<Level> for Sandbox {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Process => Sandbox::Process,
+            Level::Isolated => Sandbox::Isolated,
+        }
+    }
+}
+
 /// Lease workers, and print what was granted.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -95,6 +113,9 @@ struct Create {
     /// Polling or sleeping workers
     #[arg(long, value_enum, default_value = "auto")]
     mode: Wanted,
+    /// How isolated the workers are [default: what the site has as its default]
+    #[arg(long, value_enum)]
+    sandbox: Option<Level>,
     /// Node by its id [default: the one that suits best]
     #[arg(long, value_name = "ID")]
     node: Option<NodeId>,
@@ -192,7 +213,9 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         mode: wanted.mode.into(),
         hot_for_ms: u32::MAX,
         runtime: Runtime::Native,
-        sandbox: "process".into(),
+        sandbox: wanted.sandbox.map(Into::into),
+        network: false,
+        files: Vec::new(),
         holder: SigningKey::from_seed(seed).public(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,
         node: wanted.node,

@@ -12,6 +12,8 @@ use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
 use crate::daemon::{self, Ending, StateDir};
+use crate::lease::Level;
+use crate::resources::levels;
 use crate::{Global, connect, output, up, values};
 
 /// Start a manager alone, or make tokens with which nodes join it.
@@ -35,6 +37,9 @@ pub struct Arguments {
     /// Name or address under which others reach this machine; may be repeated, the first one is handed out
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
+    /// How isolated workers may be; may be repeated, the first is for leases that name none
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    sandbox: Vec<Level>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -72,6 +77,9 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let mut options = Options::new(state.path());
     options.listen = arguments.listen;
     options.names = up::names(arguments.listen, &arguments.host_name);
+    if !arguments.sandbox.is_empty() {
+        options.sandboxes = levels(&arguments.sandbox);
+    }
     let manager = tokio::select! {
         manager = Manager::start(options) => manager?,
         _ = ending.told() => return Ok(()),

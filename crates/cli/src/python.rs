@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use mayfly_client::MANAGER_VARIABLE;
+use mayfly_client::{MANAGER_VARIABLE, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(91)
-module, name, arguments, as_json = sys.argv[1:]
+module, name, arguments, as_json, sandbox = sys.argv[1:]
 sys.argv[1:] = []
 function = importlib.import_module(module)
 for part in name.split("."):
@@ -24,7 +24,7 @@ for part in name.split("."):
 arguments = json.loads(arguments)
 named = arguments if isinstance(arguments, dict) else {}
 listed = [] if named else arguments if isinstance(arguments, list) else [arguments]
-with mayfly.connect() as client, client.lease(workers=1) as lease:
+with mayfly.connect() as client, client.lease(workers=1, sandbox=sandbox or None) as lease:
     result = lease.submit(function, *listed, **named).result()
 if as_json == "json":
     try:
@@ -37,7 +37,14 @@ else:
 const NO_PACKAGE: i32 = 91;
 
 /// Calls `module:function` on a leased worker.
-pub fn invoke(python: &Path, module: &str, function: &str, arguments: &str, global: &Global) -> Result<(), Failure> {
+pub fn invoke(
+    python: &Path,
+    module: &str,
+    function: &str,
+    arguments: &str,
+    sandbox: Option<Sandbox>,
+    global: &Global,
+) -> Result<(), Failure> {
     if let Err(error) = serde_json::from_str::<serde_json::Value>(arguments) {
         return Err(Failure::new(
             Code::InvalidRequest,
@@ -49,7 +56,7 @@ pub fn invoke(python: &Path, module: &str, function: &str, arguments: &str, glob
     command
         .arg("-c")
         .arg(PROGRAM)
-        .args([module, function, arguments, format])
+        .args([module, function, arguments, format, sandbox.map_or("", Sandbox::name)])
         .stdin(Stdio::null());
     if let Some(manager) = &global.manager {
         command.env(MANAGER_VARIABLE, manager);

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
 use mayfly_node::Options;
+use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 
+use crate::lease::Level;
 use crate::values;
 
 /// What `mayfly up` and `mayfly node` have in common.
@@ -36,6 +38,18 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
+    /// How isolated workers may be here; may be repeated, the first is for leases that name none
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    sandbox: Vec<Level>,
+    /// Directory below which leases may have isolated workers read; may be repeated
+    #[arg(long, value_name = "DIR")]
+    readable: Vec<PathBuf>,
+    /// Directory below which leases may have isolated workers write; may be repeated
+    #[arg(long, value_name = "DIR")]
+    writable: Vec<PathBuf>,
+    /// Let isolated workers that ask for it share the host's network
+    #[arg(long)]
+    share_network: bool,
     /// Let payloads travel in clear off the loopback: only where everybody on the network is trusted
     #[arg(long)]
     trust_fabric: bool,
@@ -59,8 +73,20 @@ impl NodeArguments {
         options.warm_native = self.warm_pool.into();
         options.warm_python = self.warm_pool.into();
         options.trust_fabric = self.trust_fabric;
+        let sandboxes = self.sandboxes();
+        if !sandboxes.is_empty() {
+            options.sandboxes = sandboxes;
+        }
+        options.share_network = self.share_network;
+        options.readable = directories(&self.readable, "--readable")?;
+        options.writable = directories(&self.writable, "--writable")?;
         options.own_process = true;
         Ok(options)
+    }
+
+    /// Levels as named, if any were.
+    pub fn sandboxes(&self) -> Vec<Sandbox> {
+        levels(&self.sandbox)
     }
 
     fn resources(&self) -> Result<Resources, Failure> {
@@ -100,6 +126,26 @@ impl NodeArguments {
         }
         Ok(resources)
     }
+}
+
+/// Each level once, in the order in which they were named.
+pub fn levels(named: &[Level]) -> Vec<Sandbox> {
+    let mut levels: Vec<Sandbox> = Vec::new();
+    for level in named.iter().copied().map(Sandbox::from) {
+        if !levels.contains(&level) {
+            levels.push(level);
+        }
+    }
+    levels
+}
+
+/// Where directories really are, which what leases ask for is compared with.
+fn directories(named: &[PathBuf], option: &str) -> Result<Vec<PathBuf>, Failure> {
+    let real = |path: &PathBuf| {
+        path.canonicalize()
+            .map_err(|error| Failure::new(Code::InvalidRequest, format!("{option} {}: {error}", path.display())))
+    };
+    named.iter().map(real).collect()
 }
 
 /// The program's full path: nodes compare interpreters by it.

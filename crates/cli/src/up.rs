@@ -109,6 +109,10 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     if arguments.embedded {
         // What a worker prints is for the program that called it.
         node.output = mayfly_node::Output::Own;
+        // Nor has it anything to hide from that program's user, who is its own.
+        node.readable = vec!["/".into()];
+        node.writable = vec!["/".into()];
+        node.share_network = true;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
     node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name)?;
@@ -116,6 +120,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     let mut options = mayfly_manager::Options::new(state.path());
     options.listen = listen;
     options.names = names(listen, &arguments.host_name);
+    options.sandboxes.clone_from(&node.sandboxes);
     let manager = Manager::start(options).await?;
     tokio::spawn(daemon::log_leases(manager.events()));
     let token = manager.join_token(JOIN_TOKEN_FOR).await?;

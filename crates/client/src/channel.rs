@@ -516,6 +516,9 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
         Some(End::Signalled { signal }) => {
             format!("its process crashed with signal {signal} ({})", signal_name(signal))
         }
+        Some(End::OutOfMemory) => {
+            "its lease's memory was used up; lease with more memory, or work on less at a time".to_owned()
+        }
         Some(End::Deadline) => "a call ran past its deadline".to_owned(),
         Some(End::Cancelled) => "a running call was cancelled".to_owned(),
         Some(End::ExecutorDied) => "its executor was killed".to_owned(),

@@ -1,12 +1,13 @@
 //! A lease: the right to some workers, until it ends.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mayfly_fabric::Transport;
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, LeaseRequest, Mode, NodeAddress, Runtime};
+use mayfly_protocol::api::{Grant, HostPath, LeaseRequest, Mode, NodeAddress, Runtime, Sandbox};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{ChannelId, CodeHash, NodeId, PublicKey, WorkerIndex};
@@ -38,6 +39,12 @@ pub struct LeaseOptions {
     pub idle_release: Duration,
     /// Wanted node.
     pub node: Option<NodeId>,
+    /// How isolated the workers are; none for the site's default.
+    pub sandbox: Option<Sandbox>,
+    /// Whether isolated workers share the host's network, as far as the site allows.
+    pub network: bool,
+    /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
+    pub files: Vec<HostPath>,
 }
 
 impl LeaseOptions {
@@ -54,6 +61,9 @@ impl LeaseOptions {
             runtime: Runtime::Native,
             idle_release: Duration::from_secs(10),
             node: None,
+            sandbox: None,
+            network: false,
+            files: Vec::new(),
         }
     }
 
@@ -68,7 +78,9 @@ impl LeaseOptions {
                 .hot_for
                 .map_or(u32::MAX, |limit| limit.as_millis().min(u128::from(u32::MAX - 1)) as u32),
             runtime: self.runtime.clone(),
-            sandbox: "process".into(),
+            sandbox: self.sandbox,
+            network: self.network,
+            files: self.files.clone(),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,
             node: self.node,
@@ -85,6 +97,8 @@ pub(crate) struct Inner {
     pub(crate) node: NodeAddress,
     pub(crate) holder: SigningKey,
     control: Mutex<Option<Control>>,
+    /// Code that this lease's isolated workers may load.
+    shown_code: Mutex<HashSet<CodeHash>>,
     released: AtomicBool,
     /// Whether it goes back when nobody here uses it any more.
     owned: bool,
@@ -117,6 +131,7 @@ impl Lease {
             grant: Mutex::new(grant),
             holder,
             control: Mutex::new(None),
+            shown_code: Mutex::default(),
             released: AtomicBool::new(false),
             owned,
         };
@@ -147,7 +162,13 @@ impl Lease {
     pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, Error> {
         let hash = CodeHash(Sha256::digest(code).into());
         let known = (self.inner.node.id, hash);
-        if lock(self.inner.client.known_code()).contains(&known) {
+        // Isolated workers see only what was named on their own lease.
+        let isolated = lock(&self.inner.grant).sandbox != Sandbox::Process;
+        let is_known = match isolated {
+            true => lock(&self.inner.shown_code).contains(&hash),
+            false => lock(self.inner.client.known_code()).contains(&known),
+        };
+        if is_known {
             return Ok(hash);
         }
         self.inner
@@ -155,7 +176,10 @@ impl Lease {
                 Response::Code { present: true } => Ok(()),
                 _ => control.put_code(hash, code),
             })?;
-        lock(self.inner.client.known_code()).insert(known);
+        match isolated {
+            true => lock(&self.inner.shown_code).insert(hash),
+            false => lock(self.inner.client.known_code()).insert(known),
+        };
         Ok(hash)
     }
 

@@ -37,7 +37,7 @@ pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};
 pub use mayfly_fabric::{Allocator, Buffer, Received, Transport};
-pub use mayfly_protocol::api::{Connection, Grant, LeaseStatus, Mode, NodeStatus, Runtime};
+pub use mayfly_protocol::api::{Connection, Grant, HostPath, LeaseStatus, Mode, NodeStatus, Runtime, Sandbox};
 pub use mayfly_protocol::error::{Code, Failure, Retry};
 pub use mayfly_protocol::executor::Form;
 pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};

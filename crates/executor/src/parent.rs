@@ -1,6 +1,6 @@
 //! The warm, single-threaded parent of a lease's workers.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use mayfly_fabric::descriptors;
 use mayfly_fabric::memory::Mapping;
@@ -41,6 +41,8 @@ struct Assignment {
     cores: Vec<u16>,
     cores_per_worker: u16,
     shared_cores: Vec<u16>,
+    /// Whether we put workers on their cores; else the node does.
+    pins: bool,
 }
 
 impl Assignment {
@@ -63,9 +65,10 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     // Children of the worker's own that outlive it come to us, and go with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     rustix::io::fcntl_setfd(control, rustix::io::FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    tell(&FromExecutor::Ready {
+    let ready = FromExecutor::Ready {
         runtime: runtime.describe(),
-    })?;
+    };
+    tell(&ready, &[])?;
     let mut parent = Parent {
         runtime,
         assignment: None,
@@ -84,9 +87,9 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     }
 }
 
-fn tell(message: &FromExecutor) -> Result<(), ExecutorError> {
+fn tell(message: &FromExecutor, files: &[BorrowedFd<'_>]) -> Result<(), ExecutorError> {
     let bytes = serde_json::to_vec(message).map_err(|error| ExecutorError::Protocol(error.to_string()))?;
-    descriptors::send(borrow(CONTROL_FD), &bytes, &[])?;
+    descriptors::send(borrow(CONTROL_FD), &bytes, files)?;
     Ok(())
 }
 
@@ -161,6 +164,7 @@ impl<R: Runtime> Parent<'_, R> {
                 cores_per_worker,
                 cores,
                 shared_cores,
+                pins,
                 ..
             } => {
                 if self.assignment.is_some() {
@@ -177,6 +181,7 @@ impl<R: Runtime> Parent<'_, R> {
                     cores,
                     cores_per_worker,
                     shared_cores,
+                    pins,
                 });
                 for index in 0..workers {
                     if usize::from(index) == self.workers.len() {
@@ -185,7 +190,7 @@ impl<R: Runtime> Parent<'_, R> {
                     }
                     self.assign(index)?;
                 }
-                if let Some(assignment) = &self.assignment {
+                if let Some(assignment) = self.assignment.as_ref().filter(|assignment| assignment.pins) {
                     pin(None, &assignment.shared_cores);
                 }
             }
@@ -214,15 +219,18 @@ impl<R: Runtime> Parent<'_, R> {
         let slot = &self.workers[index as usize];
         if let Some(assignment) = &self.assignment {
             // From here, so that the node's own word on its cores, which comes after ours, is the last.
-            pin(Some(slot.pid), assignment.cores_of(index));
+            if assignment.pins {
+                pin(Some(slot.pid), assignment.cores_of(index));
+            }
             // A worker that just died cannot take it; its death is heard of next.
             let _ = descriptors::send(&slot.socket, &assignment.packet, &[assignment.meters.as_fd()]);
         }
-        tell(&FromExecutor::WorkerStarted {
+        let started = FromExecutor::WorkerStarted {
             worker: WorkerIndex(index),
             incarnation: Incarnation(slot.incarnation),
             pid: slot.pid.as_raw_nonzero().get() as u32,
-        })
+        };
+        tell(&started, &[slot.pidfd.as_fd()])
     }
 
     fn on_death(&mut self, index: usize) -> Result<(), ExecutorError> {
@@ -236,12 +244,13 @@ impl<R: Runtime> Parent<'_, R> {
         if self.assignment.is_none() {
             return Err(ExecutorError::Idle);
         }
-        tell(&FromExecutor::WorkerEnded {
+        let ended = FromExecutor::WorkerEnded {
             worker: WorkerIndex(index as u16),
             incarnation: Incarnation(incarnation),
             status: status.exit_status().unwrap_or(0),
             signal: status.terminating_signal().unwrap_or(0),
-        })?;
+        };
+        tell(&ended, &[])?;
         self.workers[index] = self.fork(index as u16, incarnation + 1)?;
         self.assign(index as u16)
     }
@@ -283,9 +292,10 @@ impl<R: Runtime> Parent<'_, R> {
         let failure = std::io::Error::last_os_error();
         self.runtime.after_fork_in_parent();
         let Some(pid) = Pid::from_raw(pid.max(0)) else {
-            let _ = tell(&FromExecutor::Failed {
+            let failed = FromExecutor::Failed {
                 message: format!("worker {index} cannot be forked: {failure}"),
-            });
+            };
+            let _ = tell(&failed, &[]);
             return Err(ExecutorError::Control(failure));
         };
         let pidfd =
@@ -339,6 +349,7 @@ mod tests {
             cores: cores.to_vec(),
             cores_per_worker,
             shared_cores: vec![0, 1],
+            pins: true,
         };
         let hot = assignment(&[2, 3, 5, 7], 2);
         assert_eq!((hot.cores_of(0), hot.cores_of(1)), (&[2, 3][..], &[5, 7][..]));

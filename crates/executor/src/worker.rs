@@ -69,6 +69,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 hot_for_ms,
                 code_dir,
                 max_output_bytes,
+                worker_memory_bytes,
                 ..
             },
             Some(meters),
@@ -76,6 +77,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
         else {
             return Err(std::io::ErrorKind::InvalidData.into());
         };
+        if worker_memory_bytes > 0 {
+            // Nothing bounds the workers together; so each is bounded by itself, for good.
+            let limit = rustix::process::Rlimit {
+                current: Some(worker_memory_bytes),
+                maximum: Some(worker_memory_bytes),
+            };
+            rustix::process::setrlimit(rustix::process::Resource::Data, limit)?;
+        }
         Ok(Self {
             meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
             runtime,

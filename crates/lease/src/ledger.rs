@@ -11,6 +11,10 @@ use mayfly_protocol::ids::LeaseId;
 
 /// Most workers of one lease.
 pub const MAX_WORKERS: u16 = 1_024;
+/// No lease names more host paths.
+pub const MAX_FILES: usize = 64;
+/// No host path is longer.
+const MAX_PATH_BYTES: usize = 4096;
 /// A worker gets no less when the request does not say: an empty Python interpreter with NumPy loaded takes 30 MiB.
 pub const LEAST_WORKER_BYTES: u64 = 32 << 20;
 
@@ -125,11 +129,17 @@ pub fn validate(request: &LeaseRequest) -> Result<(), LedgerError> {
     if request.duration_ms == 0 {
         return invalid("a lease of 0 ms; ask for at least 1 ms");
     }
-    if request.sandbox != "process" {
-        let asked: String = request.sandbox.chars().take(40).collect();
-        return Err(LedgerError::Invalid(format!(
-            "sandbox `{asked}` does not exist in this version; ask for `process`"
-        )));
+    if request.files.len() > MAX_FILES {
+        return Err(LedgerError::TooLarge {
+            what: "host paths",
+            asked: request.files.len() as u64,
+            total: MAX_FILES as u64,
+            hint: "; name a directory above them",
+        });
+    }
+    let longest = request.files.iter().map(|file| file.path.len()).max();
+    if longest.is_some_and(|length| length > MAX_PATH_BYTES) {
+        return invalid("a host path of more than 4096 bytes");
     }
     Ok(())
 }

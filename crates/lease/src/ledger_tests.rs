@@ -1,4 +1,4 @@
-use mayfly_protocol::api::Runtime;
+use mayfly_protocol::api::{HostPath, Runtime};
 use mayfly_protocol::ids::PublicKey;
 use proptest::prelude::*;
 
@@ -15,7 +15,9 @@ fn request(workers: u16, mode: Mode) -> LeaseRequest {
         mode,
         hot_for_ms: u32::MAX,
         runtime: Runtime::Native,
-        sandbox: "process".into(),
+        sandbox: None,
+        network: false,
+        files: Vec::new(),
         holder: PublicKey([0; 32]),
         idle_release_ms: 0,
         node: None,
@@ -115,7 +117,10 @@ fn nonsense_is_refused_before_anything_is_taken() {
             ..request(1, Mode::Warm)
         },
         LeaseRequest {
-            sandbox: "container".into(),
+            files: vec![HostPath {
+                path: format!("/{}", "x".repeat(4096)),
+                writable: false,
+            }],
             ..request(1, Mode::Warm)
         },
     ] {

@@ -1,6 +1,7 @@
 //! Capabilities: the signed token that is a lease, the signed hello that uses it, the signed verdict that answers.
 
 use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{Hello, MAGIC, Token, Verdict, kind, options, purpose, transport};
 use mayfly_protocol::ids::{ChannelId, Incarnation, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex};
@@ -147,6 +148,8 @@ pub struct Claims {
     pub cores: u16,
     /// Memory of the whole lease.
     pub memory_bytes: u64,
+    /// How isolated its workers are; in an allowance, what it permits at least.
+    pub sandbox: Sandbox,
     /// The lease; none makes an allowance.
     pub lease: Option<LeaseId>,
     /// Who pays.
@@ -178,6 +181,7 @@ impl Claims {
         token.workers = self.workers.into();
         token.cores = self.cores.into();
         token.memory_bytes = self.memory_bytes.into();
+        token.sandbox = self.sandbox.number();
         token.lease = self.lease.unwrap_or(LeaseId([0; 16]));
         token.tenant = self.tenant;
         token.node = self.node;
@@ -231,7 +235,7 @@ fn judge_token(
         return Err(TokenError::TokenSignature);
     }
     // Only now are the fields worth a judgement: whoever holds an unsigned token learns nothing about this node.
-    if !matches!(token.kind, kind::LEASE | kind::ALLOWANCE) || token.sandbox != 0 {
+    if !matches!(token.kind, kind::LEASE | kind::ALLOWANCE) || Sandbox::from_number(token.sandbox).is_none() {
         return Err(TokenError::Malformed("token"));
     }
     if token.node != *node {

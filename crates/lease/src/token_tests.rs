@@ -1,3 +1,4 @@
+use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::hello::{HELLO_BYTES, TOKEN_BYTES};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
@@ -20,6 +21,7 @@ fn claims() -> Claims {
         workers: 4,
         cores: 1,
         memory_bytes: 1 << 30,
+        sandbox: Sandbox::Process,
         lease: Some(LeaseId([3; 16])),
         tenant: TenantId([4; 16]),
         node: NODE,

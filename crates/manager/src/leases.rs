@@ -7,7 +7,7 @@ use mayfly_lease::placement::{PlacementError, View, choose};
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, NodeAddress, Usage};
+use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
@@ -46,6 +46,7 @@ impl Control {
                 ),
             ));
         }
+        request.sandbox = Some(self.sandbox_for(request.sandbox)?);
         let views = self.world().views();
         let spin = u64::from_le_bytes(random());
         // What is free is hearsay: a lease may have ended on its node a moment ago. So nodes that would have room if they
@@ -84,6 +85,26 @@ impl Control {
         Err(refusal.unwrap_or_else(|| PlacementError::NoNodes.into()))
     }
 
+    /// The level that a lease gets which asks for this one.
+    fn sandbox_for(&self, asked: Option<Sandbox>) -> Result<Sandbox, Failure> {
+        let allowed = &self.options.sandboxes;
+        match asked.or_else(|| allowed.first().copied()) {
+            Some(sandbox) if allowed.contains(&sandbox) => Ok(sandbox),
+            _ => Err(Failure::new(
+                Code::InvalidRequest,
+                format!(
+                    "the lease asks for sandbox `{}` and this manager grants `{}` only; ask for that",
+                    asked.map_or("none", Sandbox::name),
+                    allowed
+                        .iter()
+                        .map(|sandbox| sandbox.name())
+                        .collect::<Vec<_>>()
+                        .join("` or `"),
+                ),
+            )),
+        }
+    }
+
     async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
         let lease = LeaseId(random());
         let start_by_ms = millis(self.options.start_by);
@@ -97,6 +118,7 @@ impl Control {
             workers: request.workers,
             cores_per_worker: request.cores_per_worker,
             mode: request.mode,
+            sandbox: request.sandbox.unwrap_or(Sandbox::Isolated),
             memory_bytes: request.memory_bytes,
             duration_ms: request.duration_ms,
             granted_at_ms,
@@ -174,6 +196,7 @@ impl Control {
             workers: record.workers,
             cores: record.cores_per_worker,
             memory_bytes: record.memory_bytes,
+            sandbox: record.sandbox,
             lease: Some(record.lease),
             tenant: record.tenant,
             node: record.node,
@@ -267,6 +290,7 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello
         node,
         workers: record.workers,
         mode: record.mode,
+        sandbox: record.sandbox,
         memory_bytes: record.memory_bytes,
         duration_ms: record.duration_ms,
         expires_at_ms: token.expires_at_ms.get(),

@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mayfly_protocol::api::Sandbox;
+
 /// Where the manager keeps what must survive it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreKind {
@@ -36,6 +38,8 @@ pub struct Options {
     pub start_by: Duration,
     /// Longest lease that is granted.
     pub longest_lease: Duration,
+    /// Levels of isolation that are granted; the first is for leases that name none. Nodes have their own word on it.
+    pub sandboxes: Vec<Sandbox>,
 }
 
 impl Options {
@@ -50,6 +54,7 @@ impl Options {
             lease_lost_after: Duration::from_secs(60),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
+            sandboxes: vec![Sandbox::Process, Sandbox::Isolated],
         }
     }
 }

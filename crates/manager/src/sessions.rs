@@ -18,6 +18,8 @@ use crate::leases::end_message;
 use crate::store::{Bearer, Change, LeaseRecord, Role};
 use crate::world::{Node, Session, Waiting, millis};
 
+/// Of what a node says that a worker asked for, so much is passed on.
+const MOST_INCIDENT_CHARACTERS: usize = 100;
 /// A node has this long to say who it is.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(10);
 /// A node that does not read for this long is stuck.
@@ -297,6 +299,15 @@ impl Control {
                     node: id,
                     state: State::Active.name().into(),
                 });
+            }
+            NodeMessage::Incident { lease, what } => {
+                let Some(record) = world.leases.get(&lease).filter(|record| record.node == id) else {
+                    return Ok(());
+                };
+                let what: String = what.chars().take(MOST_INCIDENT_CHARACTERS).collect();
+                tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
+                drop(world);
+                self.tell(Event::Incident { lease, node: id, what });
             }
             NodeMessage::Leaving => return Err(Over::Left),
             NodeMessage::Meters { sequence, usage } => {

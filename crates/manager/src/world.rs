@@ -253,6 +253,7 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
         state: record.state.name().into(),
         workers: record.workers,
         mode: record.mode,
+        sandbox: record.sandbox,
         memory_bytes: record.memory_bytes,
         granted_at_ms: record.granted_at_ms,
         expires_at_ms: record.expires_at_ms,

@@ -98,14 +98,37 @@ async fn write_frame(connection: &mut Connection, response: &Response) -> std::i
 /// Answers one request, and tells whether the connection can be followed further.
 async fn serve_one(node: &Arc<Node>, token: &Token, connection: &mut Connection, request: Request) -> (Response, bool) {
     let answered = match request {
-        Request::PutCode { hash, length } => return put_code(node, connection, hash, length).await,
-        Request::HasCode { hash } => Ok(Response::Code {
-            present: node.options.code_dir().join(hash.to_string()).is_file(),
-        }),
+        Request::PutCode { hash, length } => {
+            let (response, go_on) = put_code(node, connection, hash, length).await;
+            let shown = match &response {
+                Response::Done => show_code(node, token, hash),
+                _ => Ok(()),
+            };
+            return (shown.map_or_else(Response::Failed, |()| response), go_on);
+        }
+        Request::HasCode { hash } => {
+            let present = node.options.code_dir().join(hash.to_string()).is_file();
+            let shown = if present { show_code(node, token, hash) } else { Ok(()) };
+            shown.map(|()| Response::Code { present })
+        }
         Request::Lease(request) => lease(node, token, *request).await,
         of_lease => with_lease(node, token, of_lease).await,
     };
     (answered.unwrap_or_else(Response::Failed), true)
+}
+
+/// Whoever knows the hash of a piece of code may have it; its lease's workers see that and nobody else's.
+fn show_code(node: &Node, token: &Token, hash: CodeHash) -> Result<(), Failure> {
+    if token.kind != kind::LEASE {
+        return Ok(());
+    }
+    let shown = node.lease(token)?.show_code(&node.options.code_dir(), hash);
+    shown.map_err(|error| {
+        let text = format!(
+            "the code cannot be shown to the lease's workers: {error}; make room in the node's state directory"
+        );
+        Failure::new(Code::StoreFailed, text)
+    })
 }
 
 async fn lease(node: &Arc<Node>, token: &Token, request: LeaseRequest) -> Result<Response, Failure> {
@@ -239,7 +262,7 @@ async fn put_code(node: &Node, connection: &mut Connection, hash: CodeHash, leng
             ));
         }
         use std::os::unix::fs::PermissionsExt;
-        file.set_permissions(std::fs::Permissions::from_mode(0o500))
+        file.set_permissions(std::fs::Permissions::from_mode(0o555))
             .and_then(|()| std::fs::rename(&part, &place))
             .map_err(stored)
     });

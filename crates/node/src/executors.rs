@@ -9,11 +9,14 @@ use std::time::Duration;
 use mayfly_fabric::descriptors;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
-use mayfly_sandbox::{Program, Spawner};
+use mayfly_sandbox::filter::Refusal;
+use mayfly_sandbox::isolation::Shown;
+use mayfly_sandbox::{Program, Spawner, Watch};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
 
+use crate::enclosures::Enclosure;
 use crate::{Output, readable};
 
 /// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
@@ -25,9 +28,27 @@ const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
 /// How much of an executor's output is kept to explain its death.
 const OUTPUT_TAIL_BYTES: usize = 4 << 10;
 
-/// What an executor runs, and so for which leases it will do.
+/// What an executor is, and so for which leases it will do.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub struct Kind {
+    /// What it runs.
+    pub language: Language,
+    /// What it may see; none for an executor that is not isolated.
+    pub opening: Option<Opening>,
+}
+
+/// What an isolated executor may see of its host.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Opening {
+    /// Files and directories.
+    pub shown: Vec<Shown>,
+    /// Whether it shares the network.
+    pub network: bool,
+}
+
+/// What an executor runs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Language {
     /// Shared libraries.
     Native,
     /// Python callables.
@@ -63,13 +84,30 @@ pub struct Executor {
     tail: Tail,
     readers: tokio::task::JoinSet<()>,
     reaped: bool,
+    watch: Option<AsyncFd<Watch>>,
+    /// What stands around it, if it is isolated.
+    pub enclosure: Option<Enclosure>,
     /// What it said that it runs.
     pub runtime: String,
 }
 
+/// What a node hears of an executor.
+#[derive(Debug)]
+pub enum Heard {
+    /// The executor's own words.
+    Said(FromExecutor),
+    /// The kernel's: it or a worker of its was refused a system call.
+    Refused(Refusal),
+}
+
 impl Executor {
     /// Starts one and waits until it is ready.
-    pub async fn start(spawner: Arc<Spawner>, program: Program, output: Output) -> Result<Self, Failure> {
+    pub async fn start(
+        spawner: Arc<Spawner>,
+        program: Program,
+        enclosure: Option<Enclosure>,
+        output: Output,
+    ) -> Result<Self, Failure> {
         let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
         let name = program.program.display().to_string();
         let child = tokio::task::spawn_blocking(move || {
@@ -97,9 +135,18 @@ impl Executor {
             readers,
             tail,
             reaped: false,
+            watch: child.watch.map(readable::watch).transpose().map_err(system)?,
+            enclosure,
             runtime: String::new(),
         };
-        match tokio::time::timeout(READY_DEADLINE, executor.receive()).await {
+        for precaution in child.skipped {
+            tracing::warn!(
+                pid = executor.pid,
+                missing = precaution.describe(),
+                "this machine lacks a precaution"
+            );
+        }
+        match tokio::time::timeout(READY_DEADLINE, executor.said()).await {
             Ok(Some(FromExecutor::Ready { runtime })) => {
                 executor.runtime = runtime;
                 Ok(executor)
@@ -135,21 +182,42 @@ impl Executor {
         self.control.clone()
     }
 
-    /// Its next message; none once it is gone, or talks nonsense.
-    pub async fn receive(&mut self) -> Option<FromExecutor> {
-        let packet = &mut self.packet;
-        let (length, _) = self
-            .control
-            .0
-            .async_io(Interest::READABLE, |socket| descriptors::receive(socket, packet))
-            .await
-            .ok()?;
-        if length == 0 {
-            return None;
+    /// What is heard of it next; none once it is gone, or talks nonsense. Whoever makes a refused call waits until it is heard
+    /// of, so this is to be called again and again.
+    pub async fn hear(&mut self) -> Option<Heard> {
+        loop {
+            let Some(watch) = &mut self.watch else {
+                return said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some())
+                    .await
+                    .map(Heard::Said);
+            };
+            tokio::select! {
+                said = said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some()) => return said.map(Heard::Said),
+                ready = watch.readable_mut() => {
+                    let refusal = match ready {
+                        Ok(mut ready) => {
+                            let refusal = ready.get_inner_mut().next();
+                            ready.clear_ready();
+                            refusal
+                        }
+                        Err(_) => None,
+                    };
+                    match refusal {
+                        Some(refusal) => return Some(Heard::Refused(refusal)),
+                        None => self.watch = None,
+                    }
+                }
+            }
         }
-        serde_json::from_slice(&self.packet[..length])
-            .inspect_err(|error| tracing::warn!(pid = self.pid, %error, "an executor sent nonsense"))
-            .ok()
+    }
+
+    /// Its next words, where nobody cares what it was refused.
+    async fn said(&mut self) -> Option<FromExecutor> {
+        loop {
+            if let Heard::Said(message) = self.hear().await? {
+                return Some(message);
+            }
+        }
     }
 
     /// Whether it has not ended.
@@ -190,6 +258,11 @@ impl Executor {
             let _ = tokio::time::timeout(END_DEADLINE, self.pidfd.readable()).await;
         }
         self.reap();
+        self.watch = None;
+        if let Some(enclosure) = self.enclosure.take() {
+            // Whatever is left inside ends, which the kernel takes some time for.
+            let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
+        }
         // Nobody is left to write, unless something escaped, which is not waited for.
         self.read_to_the_end(OUTPUT_DEADLINE).await;
     }
@@ -215,6 +288,39 @@ impl Drop for Executor {
             self.reap();
         }
     }
+}
+
+/// An executor's next message; none once it is gone, or talks nonsense.
+async fn said(control: &Control, packet: &mut [u8], pid: i32, isolated: bool) -> Option<FromExecutor> {
+    let (length, files) = control
+        .0
+        .async_io(Interest::READABLE, |socket| descriptors::receive(socket, packet))
+        .await
+        .ok()?;
+    if length == 0 {
+        return None;
+    }
+    let nonsense = |error: &dyn std::fmt::Display| tracing::warn!(pid, %error, "an executor sent nonsense");
+    let mut message = serde_json::from_slice(&packet[..length])
+        .inspect_err(|error| nonsense(error))
+        .ok()?;
+    if isolated && let FromExecutor::WorkerStarted { pid, .. } = &mut message {
+        // It counts processes by a list of its own, and is not believed what it says of ours.
+        let Some(real) = files.first().and_then(process_of) else {
+            nonsense(&"a worker without a process of its own");
+            return None;
+        };
+        *pid = real;
+    }
+    Some(message)
+}
+
+/// Process id, as this process counts, behind a pidfd.
+fn process_of(pidfd: &OwnedFd) -> Option<u32> {
+    use std::os::fd::AsRawFd;
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
 /// Reads what an executor and its workers print, keeps the last of it and hands it on.

@@ -6,8 +6,9 @@
 mod channels;
 mod meters;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,18 +17,18 @@ use mayfly_executor::meter::{Meter, meters_length};
 use mayfly_fabric::memory::{Mapping, sealed_memory};
 use mayfly_fabric::shm::ChannelMemory;
 use mayfly_lease::{Lease, Reservation, SigningKey, State, billing};
-use mayfly_protocol::api::{LeaseRequest, Mode, Usage};
+use mayfly_protocol::api::{LeaseRequest, Mode, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::ToExecutor;
 use mayfly_protocol::hello::{Hello, Token, options};
-use mayfly_protocol::ids::{ChannelId, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
+use mayfly_protocol::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
 
-use crate::clock;
 use crate::executors::{Control, Kind};
 use crate::hangup::Hangups;
 use crate::node::random;
+use crate::{clock, enclosures};
 
 /// What a lease was granted under.
 #[derive(Debug, Clone)]
@@ -67,6 +68,10 @@ pub struct Run {
 struct Inner {
     life: Lease,
     control: Option<Control>,
+    /// Where isolated workers find their code, while there is an executor.
+    code_dir: Option<PathBuf>,
+    /// What they may load.
+    codes: BTreeSet<CodeHash>,
     failure: Option<Failure>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
@@ -127,6 +132,8 @@ pub struct LeaseView {
     pub tenant: TenantId,
     /// Polling or sleeping.
     pub mode: Mode,
+    /// How isolated its workers are.
+    pub sandbox: Sandbox,
     /// Workers.
     pub workers: u16,
     /// Cores of its own.
@@ -160,6 +167,8 @@ impl Run {
             inner: Mutex::new(Inner {
                 life,
                 control: None,
+                code_dir: None,
+                codes: BTreeSet::new(),
                 failure: None,
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
@@ -269,6 +278,36 @@ impl Run {
         let _ = tokio::time::timeout(limit, over.wait_for(|over| *over)).await;
     }
 
+    /// How isolated its workers are.
+    pub fn sandbox(&self) -> Sandbox {
+        match self.granted.kind.opening {
+            Some(_) => Sandbox::Isolated,
+            None => Sandbox::Process,
+        }
+    }
+
+    /// Lets its workers load code that the node keeps in `kept`. Others' code is not theirs to read.
+    pub fn show_code(&self, kept: &Path, hash: CodeHash) -> std::io::Result<()> {
+        let mut inner = self.inner();
+        if self.sandbox() == Sandbox::Process || !inner.codes.insert(hash) {
+            return Ok(());
+        }
+        match &inner.code_dir {
+            Some(dir) => enclosures::show_code(kept, dir, &hash),
+            None => Ok(()),
+        }
+    }
+
+    /// An executor is about to be assigned that finds its code in this directory.
+    pub fn code_goes_to(&self, kept: &Path, dir: &Path) -> std::io::Result<()> {
+        let mut inner = self.inner();
+        for hash in &inner.codes {
+            enclosures::show_code(kept, dir, hash)?;
+        }
+        inner.code_dir = Some(dir.to_path_buf());
+        Ok(())
+    }
+
     /// An executor was assigned. Its count of incarnations starts anew, ours goes on.
     pub fn executor_assigned(&self, control: Control) {
         let mut inner = self.inner();
@@ -286,6 +325,7 @@ impl Run {
     pub fn executor_gone(&self) -> Vec<u32> {
         let mut inner = self.inner();
         inner.control = None;
+        inner.code_dir = None;
         let mut groups = Vec::new();
         for index in 0..inner.slots.len() {
             let end = inner.slots[index].kill.map_or(End::ExecutorDied, |(end, _)| end);
@@ -335,12 +375,13 @@ impl Run {
         self.announce();
     }
 
-    pub fn worker_ended(&self, worker: WorkerIndex, status: i32, signal: i32) {
+    pub fn worker_ended(&self, worker: WorkerIndex, status: i32, signal: i32, out_of_memory: bool) {
         let mut inner = self.inner();
         let index = worker.0 as usize;
         let Some(slot) = inner.slots.get(index) else { return };
         let end = match (slot.kill, signal) {
             (Some((end, _)), _) => end,
+            (None, _) if out_of_memory => End::OutOfMemory,
             (None, 0) => End::Exited { status },
             (None, signal) => End::Signalled { signal },
         };

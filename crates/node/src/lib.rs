@@ -6,7 +6,8 @@
 //! - `listener`: accepts connections, reads and judges their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
-//! - `executors`: processes; `pool`: those that wait for a lease; `runtimes`: which of them will do for a request;
+//! - `policy`: what the node's owner lets leases have; `runtimes`: which language runtime will do for a request;
+//! - `executors`: processes; `enclosures`: what stands around isolated ones; `pool`: those that wait for a lease;
 //! - `hangup`: notices clients that go away;
 //! - `journal`: what must survive the node; `manager_link`: whom it tells.
 
@@ -14,6 +15,7 @@ mod affinity;
 mod channel;
 mod clock;
 mod control;
+mod enclosures;
 mod executors;
 mod hangup;
 mod journal;
@@ -22,6 +24,7 @@ mod listener;
 mod manager_link;
 mod node;
 pub mod options;
+mod policy;
 mod pool;
 mod readable;
 mod runtimes;

@@ -317,6 +317,10 @@ async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(),
         told.entry = sequence;
         told.next_entry = now + ENTRIES_APART;
     }
+    let incidents = std::mem::take(&mut *node.incidents.lock().unwrap_or_else(PoisonError::into_inner));
+    for (lease, what) in incidents {
+        send(socket, &NodeMessage::Incident { lease, what }).await?;
+    }
     for (lease, state) in node.journal.untold() {
         let state = state.name().to_string();
         send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;

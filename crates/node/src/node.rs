@@ -5,7 +5,7 @@ mod managed;
 mod rights;
 pub(crate) mod state_dir;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mayfly_lease::token::Claims;
 use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, replay};
-use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress};
+use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -23,13 +23,14 @@ use mayfly_sandbox::Spawner;
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
-use crate::executors::{Executor, Kind};
+use crate::enclosures::Enclosures;
+use crate::executors::{Executor, Language};
 use crate::hangup::Hangups;
 use crate::journal::{self, Journal};
 use crate::leases::{Granted, LeaseView, Run};
 use crate::node::state_dir::{id_of, load_key, make_private, write_private};
 use crate::pool::Pool;
-use crate::{NodeError, Options, affinity, clock, listener, manager_link, runtimes, supervisor};
+use crate::{NodeError, Options, affinity, clock, listener, manager_link, policy, runtimes, supervisor};
 
 /// Everything that still runs at shutdown must be gone by then.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
@@ -50,6 +51,8 @@ pub struct Node {
     pub(crate) news: Notify,
     /// Whether the manager is there.
     pub(crate) connection: watch::Sender<Connection>,
+    /// What workers were refused that no honest function asks for, and the manager has not heard of.
+    pub(crate) incidents: Mutex<VecDeque<(LeaseId, String)>>,
     books: Mutex<Books>,
     /// Held by every task of the node; when the last is gone, so is everything.
     alive: Mutex<Option<mpsc::Sender<()>>>,
@@ -138,7 +141,11 @@ impl Node {
                 .or_else(|| sockets.tcp_address().map(|address| address.to_string())),
             key: key.public(),
         };
-        let pool = Pool::new(Spawner::new()?, &options);
+        let path = options.state_dir.join("sandboxes");
+        let name = id_of(&key).to_string().chars().take(12).collect();
+        let enclosures = Enclosures::new(path.clone(), name, options.scratch_bytes)
+            .map_err(|error| NodeError::State { path, error })?;
+        let pool = Pool::new(Spawner::new()?, enclosures, &options);
         if options.own_process {
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }
@@ -158,6 +165,7 @@ impl Node {
             alive: Mutex::new(Some(alive)),
             news: Notify::new(),
             connection: watch::channel(Connection::Never).0,
+            incidents: Mutex::default(),
             journal,
             pool,
             key,
@@ -168,13 +176,14 @@ impl Node {
             node.write_allowance()?;
         }
         if node.options.warm_native > 0 {
-            node.pool.keep_warm(Kind::Native);
+            node.pool.keep_warm(policy::usual(Language::Native, &node.options));
         }
         for executable in &node.options.pythons {
-            node.pool.keep_warm(Kind::Python {
+            let language = Language::Python {
                 executable: executable.clone(),
                 path: Vec::new(),
-            });
+            };
+            node.pool.keep_warm(policy::usual(language, &node.options));
         }
         let hangups = node.hangups.clone();
         node.background(async move { hangups.serve().await });

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_lease::ledger::Resources;
+use mayfly_protocol::api::Sandbox;
 
 /// What can be chosen about a node.
 #[derive(Debug, Clone)]
@@ -31,6 +32,16 @@ pub struct Options {
     pub warm_python: usize,
     /// Whose leases it takes; none for a node that grants its own.
     pub manager: Option<ManagerLink>,
+    /// Levels of isolation that leases may have here; the first is for those that name none.
+    pub sandboxes: Vec<Sandbox>,
+    /// Whether isolated workers may share the host's network.
+    pub share_network: bool,
+    /// Directories below which leases may have isolated workers read.
+    pub readable: Vec<PathBuf>,
+    /// Directories below which leases may have isolated workers write.
+    pub writable: Vec<PathBuf>,
+    /// Most bytes of temporary files of an isolated executor, in each of its two places; they count as its memory.
+    pub scratch_bytes: u64,
     /// Whether payloads may travel in clear off the loopback.
     pub trust_fabric: bool,
     /// How far clocks may differ.
@@ -81,6 +92,11 @@ impl Options {
             warm_native: 1,
             warm_python: 1,
             manager: None,
+            sandboxes: vec![Sandbox::Process, Sandbox::Isolated],
+            share_network: false,
+            readable: Vec::new(),
+            writable: Vec::new(),
+            scratch_bytes: 1 << 30,
             trust_fabric: false,
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
             grace: Duration::from_secs(1),

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_sandbox::{Program, Spawner};
 
-use crate::executors::{Executor, Kind, READY_DEADLINE};
+use crate::enclosures::{Enclosure, Enclosures};
+use crate::executors::{Executor, Kind, Language, READY_DEADLINE};
 use crate::{Options, Output};
 
 /// Parked executors of a kind that nobody asked for in this time are ended.
@@ -33,6 +34,7 @@ struct Shelf {
 #[derive(Debug)]
 pub struct Pool {
     spawner: Arc<Spawner>,
+    enclosures: Enclosures,
     native: PathBuf,
     warm_native: usize,
     warm_python: usize,
@@ -43,9 +45,10 @@ pub struct Pool {
 
 impl Pool {
     /// A pool; it fills once asked to.
-    pub fn new(spawner: Spawner, options: &Options) -> Arc<Self> {
+    pub fn new(spawner: Spawner, enclosures: Enclosures, options: &Options) -> Arc<Self> {
         Arc::new(Self {
             spawner: Arc::new(spawner),
+            enclosures,
             native: options.executor_path(),
             warm_native: options.warm_native,
             warm_python: options.warm_python,
@@ -59,20 +62,41 @@ impl Pool {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn program(&self, kind: &Kind) -> Program {
+    async fn start(&self, kind: &Kind) -> Result<Executor, Failure> {
+        let (program, enclosure) = self.program(kind).map_err(|error| {
+            Failure::new(
+                Code::ExecutorFailed,
+                format!(
+                    "no place for an isolated executor can be made: {error}; has the node room in its state directory?"
+                ),
+            )
+        })?;
+        Executor::start(self.spawner.clone(), program, enclosure, self.output).await
+    }
+
+    fn program(&self, kind: &Kind) -> std::io::Result<(Program, Option<Enclosure>)> {
+        let (enclosure, isolation) = match &kind.opening {
+            Some(opening) => {
+                let (enclosure, isolation) = self.enclosures.make(opening)?;
+                (Some(enclosure), Some(isolation))
+            }
+            None => (None, None),
+        };
         // Measured once, here, and not at every cold start.
         let rate = (
             OsString::from(mayfly_fabric::clock::RATE_VARIABLE),
             Some(mayfly_fabric::clock::ticks_per_us().to_string().into()),
         );
-        match kind {
-            Kind::Native => Program {
+        let program = match &kind.language {
+            Language::Native => Program {
                 program: self.native.clone(),
                 arguments: Vec::new(),
                 environment: vec![rate],
+                isolation,
             },
-            Kind::Python { executable, path } => {
-                let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty());
+            Language::Python { executable, path } => {
+                // What the node's user imports from is not for isolated workers, which do not see it.
+                let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty() && isolation.is_none());
                 let joined = std::env::join_paths(
                     path.iter()
                         .map(PathBuf::from)
@@ -84,9 +108,11 @@ impl Pool {
                     program: executable.clone(),
                     arguments: vec!["-m".into(), "mayfly.executor".into()],
                     environment: vec![(OsString::from("PYTHONPATH"), joined), rate],
+                    isolation,
                 }
             }
-        }
+        };
+        Ok((program, enclosure))
     }
 
     /// A parked executor, if one is ready; another is started in its stead a little later.
@@ -110,7 +136,7 @@ impl Pool {
     pub async fn take(self: &Arc<Self>, kind: &Kind) -> Result<Executor, Failure> {
         match self.take_parked(kind) {
             Some(executor) => Ok(executor),
-            None => Executor::start(self.spawner.clone(), self.program(kind), self.output).await,
+            None => self.start(kind).await,
         }
     }
 
@@ -130,9 +156,9 @@ impl Pool {
 
     /// Starts what is missing of a kind, in the background, after a pause.
     fn refill(self: &Arc<Self>, kind: &Kind, pause: Duration) {
-        let wanted = match kind {
-            Kind::Native => self.warm_native,
-            Kind::Python { .. } => self.warm_python,
+        let wanted = match kind.language {
+            Language::Native => self.warm_native,
+            Language::Python { .. } => self.warm_python,
         };
         let mut shelves = self.shelves();
         let total: usize = shelves.values().map(|shelf| shelf.parked.len() + shelf.starting).sum();
@@ -147,7 +173,7 @@ impl Pool {
             tokio::spawn(async move {
                 tokio::time::sleep(pause).await;
                 let started = match pool.closed.load(std::sync::atomic::Ordering::Acquire) {
-                    false => Some(Executor::start(pool.spawner.clone(), pool.program(&kind), pool.output).await),
+                    false => Some(pool.start(&kind).await),
                     true => None,
                 };
                 let mut shelves = pool.shelves();

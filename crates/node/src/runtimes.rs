@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use mayfly_protocol::api::Runtime;
 use mayfly_protocol::error::{Code, Failure};
 
-use crate::executors::Kind;
+use crate::executors::Language;
 
-/// The kind of executor for a request. A client's own interpreter is used when it exists here: its functions could start
-/// it anyway, so naming it gives nobody a new right.
-pub fn kind(runtime: &Runtime, pythons: &[PathBuf]) -> Result<Kind, Failure> {
+/// The language runtime for a request. A client's own interpreter is used when it exists here and workers may `see` it: where
+/// they see all, functions could start it anyway, so naming it gives nobody a new right.
+pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<Language, Failure> {
     match runtime {
-        Runtime::Native => Ok(Kind::Native),
+        Runtime::Native => Ok(Language::Native),
         Runtime::Python {
             executable,
             path,
@@ -20,6 +20,7 @@ pub fn kind(runtime: &Runtime, pythons: &[PathBuf]) -> Result<Kind, Failure> {
         } => {
             let theirs = executable.as_ref().map(PathBuf::from);
             let theirs = theirs.filter(|path| path.is_absolute() && path.is_file());
+            let theirs = theirs.filter(|path| pythons.contains(path) || sees(path));
             let local = theirs.is_some();
             let named = || {
                 pythons
@@ -41,7 +42,7 @@ pub fn kind(runtime: &Runtime, pythons: &[PathBuf]) -> Result<Kind, Failure> {
                     },
                 )
             })?;
-            Ok(Kind::Python {
+            Ok(Language::Python {
                 executable,
                 path: if local { path.clone() } else { Vec::new() },
             })
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_node_without_python_says_how_to_get_one() {
-        let failure = kind(&python("3.11.2"), &[]).unwrap_err();
+        let failure = language(&python("3.11.2"), &[], |_| true).unwrap_err();
         assert_eq!(failure.code, Code::ExecutorFailed);
         assert!(failure.message.contains("--python"));
     }
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn the_interpreter_named_after_the_wanted_version_is_chosen() {
         let pythons = ["/usr/bin/python3.11".into(), "/usr/bin/python3.12".into()];
-        let Ok(Kind::Python { executable, .. }) = kind(&python("3.12.4"), &pythons) else {
+        let Ok(Language::Python { executable, .. }) = language(&python("3.12.4"), &pythons, |_| true) else {
             panic!("a Python was due");
         };
         assert_eq!(executable, Path::new("/usr/bin/python3.12"));

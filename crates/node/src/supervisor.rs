@@ -4,12 +4,16 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::Mode;
+use mayfly_protocol::api::{Mode, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, ToExecutor};
+use mayfly_protocol::ids::WorkerIndex;
+use mayfly_sandbox::cgroup::Limits;
+use mayfly_sandbox::isolation::CODE_DIR;
 use rustix::process::{Pid, Signal};
 
-use crate::executors::Executor;
+use crate::enclosures::Enclosure;
+use crate::executors::{Executor, Heard};
 use crate::leases::{Run, Tick};
 use crate::node::Node;
 use crate::{affinity, runtimes};
@@ -17,6 +21,12 @@ use crate::{affinity, runtimes};
 /// An executor that dies more often than this in [`DEATH_WINDOW`] would only die again.
 const MOST_DEATHS: usize = 3;
 const DEATH_WINDOW: Duration = Duration::from_secs(10);
+
+/// What an isolated executor's parent and its interpreter take of memory, beside what its lease has.
+const OVERHEAD_BYTES: u64 = 64 << 20;
+/// Processes and threads of an isolated executor, and for each of its workers: numerical libraries start some for each core.
+const TASKS: u32 = 64;
+const TASKS_PER_WORKER: u32 = 256;
 
 enum Outcome {
     LeaseOver,
@@ -41,8 +51,10 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
             run.end_channels();
         }
         executor.end().await;
-        // An executor that was killed could not see to its workers, nor they to what they started.
-        for group in run.executor_gone() {
+        // An executor that was killed could not see to its workers, nor they to what they started. With an isolated one the
+        // kernel has ended all of it.
+        let groups = run.executor_gone();
+        for group in groups.into_iter().filter(|_| run.sandbox() == Sandbox::Process) {
             if let Some(group) = Pid::from_raw(group as i32) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
@@ -84,14 +96,35 @@ async fn start(
         return Err(failure);
     }
     let granted = &run.granted;
+    let enclosed = enclose(node, run, &executor);
+    if let Err(error) = enclosed {
+        executor.end().await;
+        return Err(Failure::new(
+            Code::ExecutorFailed,
+            format!("an isolated executor cannot be limited: {error}; may the node change its control groups?"),
+        ));
+    }
+    let bounded = executor
+        .enclosure
+        .as_ref()
+        .is_none_or(|enclosure| enclosure.bounds_memory);
     let assign = ToExecutor::Assign {
         workers: granted.reservation.workers,
         cores_per_worker: granted.request.cores_per_worker.max(1),
         cores: granted.reservation.cores.clone(),
         shared_cores: shared_cores.to_vec(),
         hot_for_ms: run.hot_for_ms(),
-        code_dir: node.options.code_dir().display().to_string(),
+        code_dir: match &executor.enclosure {
+            Some(_) => CODE_DIR.into(),
+            None => node.options.code_dir().display().to_string(),
+        },
         max_output_bytes: granted.reservation.memory_bytes,
+        pins: executor.enclosure.is_none(),
+        worker_memory_bytes: if bounded {
+            0
+        } else {
+            granted.reservation.memory_bytes + OVERHEAD_BYTES
+        },
     };
     let control = executor.control();
     if let Err(error) = control.send(&assign, &[run.meters_file.as_fd()]) {
@@ -105,8 +138,41 @@ async fn start(
     Ok(executor)
 }
 
+/// Fits an isolated executor's surroundings to its lease.
+fn enclose(node: &Node, run: &Run, executor: &Executor) -> std::io::Result<()> {
+    let Some(enclosure) = &executor.enclosure else {
+        return Ok(());
+    };
+    let granted = &run.granted;
+    let workers = u64::from(granted.reservation.workers);
+    let cores = workers * u64::from(granted.request.cores_per_worker.max(1));
+    enclosure.limit(&Limits {
+        // Workers that own their cores cannot leave them; a quota would only stop them now and then.
+        milli_cores: if granted.reservation.mode == Mode::Hot {
+            0
+        } else {
+            cores * 1000
+        },
+        memory_bytes: granted.reservation.memory_bytes + OVERHEAD_BYTES,
+        tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
+    })?;
+    run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())
+}
+
+/// The cores of one worker.
+fn cores_of<'a>(run: &'a Run, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u16] {
+    let count = usize::from(run.granted.request.cores_per_worker.max(1));
+    let first = usize::from(worker.0) * count;
+    run.granted
+        .reservation
+        .cores
+        .get(first..first + count)
+        .unwrap_or(shared)
+}
+
 async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16]) -> Outcome {
     let mut words = None;
+    let mut memory_kills = 0;
     loop {
         let pace = match run.tick() {
             Tick::Again(pace) => pace,
@@ -117,9 +183,19 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             }
         };
         let message = tokio::select! {
-            message = executor.receive() => message,
+            heard = executor.hear() => heard,
             () = run.wake.notified() => continue,
             () = tokio::time::sleep(pace) => continue,
+        };
+        let message = match message {
+            Some(Heard::Said(message)) => Some(message),
+            Some(Heard::Refused(refusal)) => {
+                if refusal.is_hostile {
+                    node.incident(run, refusal.call);
+                }
+                continue;
+            }
+            None => None,
         };
         match message {
             Some(FromExecutor::WorkerStarted {
@@ -128,17 +204,21 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
                 pid,
             }) => {
                 run.worker_started(worker, incarnation, pid);
-                // Its executor pinned it to the cores that were shared when the executor was assigned.
-                if run.granted.reservation.mode != Mode::Hot {
-                    let shared = node.shared_cores();
-                    if shared != assigned {
-                        affinity::pin(pid, &shared);
-                    }
+                let shared = node.shared_cores();
+                if run.sandbox() == Sandbox::Isolated {
+                    affinity::pin(pid, cores_of(run, worker, &shared));
+                } else if run.granted.reservation.mode != Mode::Hot && shared != assigned {
+                    // Its executor pinned it to the cores that were shared when the executor was assigned.
+                    affinity::pin(pid, &shared);
                 }
             }
             Some(FromExecutor::WorkerEnded {
                 worker, status, signal, ..
-            }) => run.worker_ended(worker, status, signal),
+            }) => {
+                let kills = executor.enclosure.as_ref().map_or(0, Enclosure::memory_kills);
+                run.worker_ended(worker, status, signal, kills > memory_kills);
+                memory_kills = kills;
+            }
             Some(FromExecutor::Detached { worker, channel }) => run.detached(worker, channel),
             Some(FromExecutor::Failed { message }) => words = Some(message),
             Some(FromExecutor::Ready { .. }) => {}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use mayfly_lease::SigningKey;
 use mayfly_lease::token::{Claims, Opening, sign_hello, sign_token};
+use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{HELLO_BYTES, VERDICT_BYTES, transport};
 use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, TenantId};
@@ -54,6 +55,7 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
         workers: 1,
         cores: 1,
         memory_bytes: 1 << 20,
+        sandbox: Sandbox::Process,
         lease: Some(grant.lease),
         tenant: TenantId([0; 16]),
         node: grant.node.id,

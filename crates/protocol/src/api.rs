@@ -38,6 +38,60 @@ pub enum Mode {
     Auto,
 }
 
+/// How far a lease's workers are kept from everything else on their host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sandbox {
+    /// Processes of the node's own user: for code that is trusted like its owner.
+    Process,
+    /// Namespaces, a root directory of their own, no privilege, a system call filter and limits: for other people's code.
+    Isolated,
+}
+
+impl Sandbox {
+    /// All, the most trusting first.
+    pub const ALL: [Self; 2] = [Self::Process, Self::Isolated];
+
+    /// As it is written everywhere.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Isolated => "isolated",
+        }
+    }
+
+    /// As [`crate::hello::Token`] has it, and the store.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Reads [`Sandbox::number`].
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|sandbox| sandbox.number() == number)
+    }
+
+    /// Reads [`Sandbox::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sandbox| sandbox.name() == name)
+    }
+}
+
+impl std::fmt::Display for Sandbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A file or directory of the host that a lease needs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+pub struct HostPath {
+    /// Absolute; workers see it at the same place.
+    pub path: String,
+    /// Whether they may change it.
+    #[serde(default)]
+    pub writable: bool,
+}
+
 /// `POST /v1/leases`, and `lease` on a node's control connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LeaseRequest {
@@ -58,9 +112,15 @@ pub struct LeaseRequest {
     pub hot_for_ms: u32,
     /// What the workers run.
     pub runtime: Runtime,
-    /// `process`, the only level of this version.
-    #[serde(default = "process")]
-    pub sandbox: String,
+    /// How isolated the workers are; when absent, what the site has as its default.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
+    /// Whether isolated workers share the host's network instead of having none, as far as the site allows.
+    #[serde(default)]
+    pub network: bool,
+    /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
+    #[serde(default)]
+    pub files: Vec<HostPath>,
     /// Ed25519 key whose holder may use the lease.
     pub holder: PublicKey,
     /// Milliseconds after which a lease with no open channel is released, once it had one; 0 for never.
@@ -76,9 +136,6 @@ fn one() -> u16 {
 }
 fn for_ever() -> u32 {
     u32::MAX
-}
-fn process() -> String {
-    "process".into()
 }
 fn idle_release() -> u64 {
     10_000
@@ -97,6 +154,8 @@ pub struct Grant {
     pub workers: u16,
     /// What `auto` became, or what was asked.
     pub mode: Mode,
+    /// How isolated the workers are.
+    pub sandbox: Sandbox,
     /// Memory granted, in bytes.
     pub memory_bytes: u64,
     /// Length in milliseconds.
@@ -165,6 +224,8 @@ pub struct LeaseStatus {
     pub workers: u16,
     /// Polling or sleeping.
     pub mode: Mode,
+    /// How isolated its workers are.
+    pub sandbox: Sandbox,
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// When it was granted, milliseconds since the Unix epoch.
@@ -243,6 +304,13 @@ pub enum NodeMessage {
         lease: LeaseId,
         /// `released`, `expired`, `revoked` or `lost`.
         state: String,
+    },
+    /// A worker of a lease asked for something that no honest function does, and was refused.
+    Incident {
+        /// Which lease.
+        lease: LeaseId,
+        /// What it asked for.
+        what: String,
     },
     /// A lease was used for the first time.
     LeaseActive {
@@ -350,6 +418,15 @@ pub enum Event {
         node: NodeId,
         /// As in [`LeaseStatus::state`].
         state: String,
+    },
+    /// A worker asked for something that no honest function does, and was refused.
+    Incident {
+        /// Its lease.
+        lease: LeaseId,
+        /// Where.
+        node: NodeId,
+        /// What it asked for.
+        what: String,
     },
 }
 

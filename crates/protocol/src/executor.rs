@@ -33,6 +33,10 @@ pub enum ToExecutor {
         code_dir: String,
         /// Most bytes that one output may have.
         max_output_bytes: u64,
+        /// Whether the executor puts its workers on their cores; an isolated one may not, and its node does.
+        pins: bool,
+        /// Most memory that one worker may map, where nothing bounds all of them together; 0 for no limit.
+        worker_memory_bytes: u64,
     },
     /// Serve a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls).
     Attach {
@@ -71,13 +75,13 @@ pub enum FromExecutor {
         /// What it runs: `native`, or `python 3.11.7 cloudpickle 3.1.0`.
         runtime: String,
     },
-    /// A worker was forked, at first or again.
+    /// A worker was forked, at first or again. Descriptor: its pidfd.
     WorkerStarted {
         /// Which.
         worker: WorkerIndex,
         /// Its incarnation.
         incarnation: Incarnation,
-        /// Its process id.
+        /// Its process id, as the executor counts.
         pid: u32,
     },
     /// A worker ended by itself (`signal` 0) or by a signal.

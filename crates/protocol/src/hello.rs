@@ -56,7 +56,7 @@ pub struct Token {
     pub version: U16,
     /// One of [`kind`].
     pub kind: u8,
-    /// Sandbox level: 0 process.
+    /// [`crate::api::Sandbox::number`].
     pub sandbox: u8,
     /// Workers of the lease.
     pub workers: U16,

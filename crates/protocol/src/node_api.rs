@@ -27,12 +27,12 @@ pub enum Request {
     },
     /// The lease is no longer needed.
     Release,
-    /// Whether the node has this code.
+    /// Whether the node has this code. If so, the workers of this lease may load it from now on.
     HasCode {
         /// SHA-256 of it.
         hash: CodeHash,
     },
-    /// `length` raw bytes follow this frame; the node keeps them under their hash.
+    /// `length` raw bytes follow this frame; the node keeps them under their hash, and the workers of this lease may load them.
     PutCode {
         /// SHA-256 of them.
         hash: CodeHash,
@@ -119,6 +119,8 @@ pub enum End {
     ClientGone,
     /// The client broke the protocol.
     Violation,
+    /// The lease's memory was used up.
+    OutOfMemory,
 }
 
 impl End {
@@ -135,6 +137,7 @@ impl End {
             Self::Revoked => (8, 0),
             Self::ClientGone => (9, 0),
             Self::Violation => (10, 0),
+            Self::OutOfMemory => (11, 0),
         };
         kind << 16 | detail
     }
@@ -153,6 +156,7 @@ impl End {
             8 => Self::Revoked,
             9 => Self::ClientGone,
             10 => Self::Violation,
+            11 => Self::OutOfMemory,
             _ => Self::ExecutorDied,
         })
     }

@@ -1,25 +1,37 @@
-//! Starts processes that cannot outlive their node.
+//! Starts processes that cannot outlive their node, and that reach no more than they should.
 //!
-//! Level `process`, the only one so far: a session and process group of its own, no descriptor but its control socket at 3
-//! and its output, a death signal that follows the node, and no isolation from other processes of the same user.
+//! Every process gets a session and process group of its own, no descriptor but its control socket at 3 and its output, and
+//! a death signal that follows the node. That is all of level `process`: code that is trusted like its user.
+//!
+//! Level `isolated`, for other people's code, adds what [`Isolation`] describes: namespaces, a root directory with nothing in
+//! it but what is shown, no privilege and no way to get one, Landlock, a system call filter ([`filter`]), and limits on all of
+//! it together ([`cgroup`]). It needs user namespaces and nothing else; root is not needed, and not used where it is there.
 
+pub mod cgroup;
+pub mod filter;
+pub mod isolation;
 mod spawn;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+pub use filter::Watch;
+pub use isolation::{Isolation, Precaution};
 pub use spawn::Spawner;
 
 /// What to start.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Program {
     /// Path of the program; a bare name is looked up in `PATH`.
     pub program: PathBuf,
     /// Arguments after the program's name.
     pub arguments: Vec<OsString>,
-    /// Variables to set or, with none, to remove, in a copy of the node's own environment.
+    /// Variables to set or, with none, to remove, in a copy of the node's own environment; an isolated process gets none of
+    /// that but its language and time zone.
     pub environment: Vec<(OsString, Option<OsString>)>,
+    /// How it is kept from everything else; none for level `process`.
+    pub isolation: Option<Isolation>,
 }
 
 /// A process just started.
@@ -35,6 +47,11 @@ pub struct Child {
     pub output: OwnedFd,
     /// What it and its children write to their standard error. Does not block.
     pub errors: OwnedFd,
+    /// Where refused system calls are told; to be listened to, for whoever makes one waits. None for level `process`, and
+    /// where the kernel does not tell.
+    pub watch: Option<Watch>,
+    /// Precautions that this machine did not let it have.
+    pub skipped: Vec<Precaution>,
 }
 
 /// Why a process was not started.
@@ -57,6 +74,28 @@ pub enum SandboxError {
     /// A text with a zero byte.
     #[error("an argument or variable of `{0}` contains a zero byte; remove it")]
     ZeroByte(PathBuf),
+    /// The kernel gives no namespaces.
+    #[error(
+        "no isolated process can be started: {0}; allow user namespaces (sysctl user.max_user_namespaces, \
+         kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or lease with sandbox `process`"
+    )]
+    Namespaces(std::io::Error),
+    /// A step of isolating it failed.
+    #[error("`{program}` cannot be isolated: {step} failed: {error}")]
+    Isolation {
+        /// What.
+        program: PathBuf,
+        /// At which step.
+        step: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A path that a sandbox cannot show.
+    #[error("`{0}` cannot be shown in a sandbox: {1}")]
+    NotShown(PathBuf, &'static str),
+    /// No system call filter.
+    #[error("there is no system call filter for this machine: {0}; lease with sandbox `process`")]
+    Filter(String),
     /// The thread that starts processes is gone.
     #[error("the thread that starts processes has ended; restart the node")]
     Stopped,

@@ -13,6 +13,8 @@ use std::sync::{Mutex, PoisonError, mpsc};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::filter::{self, Filters, Watch};
+use crate::isolation::{Identity, Plan as Isolation, Precaution};
 use crate::{Child, Program, SandboxError};
 
 type Order = (Program, mpsc::SyncSender<Result<Child, SandboxError>>);
@@ -37,9 +39,10 @@ impl Spawner {
             .name("mayfly-spawner".into())
             .spawn(move || {
                 block_signals();
+                let filters = filter::compile().map_err(SandboxError::Filter);
                 for (program, reply) in inbox {
                     // Whoever ordered it may have gone; then the child's control socket closes and it ends.
-                    let _ = reply.send(start(&program));
+                    let _ = reply.send(start(&program, &filters));
                 }
             })?;
         Ok(Self {
@@ -88,10 +91,11 @@ struct Plan {
     files: [RawFd; 4],
     parent: libc::pid_t,
     no_signals: libc::sigset_t,
+    isolation: Option<Isolation>,
     error: AtomicI32,
 }
 
-fn start(program: &Program) -> Result<Child, SandboxError> {
+fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<Child, SandboxError> {
     let path = find(&program.program)?;
     let zero = |_| SandboxError::ZeroByte(program.program.clone());
     let text = |bytes: &OsStr| CString::new(bytes.as_bytes());
@@ -119,6 +123,17 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
     let clear = |fd: &dyn AsRawFd| rustix::io::fcntl_dupfd_cloexec(borrow(fd), CLEAR_OF).map_err(std::io::Error::from);
     let (null, theirs) = (clear(&null)?, clear(&theirs)?);
     let (written, complained) = (clear(&written)?, clear(&complained)?);
+    // One byte each way between an isolated process and whoever writes its identity for it.
+    let asking = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    let telling = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    let (asked, ask) = asking;
+    let (told, tell) = telling;
+    let isolation = match (&program.isolation, filters) {
+        (None, _) => None,
+        (Some(isolation), Ok(filters)) => Some(isolation.plan(&path, filters, ask.as_raw_fd(), told.as_raw_fd())?),
+        (Some(_), Err(error)) => return Err(SandboxError::Filter(error.to_string())),
+    };
+    let namespaces = program.isolation.as_ref().map_or(0, crate::Isolation::namespaces);
 
     // SAFETY: an all-zero set is what sigemptyset makes; it is emptied properly all the same.
     let no_signals = unsafe {
@@ -138,10 +153,67 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
         ],
         parent: std::process::id() as libc::pid_t,
         no_signals,
+        isolation,
         error: AtomicI32::new(0),
     };
+    let (pid, pidfd) = std::thread::scope(|scope| {
+        // This thread is held until the new process runs its program, so another one writes its identity.
+        if let Some(isolation) = &plan.isolation {
+            let identity = &isolation.identity;
+            scope.spawn(move || give_identity(identity, &asked, &tell));
+        }
+        let made = clone(&plan, namespaces);
+        // Whoever was to write an identity for a process that was not made, or died, waits no longer.
+        drop(ask);
+        made
+    })?;
+    match plan.error.load(Ordering::Acquire) {
+        0 => {
+            let skipped = plan
+                .isolation
+                .as_ref()
+                .map_or(0, |plan| plan.skipped.load(Ordering::Acquire));
+            let watch = match plan.isolation.is_some() && skipped & Precaution::Record as u32 == 0 {
+                true => Some(Watch::new(receive_listener(&ours)?)),
+                false => None,
+            };
+            Ok(Child {
+                pid,
+                pidfd,
+                control: ours,
+                output,
+                errors,
+                watch,
+                skipped: Precaution::ALL
+                    .into_iter()
+                    .filter(|precaution| skipped & *precaution as u32 != 0)
+                    .collect(),
+            })
+        }
+        error => {
+            // It has exited already; only its record is left.
+            let _ = rustix::process::waitid(
+                rustix::process::WaitId::PidFd(borrow(&pidfd)),
+                rustix::process::WaitIdOptions::EXITED,
+            );
+            let error = std::io::Error::from_raw_os_error(error);
+            Err(match &plan.isolation {
+                Some(plan) => SandboxError::Isolation {
+                    program: path,
+                    step: plan.describe(),
+                    error,
+                },
+                None => SandboxError::Exec { program: path, error },
+            })
+        }
+    }
+}
+
+/// Makes the process and waits until it runs its program or has failed.
+fn clone(plan: &Plan, namespaces: c_int) -> Result<(libc::pid_t, OwnedFd), SandboxError> {
     let mut stack = vec![0u8; STACK_BYTES];
     let mut pidfd: c_int = -1;
+    let was_dumpable = rustix::process::dumpable_behavior();
     // SAFETY: the child runs `child` on a stack of its own, which outlives it because CLONE_VFORK holds this thread until
     // the child runs its program or exits; so do the plan and everything that it points to.
     let pid = unsafe {
@@ -150,36 +222,62 @@ fn start(program: &Program) -> Result<Child, SandboxError> {
         libc::clone(
             child,
             top.cast::<c_void>(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
-            std::ptr::from_ref(&plan).cast_mut().cast::<c_void>(),
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD | namespaces,
+            std::ptr::from_ref(plan).cast_mut().cast::<c_void>(),
             std::ptr::from_mut(&mut pidfd),
         )
     };
     if pid < 0 {
-        return Err(std::io::Error::last_os_error().into());
+        let error = std::io::Error::last_os_error();
+        return Err(match namespaces {
+            0 => error.into(),
+            _ => SandboxError::Namespaces(error),
+        });
+    }
+    if let (true, Ok(was)) = (namespaces != 0, was_dumpable) {
+        // A process that changes its user makes the memory that it lives in, which was ours, secret.
+        let _ = rustix::process::set_dumpable_behavior(was);
     }
     // SAFETY: clone made this descriptor for us, and nobody else knows it.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    match plan.error.load(Ordering::Acquire) {
-        0 => Ok(Child {
-            pid,
-            pidfd,
-            control: ours,
-            output,
-            errors,
-        }),
-        error => {
-            // It has exited already; only its record is left.
-            let _ = rustix::process::waitid(
-                rustix::process::WaitId::PidFd(borrow(&pidfd)),
-                rustix::process::WaitIdOptions::EXITED,
-            );
-            Err(SandboxError::Exec {
-                program: path,
-                error: std::io::Error::from_raw_os_error(error),
-            })
-        }
+    Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// Waits for an isolated process to ask, writes down who it is, and tells it.
+fn give_identity(identity: &Identity, asked: &OwnedFd, tell: &OwnedFd) {
+    let mut pid = [0u8; 4];
+    if rustix::io::read(asked, &mut pid) != Ok(pid.len()) {
+        return;
     }
+    let process = PathBuf::from(format!("/proc/{}", i32::from_ne_bytes(pid)));
+    let write = |file: &str, text: &str| std::fs::write(process.join(file), text);
+    let written = match identity.keeps_groups {
+        true => write("setgroups", "deny"),
+        false => Ok(()),
+    }
+    .and_then(|()| write("uid_map", &identity.users))
+    .and_then(|()| write("gid_map", &identity.groups));
+    // It learns whether there is anything to go on with, and names the step if not.
+    let _ = rustix::io::write(tell, &[u8::from(written.is_ok())]);
+}
+
+/// The descriptor on which the kernel tells of refused system calls: the process sent it before it ran its program.
+fn receive_listener(control: &OwnedFd) -> Result<OwnedFd, SandboxError> {
+    let mut byte = [0u8];
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut files = rustix::net::RecvAncillaryBuffer::new(&mut room);
+    rustix::net::recvmsg(
+        control,
+        &mut [std::io::IoSliceMut::new(&mut byte)],
+        &mut files,
+        rustix::net::RecvFlags::CMSG_CLOEXEC,
+    )
+    .map_err(std::io::Error::from)?;
+    let mut received = files.drain().filter_map(|message| match message {
+        rustix::net::RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let missing = || std::io::Error::other("a sandbox kept its record to itself");
+    received.next().ok_or_else(|| missing().into())
 }
 
 /// Runs in the child, in the node's memory: system calls only, no allocation, no lock.
@@ -192,12 +290,19 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
             plan.error.store(*libc::__errno_location(), Ordering::Release);
             libc::_exit(127)
         };
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            fail();
-        }
-        // The node may have died before the death signal was set.
-        if libc::getppid() != plan.parent {
-            libc::_exit(127);
+        if let Some(isolation) = &plan.isolation {
+            // A node that died before the death signal was set is noticed by its end of the control socket.
+            if !isolation.enter() {
+                fail();
+            }
+        } else {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                fail();
+            }
+            // The node may have died before the death signal was set.
+            if libc::getppid() != plan.parent {
+                libc::_exit(127);
+            }
         }
         if libc::setsid() < 0 {
             fail();
@@ -212,6 +317,11 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
         libc::syscall(libc::SYS_close_range, 4, libc::c_uint::MAX, 0);
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         libc::sigprocmask(libc::SIG_SETMASK, &plan.no_signals, std::ptr::null_mut());
+        if let Some(isolation) = &plan.isolation
+            && !isolation.confine(3)
+        {
+            fail();
+        }
         libc::execve(
             plan.program.as_ptr(),
             plan.arguments.as_ptr(),
@@ -235,10 +345,29 @@ fn pointers(texts: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
+/// What an isolated process learns of the node's environment: its language and time.
+const HARMLESS: [&str; 4] = ["LANG", "LC_ALL", "LC_CTYPE", "TZ"];
+/// What it finds instead of the rest.
+const ISOLATED: [(&str, &str); 4] = [
+    ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    ("HOME", "/tmp"),
+    ("TMPDIR", "/tmp"),
+    ("USER", "worker"),
+];
+
 /// The node's environment without what is about the node itself, changed as wanted.
 fn environment(program: &Program) -> Vec<Vec<u8>> {
+    let isolated = program.isolation.is_some();
     let changed = |name: &OsStr| program.environment.iter().any(|(changed, _)| changed == name);
-    let kept = std::env::vars_os().filter(|(name, _)| !name.as_bytes().starts_with(b"MAYFLY_") && !changed(name));
+    let kept = std::env::vars_os().filter(|(name, _)| {
+        let allowed = !isolated || HARMLESS.iter().any(|harmless| name == harmless);
+        allowed && !name.as_bytes().starts_with(b"MAYFLY_") && !changed(name)
+    });
+    let fixed = ISOLATED
+        .iter()
+        .filter(|_| isolated)
+        .map(|(name, value)| (name.into(), value.into()));
+    let kept = kept.chain(fixed);
     let set = program
         .environment
         .iter()

@@ -13,6 +13,7 @@ fn sh(script: &str) -> Program {
         program: "sh".into(),
         arguments: vec!["-c".into(), script.into()],
         environment: vec![("MAYFLY_TEST".into(), Some("set".into())), ("HOME".into(), None)],
+        isolation: None,
     }
 }
 
@@ -80,6 +81,7 @@ fn what_cannot_be_started_is_named_and_leaves_no_process() {
             program: program.into(),
             arguments: Vec::new(),
             environment: Vec::new(),
+            isolation: None,
         };
         spawner.spawn(program).unwrap_err()
     };

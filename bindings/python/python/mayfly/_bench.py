@@ -68,6 +68,7 @@ def invoke(options: argparse.Namespace) -> dict[str, Any]:
     with (
         mayfly.Client._own() as client,
         client.lease(
+            sandbox=options.sandbox,
             workers=options.workers,
             mode=options.mode,
             transport=options.transport,
@@ -124,6 +125,7 @@ def main() -> None:
     command.add_argument("--workers", type=int, default=1)
     command.add_argument("--calls", type=int, default=0)
     command.add_argument("--items", type=int, default=0)
+    command.add_argument("--sandbox", default="process", choices=["process", "isolated"])
     commands.add_parser("describe", help="a function as it travels").set_defaults(run=describe)
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -130,6 +131,10 @@ class Client:
         transport: Literal["auto", "shm", "tcp", "tls"] = "auto",
         idle_release: float = 10.0,
         node: str | None = None,
+        sandbox: Literal["process", "isolated"] | None = None,
+        readable: Iterable[str | os.PathLike[str]] = (),
+        writable: Iterable[str | os.PathLike[str]] = (),
+        network: bool = False,
         slots: int = SLOTS,
         stride: int = STRIDE,
         bulk: int = BULK,
@@ -152,6 +157,11 @@ class Client:
             idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
                 it lasts.
             node: id of the node to lease from.
+            sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what is
+                named here and have no privilege, no network and bounded memory. None for the site's default.
+            readable: files and directories of the host that isolated workers may read, as far as the site allows.
+            writable: those that they may change too.
+            network: whether isolated workers share the host's network, as far as the site allows.
             slots: outstanding calls of one worker; a power of two.
             stride: bytes of a slot; smaller arguments and results travel in it.
             bulk: bytes of address space for larger ones, each way and worker.
@@ -171,6 +181,12 @@ class Client:
             runtime=json.dumps(globals()["runtime"]()) if runtime == "python" else "",
             idle_release=idle_release,
             node=node,
+            sandbox=sandbox,
+            network=network,
+            files=[
+                *((os.path.abspath(path), False) for path in readable),
+                *((os.path.abspath(path), True) for path in writable),
+            ],
         )
         pool = native.pool(
             transport=transport, slots=slots, stride=stride, bulk=bulk, spin=spin, depth=depth, retries=retries

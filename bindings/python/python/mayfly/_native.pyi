@@ -45,6 +45,9 @@ class Client:
         runtime: str,
         idle_release: float,
         node: str | None,
+        sandbox: str | None,
+        network: bool,
+        files: list[tuple[str, bool]],
     ) -> Lease: ...
     def get(self, path: str) -> str: ...
 

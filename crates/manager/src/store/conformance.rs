@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mayfly_lease::State;
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use super::*;
@@ -37,6 +37,7 @@ fn record() -> LeaseRecord {
         workers: 2,
         cores_per_worker: 1,
         mode: Mode::Hot,
+        sandbox: Sandbox::Isolated,
         memory_bytes: 1 << 28,
         duration_ms: 60_000,
         granted_at_ms: 1_000,

@@ -13,7 +13,7 @@ mod conformance;
 use std::time::Duration;
 
 use mayfly_lease::State;
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::oneshot;
@@ -74,6 +74,8 @@ pub struct LeaseRecord {
     pub cores_per_worker: u16,
     /// Hot or warm.
     pub mode: Mode,
+    /// How isolated its workers are.
+    pub sandbox: Sandbox,
     /// Memory of all of it.
     pub memory_bytes: u64,
     /// Length from first use or last renewal.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mayfly_lease::State;
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Usage};
+use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::{Bearer, Change, LeaseRecord, NodeRecord, Pending, Role, Snapshot, Store, StoreError};
 
 /// Version of the tables below, in the file's `user_version`.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 /// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
 const GROUP: usize = 1_024;
 
@@ -33,14 +33,19 @@ CREATE TABLE leases (
     duration_ms INTEGER NOT NULL, granted_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL,
     ended_at_ms INTEGER NOT NULL DEFAULT 0,
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
-    allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0
+    allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
+    sandbox INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE TABLE bearers (
     hash BLOB PRIMARY KEY, role TEXT NOT NULL, tenant BLOB NOT NULL, node BLOB, expires_at_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 ";
+
+/// What brings tables of an earlier version to the next one, from the first.
+const UPGRADES: [&str; 1] =
+    ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;"];
 
 /// One write of a group.
 trait Job: Send {
@@ -108,6 +113,13 @@ impl SqliteStore {
                 .execute_batch(&format!("BEGIN; {TABLES} COMMIT;"))
                 .map_err(|e| failed(&e))?,
             SCHEMA => {}
+            older @ 1..SCHEMA => {
+                for upgrade in &UPGRADES[older as usize - 1..] {
+                    connection
+                        .execute_batch(&format!("BEGIN; {upgrade} COMMIT;"))
+                        .map_err(|e| failed(&e))?;
+                }
+            }
             found => return Err(StoreError::Schema { found, known: SCHEMA }),
         }
         let (commands, queue) = channel();
@@ -320,7 +332,8 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
         Change::Offered(record) => transaction
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
-                 duration_ms, granted_at_ms, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+                 duration_ms, granted_at_ms, expires_at_ms, sandbox)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -335,7 +348,8 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
                 signed(record.memory_bytes),
                 signed(record.duration_ms),
                 signed(record.granted_at_ms),
-                signed(record.expires_at_ms)
+                signed(record.expires_at_ms),
+                record.sandbox.number()
             ])?,
         Change::Taken { lease, mode } => transaction
             .prepare_cached(&format!("UPDATE leases SET hot = ?2 WHERE id = ?1 AND {LIVE}"))?
@@ -399,7 +413,7 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
     let leases = connection
         .prepare(
             "SELECT id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
-             granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures
+             granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox
              FROM leases WHERE ended_at_ms = 0 OR ended_at_ms >= ?1",
         )?
         .query_map([signed(ended_after_ms)], lease_of)?
@@ -445,6 +459,8 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             calls: unsigned(row, 16)?,
             failures: unsigned(row, 17)?,
         },
+        // A level that an earlier release does not know is taken for the strictest, which opens nothing.
+        sandbox: Sandbox::from_number(row.get(18)?).unwrap_or(Sandbox::Isolated),
     })
 }
 

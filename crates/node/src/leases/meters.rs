@@ -97,6 +97,7 @@ impl Run {
             lease: self.id(),
             tenant: self.granted.tenant,
             mode: self.granted.reservation.mode,
+            sandbox: self.sandbox(),
             workers: self.granted.reservation.workers,
             cores: self.granted.reservation.cores.clone(),
             memory_bytes: self.granted.reservation.memory_bytes,

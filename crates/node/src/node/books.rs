@@ -4,6 +4,8 @@ use super::*;
 
 /// Ended leases and the fates of their calls are remembered at least this long.
 const REMEMBER_MS: u64 = 60_000;
+/// Incidents that wait for the manager.
+const MOST_INCIDENTS: usize = 1024;
 
 impl Node {
     /// The lease that a token names, while it lives.
@@ -59,7 +61,7 @@ impl Node {
                 "the node is shutting down; lease elsewhere",
             ));
         }
-        let kind = runtimes::kind(&request.runtime, &self.options.pythons)?;
+        let kind = policy::kind(&request, &self.options)?;
         let life = Lease::grant(
             Terms {
                 duration_ms: request.duration_ms,
@@ -148,6 +150,22 @@ impl Node {
         books.ended.insert(run.id(), ended);
         drop(books);
         self.repin();
+        self.news.notify_one();
+    }
+
+    /// A worker asked for something that no honest function does.
+    pub(crate) fn incident(&self, run: &Run, what: String) {
+        tracing::warn!(lease = %run.id(), tenant = %run.granted.tenant, what, "a worker was refused something hostile");
+        if run.granted.epoch == 0 {
+            return;
+        }
+        let mut incidents = self.incidents.lock().unwrap_or_else(PoisonError::into_inner);
+        // A manager that is away for long hears of the latest.
+        if incidents.len() == MOST_INCIDENTS {
+            incidents.pop_front();
+        }
+        incidents.push_back((run.id(), what));
+        drop(incidents);
         self.news.notify_one();
     }
 

@@ -1,0 +1,126 @@
+//! What stands around isolated executors: a directory and a control group for each.
+
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use mayfly_protocol::ids::CodeHash;
+use mayfly_sandbox::cgroup::{Group, Hierarchies, Limits};
+use mayfly_sandbox::{Isolation, isolation};
+
+use crate::executors::Opening;
+
+/// Makes enclosures.
+#[derive(Debug)]
+pub struct Enclosures {
+    dir: PathBuf,
+    name: String,
+    scratch_bytes: u64,
+    next: AtomicU32,
+    hierarchies: OnceLock<Hierarchies>,
+}
+
+impl Enclosures {
+    /// `name` is the node's own among all of this host. What an earlier life of the node left in `dir` goes.
+    pub fn new(dir: PathBuf, name: String, scratch_bytes: u64) -> std::io::Result<Self> {
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::fs::DirBuilder::new().mode(0o755).create(&dir)?;
+        std::fs::write(dir.join("passwd"), isolation::passwd())?;
+        std::fs::set_permissions(dir.join("passwd"), std::fs::Permissions::from_mode(0o644))?;
+        std::fs::create_dir(dir.join("stage"))?;
+        Ok(Self {
+            dir,
+            name,
+            scratch_bytes,
+            next: AtomicU32::new(0),
+            hierarchies: OnceLock::new(),
+        })
+    }
+
+    /// Made when the first enclosure is, for many a node never needs one.
+    fn hierarchies(&self) -> &Hierarchies {
+        self.hierarchies.get_or_init(|| {
+            let hierarchies = Hierarchies::make(&self.name);
+            for controller in hierarchies.missing() {
+                tracing::warn!(
+                    controller = controller.name(),
+                    "this node may not use a control group controller; limits of single processes take its place"
+                );
+            }
+            hierarchies
+        })
+    }
+
+    /// An enclosure, and how its executor is to be isolated.
+    pub fn make(&self, opening: &Opening) -> std::io::Result<(Enclosure, Isolation)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
+        let code = self.dir.join(format!("code-{number}"));
+        std::fs::DirBuilder::new().mode(0o755).create(&code)?;
+        let isolation = Isolation {
+            stage: self.dir.join("stage"),
+            code: code.clone(),
+            passwd: self.dir.join("passwd"),
+            shown: opening.shown.clone(),
+            network: opening.network,
+            scratch_bytes: self.scratch_bytes,
+            number,
+            group: Some(group.clone()),
+        };
+        let bounds_memory = !self
+            .hierarchies()
+            .missing()
+            .contains(&mayfly_sandbox::cgroup::Controller::Memory);
+        let enclosure = Enclosure {
+            group,
+            code,
+            bounds_memory,
+        };
+        Ok((enclosure, isolation))
+    }
+}
+
+/// What stands around one executor. Dropping it ends whatever is left inside.
+#[derive(Debug)]
+pub struct Enclosure {
+    group: Arc<Group>,
+    code: PathBuf,
+    /// Whether the memory of all its processes together can be limited.
+    pub bounds_memory: bool,
+}
+
+impl Enclosure {
+    /// Limits it to what its lease has.
+    pub fn limit(&self, limits: &Limits) -> std::io::Result<()> {
+        self.group.limit(limits)
+    }
+
+    /// How many of its processes were ended because its memory was used up.
+    pub fn memory_kills(&self) -> u64 {
+        self.group.memory_kills()
+    }
+
+    /// The host's directory that it has at [`isolation::CODE_DIR`].
+    pub fn code_dir(&self) -> &Path {
+        &self.code
+    }
+}
+
+/// Lets an enclosure's workers load a piece of code that the node has.
+pub fn show_code(kept: &Path, enclosure: &Path, hash: &CodeHash) -> std::io::Result<()> {
+    let name = hash.to_string();
+    match std::fs::hard_link(kept.join(&name), enclosure.join(&name)) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for Enclosure {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.code);
+    }
+}

@@ -1,0 +1,237 @@
+//! What this node's owner lets leases have: how isolated they must be, and what of the host they may see.
+
+use std::path::{Component, Path, PathBuf};
+
+use mayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::isolation::Shown;
+
+use crate::Options;
+use crate::executors::{Kind, Language, Opening};
+use crate::runtimes;
+
+/// What a lease gets for its request.
+pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> {
+    let sandbox = level(request.sandbox, options)?;
+    if sandbox == Sandbox::Process {
+        return match request.files.is_empty() && !request.network {
+            true => Ok(Kind {
+                language: runtimes::language(&request.runtime, &options.pythons, |_| true)?,
+                opening: None,
+            }),
+            false => Err(Failure::new(
+                Code::InvalidRequest,
+                "files and network are for isolated leases; in sandbox `process` workers have all that the node's user has",
+            )),
+        };
+    }
+    let readable = |path: &Path| granted(path, &options.readable).is_ok();
+    let mut language = runtimes::language(&request.runtime, &options.pythons, readable)?;
+    if let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime) {
+        // What the client's interpreter imports from, as far as it may be seen here.
+        *path = wanted
+            .iter()
+            .filter(|path| readable(Path::new(path)))
+            .cloned()
+            .collect();
+    }
+    if request.network && !options.share_network {
+        return Err(refused(
+            "the lease asks for the host's network, which this node shares with no isolated worker",
+        ));
+    }
+    let mut shown = Vec::new();
+    for file in &request.files {
+        let allowed = if file.writable {
+            &options.writable
+        } else {
+            &options.readable
+        };
+        let what = if file.writable { "writable" } else { "readable" };
+        let from = granted(Path::new(&file.path), allowed)
+            .map_err(|why| refused(&format!("the lease asks for `{}` to be {what}: {why}", file.path)))?;
+        shown.push(Shown {
+            path: file.path.clone().into(),
+            from,
+            writable: file.writable,
+        });
+    }
+    shown.extend(needed_by(&language));
+    Ok(Kind {
+        language,
+        opening: Some(Opening {
+            shown,
+            network: request.network,
+        }),
+    })
+}
+
+/// What executors of a language are parked for leases that ask for nothing.
+pub fn usual(language: Language, options: &Options) -> Kind {
+    let isolated = options.sandboxes.first() == Some(&Sandbox::Isolated);
+    Kind {
+        opening: isolated.then(|| Opening {
+            shown: needed_by(&language),
+            network: false,
+        }),
+        language,
+    }
+}
+
+fn refused(text: &str) -> Failure {
+    Failure::new(
+        Code::InvalidRequest,
+        format!("{text}; ask for less, or the node's operator to allow it (see `mayfly node --help`)"),
+    )
+}
+
+fn level(asked: Option<Sandbox>, options: &Options) -> Result<Sandbox, Failure> {
+    let allowed = || {
+        options
+            .sandboxes
+            .iter()
+            .map(|sandbox| sandbox.name())
+            .collect::<Vec<_>>()
+            .join(" or ")
+    };
+    match asked {
+        Some(asked) if !options.sandboxes.contains(&asked) => Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "the lease asks for sandbox `{asked}` and this node allows `{}` only; ask for that",
+                allowed()
+            ),
+        )),
+        Some(asked) => Ok(asked),
+        None => options.sandboxes.first().copied().ok_or_else(|| {
+            Failure::new(
+                Code::InvalidRequest,
+                "this node allows no sandbox at all; start it with --sandbox isolated",
+            )
+        }),
+    }
+}
+
+/// Where a path really leads, if that lies beneath one that the node's owner named.
+fn granted(path: &Path, allowed: &[PathBuf]) -> Result<PathBuf, String> {
+    let is_plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
+    if !is_plain {
+        return Err("a host path is absolute and has no `..`".into());
+    }
+    let real = path.canonicalize().map_err(|error| error.to_string())?;
+    match allowed.iter().any(|allowed| real.starts_with(allowed)) {
+        true => Ok(real),
+        false => Err("this node does not show it".into()),
+    }
+}
+
+/// Directories without which an interpreter does not run. The node's owner named it, or lets everybody read it.
+fn needed_by(language: &Language) -> Vec<Shown> {
+    let Language::Python { executable, path } = language else {
+        return Vec::new();
+    };
+    let prefix = |executable: &Path| executable.parent().and_then(Path::parent).map(Path::to_path_buf);
+    let real = executable.canonicalize().ok();
+    let prefixes = [prefix(executable), real.as_deref().and_then(prefix)];
+    let mut needed: Vec<PathBuf> = prefixes.into_iter().flatten().collect();
+    needed.extend(path.iter().map(PathBuf::from));
+    // An interpreter directly in /bin has the whole machine as its prefix; /usr is shown anyway.
+    needed.retain(|path| path.parent().is_some() && !path.starts_with("/usr"));
+    let shown = needed.into_iter().filter_map(|path| {
+        Some(Shown {
+            from: path.canonicalize().ok()?,
+            path,
+            writable: false,
+        })
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mayfly_protocol::api::{HostPath, Mode};
+    use mayfly_protocol::ids::PublicKey;
+
+    fn request(sandbox: Option<Sandbox>) -> LeaseRequest {
+        LeaseRequest {
+            workers: 1,
+            cores_per_worker: 1,
+            memory_bytes: 0,
+            duration_ms: 1000,
+            mode: Mode::Warm,
+            hot_for_ms: 0,
+            runtime: Runtime::Native,
+            sandbox,
+            network: false,
+            files: Vec::new(),
+            holder: PublicKey([0; 32]),
+            idle_release_ms: 0,
+            node: None,
+        }
+    }
+
+    fn options(sandboxes: &[Sandbox]) -> Options {
+        let mut options = Options::new("/nowhere");
+        options.sandboxes = sandboxes.to_vec();
+        options
+    }
+
+    fn file(path: &Path, writable: bool) -> HostPath {
+        HostPath {
+            path: path.display().to_string(),
+            writable,
+        }
+    }
+
+    #[test]
+    fn a_lease_gets_the_level_that_it_names_or_the_first_of_the_nodes() {
+        let isolated_first = options(&[Sandbox::Isolated, Sandbox::Process]);
+        assert!(kind(&request(None), &isolated_first).unwrap().opening.is_some());
+        let process = request(Some(Sandbox::Process));
+        assert!(kind(&process, &isolated_first).unwrap().opening.is_none());
+        let failure = kind(&process, &options(&[Sandbox::Isolated])).unwrap_err();
+        assert!(failure.message.contains("`process`") && failure.message.contains("`isolated`"));
+    }
+
+    #[test]
+    fn files_are_shown_only_beneath_what_the_owner_named_wherever_links_lead() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (open, closed) = (root.join("open"), root.join("closed"));
+        std::fs::create_dir(&open).unwrap();
+        std::fs::create_dir(&closed).unwrap();
+        std::os::unix::fs::symlink(&closed, open.join("link")).unwrap();
+        let mut options = options(&[Sandbox::Isolated]);
+        options.readable = vec![open.clone()];
+        let ask = |files| LeaseRequest { files, ..request(None) };
+        let shown = kind(&ask(vec![file(&open, false)]), &options)
+            .unwrap()
+            .opening
+            .unwrap()
+            .shown;
+        assert_eq!(shown[0].path, open);
+        for refused in [
+            file(&closed, false),
+            file(&open.join("link"), false),
+            file(&open.join("../closed"), false),
+            file(&open, true),
+            file(Path::new("open"), false),
+        ] {
+            let failure = kind(&ask(vec![refused.clone()]), &options).unwrap_err();
+            assert!(failure.message.contains(&refused.path), "{failure}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_network_is_shared_only_where_the_owner_says_so() {
+        let asking = LeaseRequest {
+            network: true,
+            ..request(None)
+        };
+        let mut options = options(&[Sandbox::Isolated]);
+        assert!(kind(&asking, &options).unwrap_err().message.contains("network"));
+        options.share_network = true;
+        assert!(kind(&asking, &options).unwrap().opening.unwrap().network);
+    }
+}

@@ -1,0 +1,382 @@
+//! Limits on everything in a sandbox together, by control groups: version 1 or 2, whichever holds the controllers.
+//!
+//! A node makes one group for itself beneath the one that it was started in, and one beneath that for each sandbox. A
+//! controller that it may not use is missing, and named as such; what a sandbox can still be bounded by then is the limits of
+//! single processes.
+
+use std::fs::File;
+use std::io::{Error, Result, Write};
+use std::path::{Path, PathBuf};
+
+/// Period over which processor time is counted.
+const PERIOD_US: u64 = 100_000;
+/// Groups whose last process is dying are not empty yet; within this many tries they are.
+const REMOVE_TRIES: u32 = 200;
+
+/// What a sandbox may use as a whole. 0 means no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Cores' worth of processor time, in thousandths.
+    pub milli_cores: u64,
+    /// Memory in bytes, with what is in its temporary files.
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub tasks: u32,
+}
+
+/// The controllers that bound a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Controller {
+    /// Processor time.
+    Cpu,
+    /// Memory.
+    Memory,
+    /// Processes.
+    Pids,
+}
+
+const CONTROLLERS: [Controller; 3] = [Controller::Cpu, Controller::Memory, Controller::Pids];
+
+impl Controller {
+    /// As the kernel calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+        }
+    }
+}
+
+/// The node's own group in each hierarchy that it may use. Dropping it removes them.
+#[derive(Debug)]
+pub struct Hierarchies {
+    bases: Vec<Base>,
+}
+
+#[derive(Debug)]
+struct Base {
+    path: PathBuf,
+    controllers: Vec<Controller>,
+    unified: bool,
+}
+
+impl Hierarchies {
+    /// Makes the node's groups, named after it, and ends what a node of that name left in them.
+    pub fn make(name: &str) -> Self {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut bases: Vec<Base> = Vec::new();
+        for place in places(&mounts, &own) {
+            let mut controllers = place.controllers;
+            controllers.retain(|controller| bases.iter().all(|base| !base.controllers.contains(controller)));
+            if controllers.is_empty() {
+                continue;
+            }
+            let path = place.path.join(format!("mayfly-{name}"));
+            remove_tree(&path);
+            let made = if place.unified {
+                make_unified(&place.path, &path, &mut controllers)
+            } else {
+                std::fs::create_dir(&path)
+            };
+            match made {
+                Ok(()) if !controllers.is_empty() => bases.push(Base {
+                    path,
+                    controllers,
+                    unified: place.unified,
+                }),
+                _ => remove_tree(&path),
+            }
+        }
+        Self { bases }
+    }
+
+    /// Controllers that this node may not use.
+    pub fn missing(&self) -> Vec<Controller> {
+        let has = |controller: &Controller| self.bases.iter().any(|base| base.controllers.contains(controller));
+        CONTROLLERS.into_iter().filter(|controller| !has(controller)).collect()
+    }
+
+    /// A new group for one sandbox.
+    pub fn group(&self, name: &str) -> Result<Group> {
+        let mut group = Group { parts: Vec::new() };
+        for base in &self.bases {
+            let path = base.path.join(name);
+            std::fs::create_dir(&path)?;
+            group.parts.push(Base {
+                path,
+                controllers: base.controllers.clone(),
+                unified: base.unified,
+            });
+        }
+        Ok(group)
+    }
+}
+
+impl Drop for Hierarchies {
+    fn drop(&mut self) {
+        for base in &self.bases {
+            remove_tree(&base.path);
+        }
+    }
+}
+
+/// The groups of one sandbox. Dropping it ends whatever is left in them and removes them.
+#[derive(Debug)]
+pub struct Group {
+    parts: Vec<Base>,
+}
+
+impl Group {
+    /// Files into which a process writes "0" to join.
+    pub(crate) fn doors(&self) -> Result<Vec<File>> {
+        let open = |part: &Base| File::options().write(true).open(part.path.join("cgroup.procs"));
+        self.parts.iter().map(open).collect()
+    }
+
+    /// Sets its limits.
+    pub fn limit(&self, limits: &Limits) -> Result<()> {
+        for part in &self.parts {
+            for controller in &part.controllers {
+                for (file, text) in settings(*controller, part.unified, limits) {
+                    match write(&part.path.join(file), &text) {
+                        // Kernels without swap accounting have no limit on it.
+                        Err(error) if file.contains("sw") && error.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(error) if file.contains("sw") && error.kind() == std::io::ErrorKind::PermissionDenied => {}
+                        result => result.map_err(|error| {
+                            Error::new(error.kind(), format!("{}: {error}", part.path.join(file).display()))
+                        })?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of its processes the kernel has ended because its memory was used up.
+    pub fn memory_kills(&self) -> u64 {
+        let Some(part) = self
+            .parts
+            .iter()
+            .find(|part| part.controllers.contains(&Controller::Memory))
+        else {
+            return 0;
+        };
+        let file = if part.unified {
+            "memory.events"
+        } else {
+            "memory.oom_control"
+        };
+        let text = std::fs::read_to_string(part.path.join(file)).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for part in &self.parts {
+            remove_tree(&part.path);
+        }
+    }
+}
+
+/// What is written where.
+fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'static str, String)> {
+    let most = |value: u64, none: &str| {
+        if value == 0 {
+            none.to_string()
+        } else {
+            value.to_string()
+        }
+    };
+    let quota_us = limits.milli_cores * PERIOD_US / 1000;
+    match (controller, unified) {
+        (Controller::Cpu, true) => vec![("cpu.max", format!("{} {PERIOD_US}", most(quota_us, "max")))],
+        (Controller::Cpu, false) => vec![
+            ("cpu.cfs_period_us", PERIOD_US.to_string()),
+            ("cpu.cfs_quota_us", most(quota_us, "-1")),
+        ],
+        (Controller::Memory, true) => vec![
+            ("memory.max", most(limits.memory_bytes, "max")),
+            ("memory.swap.max", "0".into()),
+        ],
+        (Controller::Memory, false) => vec![
+            ("memory.limit_in_bytes", most(limits.memory_bytes, "-1")),
+            ("memory.memsw.limit_in_bytes", most(limits.memory_bytes, "-1")),
+        ],
+        (Controller::Pids, _) => vec![("pids.max", most(u64::from(limits.tasks), "max"))],
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    File::options().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Version 2 lets no group with processes of its own hand out controllers: the node moves into a group beside its sandboxes.
+/// That works where nobody else is in the group that it was started in, as under a service manager that delegates.
+fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> Result<()> {
+    std::fs::create_dir(path)?;
+    let seat = own.join("mayfly-daemons");
+    match std::fs::create_dir(&seat) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    write(&seat.join("cgroup.procs"), "0")?;
+    let hand_out = |group: &Path, controller: &Controller| {
+        write(
+            &group.join("cgroup.subtree_control"),
+            &format!("+{}", controller.name()),
+        )
+        .is_ok()
+    };
+    controllers.retain(|controller| hand_out(own, controller) && hand_out(path, controller));
+    Ok(())
+}
+
+/// Ends everything in a group and removes it with the groups below.
+fn remove_tree(path: &Path) {
+    if !path.is_dir() {
+        return;
+    }
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path());
+        }
+    }
+    for _ in 0..REMOVE_TRIES {
+        if std::fs::remove_dir(path).is_ok() || !path.is_dir() {
+            return;
+        }
+        let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        for pid in text
+            .lines()
+            .filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?))
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// A place where groups could be made.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    path: PathBuf,
+    controllers: Vec<Controller>,
+    unified: bool,
+}
+
+/// Where this process's groups are mounted, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn places(mounts: &str, own: &str) -> Vec<Place> {
+    let own_path = |wanted: &dyn Fn(&str) -> bool| {
+        own.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            wanted(controllers).then_some(path)
+        })
+    };
+    let mut places = Vec::new();
+    for line in mounts.lines() {
+        // ... root mount-point options ... - type source super-options
+        let Some((head, tail)) = line.split_once(" - ") else {
+            continue;
+        };
+        let head: Vec<&str> = head.split(' ').collect();
+        let tail: Vec<&str> = tail.split(' ').collect();
+        let ([_, _, _, root, at, ..], [kind, _, options]) = (head.as_slice(), tail.as_slice()) else {
+            continue;
+        };
+        let (path, named, unified) = match *kind {
+            "cgroup2" => (own_path(&str::is_empty), None, true),
+            "cgroup" => {
+                let named: Vec<&str> = options.split(',').collect();
+                let ours = |listed: &str| listed.split(',').any(|one| !one.is_empty() && named.contains(&one));
+                (own_path(&ours), Some(named.clone()), false)
+            }
+            _ => continue,
+        };
+        let Some(path) = path else { continue };
+        let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
+        let path = Path::new(at).join(below.trim_start_matches('/'));
+        let named = named.map_or_else(
+            || {
+                let text = std::fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+                text.split_whitespace().map(str::to_string).collect()
+            },
+            |named| named.into_iter().map(str::to_string).collect::<Vec<_>>(),
+        );
+        let controllers = CONTROLLERS
+            .into_iter()
+            .filter(|controller| named.iter().any(|name| name == controller.name()))
+            .collect::<Vec<_>>();
+        if !controllers.is_empty() {
+            places.push(Place {
+                path,
+                controllers,
+                unified,
+            });
+        }
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_a_version_1_host_are_found_beneath_the_own_ones() {
+        let mounts = "\
+30 24 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+32 24 0:28 /box /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+33 24 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd";
+        let own = "9:pids:/box/inner\n4:memory:/a/b\n3:cpu,cpuacct:/\n1:name=systemd:/\n0::/\n";
+        let place = |path: &str, controller| Place {
+            path: path.into(),
+            controllers: vec![controller],
+            unified: false,
+        };
+        assert_eq!(
+            places(mounts, own),
+            [
+                place("/sys/fs/cgroup/memory/a/b", Controller::Memory),
+                place("/sys/fs/cgroup/cpu,cpuacct/", Controller::Cpu),
+                place("/sys/fs/cgroup/pids/inner", Controller::Pids),
+            ]
+        );
+    }
+
+    #[test]
+    fn nothing_is_found_where_nothing_is_mounted() {
+        assert_eq!(places("", "0::/\n"), []);
+        assert_eq!(places("nonsense - cgroup\n1 2 3 - cgroup cgroup rw,cpu", "x"), []);
+    }
+
+    #[test]
+    fn limits_are_written_as_each_version_wants_them() {
+        let limits = Limits {
+            milli_cores: 1500,
+            memory_bytes: 1 << 30,
+            tasks: 64,
+        };
+        assert_eq!(
+            settings(Controller::Cpu, true, &limits),
+            [("cpu.max", "150000 100000".to_string())]
+        );
+        assert_eq!(
+            settings(Controller::Cpu, false, &limits)[1],
+            ("cpu.cfs_quota_us", "150000".to_string())
+        );
+        assert_eq!(
+            settings(Controller::Pids, false, &Limits::default()),
+            [("pids.max", "max".to_string())]
+        );
+        assert_eq!(
+            settings(Controller::Memory, false, &Limits::default())[0],
+            ("memory.limit_in_bytes", "-1".to_string())
+        );
+    }
+}

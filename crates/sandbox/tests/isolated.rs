@@ -1,0 +1,430 @@
+//! Real processes in real sandboxes: what they see, what they are refused, what stays of them.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mayfly_sandbox::cgroup::{Hierarchies, Limits};
+use mayfly_sandbox::isolation::{CODE_DIR, Shown, passwd};
+use mayfly_sandbox::{Child, Isolation, Precaution, Program, SandboxError, Spawner};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{WaitId, WaitIdOptions};
+
+/// A directory with what a sandbox wants of its node.
+struct Place {
+    dir: tempfile::TempDir,
+    spawner: Spawner,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["stage", "code"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("passwd"), passwd()).unwrap();
+        fs::write(dir.path().join("code/abc"), "code").unwrap();
+        Self {
+            dir,
+            spawner: Spawner::new().unwrap(),
+        }
+    }
+
+    fn isolation(&self) -> Isolation {
+        Isolation {
+            stage: self.dir.path().join("stage"),
+            code: self.dir.path().join("code"),
+            passwd: self.dir.path().join("passwd"),
+            shown: Vec::new(),
+            network: false,
+            scratch_bytes: 16 << 20,
+            number: 7,
+            group: None,
+        }
+    }
+
+    fn start(&self, isolation: Isolation, program: &str, arguments: &[&str]) -> Result<Child, SandboxError> {
+        self.spawner.spawn(Program {
+            program: program.into(),
+            arguments: arguments.iter().map(Into::into).collect(),
+            environment: Vec::new(),
+            isolation: Some(isolation),
+        })
+    }
+
+    /// Runs a shell script in a sandbox to its end.
+    fn run(&self, script: &str) -> Ended {
+        self.run_in(self.isolation(), script)
+    }
+
+    fn run_in(&self, isolation: Isolation, script: &str) -> Ended {
+        Ended::of(self.start(isolation, "/bin/sh", &["-c", script]).unwrap())
+    }
+
+    /// Runs a Python program in a sandbox to its end.
+    fn python(&self, text: &str) -> Ended {
+        Ended::of(self.start(self.isolation(), "/usr/bin/python3", &["-c", text]).unwrap())
+    }
+}
+
+/// A process that ended.
+struct Ended {
+    status: Option<i32>,
+    signal: Option<i32>,
+    output: String,
+    errors: String,
+    refused: Vec<String>,
+}
+
+impl Ended {
+    fn of(mut child: Child) -> Self {
+        let mut refused = Vec::new();
+        // Whoever makes a refused call waits for the answer, so it is given until the end.
+        loop {
+            let mut waiting = vec![PollFd::new(&child.pidfd, PollFlags::IN)];
+            if let Some(watch) = &child.watch {
+                waiting.push(PollFd::new(watch, PollFlags::IN));
+            }
+            let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+            assert!(
+                rustix::event::poll(&mut waiting, Some(&limit)).unwrap() > 0,
+                "it does not end"
+            );
+            let asked = waiting.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
+            let ended = !waiting[0].revents().is_empty();
+            drop(waiting);
+            if asked {
+                match child.watch.as_mut().and_then(mayfly_sandbox::Watch::next) {
+                    Some(refusal) if refusal.is_hostile => refused.push(refusal.call),
+                    Some(_) => {}
+                    None => child.watch = None,
+                }
+            } else if ended {
+                break;
+            }
+        }
+        let status = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let status = status.unwrap().unwrap();
+        Self {
+            status: status.exit_status(),
+            signal: status.terminating_signal(),
+            output: text(child.output),
+            errors: text(child.errors),
+            refused,
+        }
+    }
+
+    fn lines(&self) -> Vec<&str> {
+        assert_eq!(self.status, Some(0), "{} {}", self.output, self.errors);
+        self.output.lines().collect()
+    }
+}
+
+fn text(pipe: OwnedFd) -> String {
+    let mut text = String::new();
+    let mut file = fs::File::from(pipe);
+    let mut chunk = [0; 4096];
+    while let Ok(length @ 1..) = file.read(&mut chunk) {
+        text.push_str(&String::from_utf8_lossy(&chunk[..length]));
+    }
+    text
+}
+
+#[test]
+fn a_sandbox_sees_programs_and_its_code_and_nothing_else_of_the_host() {
+    let place = Place::new();
+    let ended = place.run(&format!(
+        "echo /*; ls /home /root /etc/shadow /var 2>&1 | wc -l; cat {CODE_DIR}/abc; echo; id -un"
+    ));
+    let lines = ended.lines();
+    for hidden in ["/home", "/root", "/var", "/boot", "/srv", "/run"] {
+        assert!(!lines[0].split(' ').any(|name| name == hidden), "{}", lines[0]);
+    }
+    assert_eq!(lines[1..], ["4", "code", "worker"]);
+}
+
+#[test]
+fn nothing_of_the_host_can_be_changed_and_temporary_files_are_its_own() {
+    let place = Place::new();
+    let ended = place.run(&format!(
+        "for path in /usr/x /etc/x /x {CODE_DIR}/x /proc/sys/kernel/hostname; do (echo x > $path) 2>/dev/null && echo changed $path; done
+         echo mine > /tmp/file && cat /tmp/file && echo mine > /dev/shm/file && echo $HOME && ls /tmp"
+    ));
+    assert_eq!(ended.lines(), ["mine", "/tmp", "file"]);
+    assert!(!Path::new("/tmp/file").exists());
+}
+
+#[test]
+fn what_is_shown_is_there_read_only_or_writable_as_asked() {
+    let place = Place::new();
+    let data = place.dir.path().join("data");
+    fs::create_dir_all(data.join("out")).unwrap();
+    fs::write(data.join("in"), "input").unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(data.join("out"), open).unwrap();
+    let mut isolation = place.isolation();
+    let shown = |path: PathBuf, writable| Shown {
+        from: path.canonicalize().unwrap(),
+        path,
+        writable,
+    };
+    isolation.shown = vec![shown(data.join("out"), true), shown(data.clone(), false)];
+    let script = format!(
+        "cd {} && cat in && echo && (echo x > new) 2>/dev/null || echo result > out/it",
+        data.display()
+    );
+    assert_eq!(place.run_in(isolation, &script).lines(), ["input"]);
+    assert_eq!(fs::read_to_string(data.join("out/it")).unwrap(), "result\n");
+    assert!(!data.join("new").exists());
+}
+
+#[test]
+fn a_link_that_appears_after_the_node_looked_is_not_followed() {
+    let place = Place::new();
+    let (data, secret) = (place.dir.path().join("data"), place.dir.path().join("secret"));
+    fs::create_dir(&secret).unwrap();
+    std::os::unix::fs::symlink(&secret, &data).unwrap();
+    let mut isolation = place.isolation();
+    isolation.shown.push(Shown {
+        path: data.clone(),
+        from: data.clone(),
+        writable: false,
+    });
+    let error = place.start(isolation, "/bin/true", &[]).unwrap_err();
+    assert!(error.to_string().contains(&data.display().to_string()), "{error}");
+}
+
+#[test]
+fn what_cannot_be_shown_is_refused_with_its_name() {
+    let place = Place::new();
+    for path in ["/", "relative", "/usr/../etc", "/proc", "/sys/kernel", "/no/such/path"] {
+        let mut isolation = place.isolation();
+        isolation.shown.push(Shown {
+            path: path.into(),
+            from: path.into(),
+            writable: false,
+        });
+        let error = place.start(isolation, "/bin/true", &[]).unwrap_err();
+        assert!(
+            matches!(&error, SandboxError::NotShown(shown, _) if shown == Path::new(path)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_sandbox_has_no_privilege_and_sees_its_own_processes_only() {
+    let place = Place::new();
+    let ended = place.run(
+        "grep -E '^(CapEff|CapPrm|CapInh|CapAmb|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t'; ls -d /proc/[0-9]* | wc -l; hostname",
+    );
+    let lines = ended.lines();
+    for none in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(lines.contains(&format!("{none}:{:016x}", 0).as_str()), "{lines:?}");
+    }
+    assert!(
+        lines.contains(&"NoNewPrivs:1") && lines.contains(&"Seccomp:2"),
+        "{lines:?}"
+    );
+    // The shell, `ls` and `wc`.
+    assert_eq!(lines[6..], ["3", "mayfly"]);
+}
+
+#[test]
+fn a_sandbox_without_network_has_its_own_loopback_only() {
+    let place = Place::new();
+    let ended = place.python(
+        "import socket
+print([name for _, name in socket.if_nameindex()])
+server = socket.create_server(('127.0.0.1', 0))
+socket.create_connection(server.getsockname(), 5)
+print('talks to itself')
+try:
+    socket.create_connection(('192.0.2.1', 80), 5)
+except OSError as error:
+    print('and to nobody else')",
+    );
+    assert_eq!(ended.lines(), ["['lo']", "talks to itself", "and to nobody else"]);
+}
+
+#[test]
+fn hostile_system_calls_are_refused_and_recorded_by_name() {
+    let place = Place::new();
+    let ended = place.python(
+        "import ctypes, socket
+c = ctypes.CDLL(None, use_errno=True)
+print(c.ptrace(0, 0, 0, 0), c.mount(b'none', b'/tmp', b'tmpfs', 0, None), c.unshare(0x10000000))
+print(c.syscall(250, 0, 0, 0, 0))
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)
+except OSError as error:
+    print('no raw socket')
+try:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 9)
+except OSError as error:
+    print('no netlink')
+import threading
+thread = threading.Thread(target=print, args=['threads work'])
+thread.start(); thread.join()
+import subprocess
+print(subprocess.run(['/bin/echo', 'so do programs'], capture_output=True, text=True).stdout.strip())",
+    );
+    assert_eq!(
+        ended.lines(),
+        [
+            "-1 -1 -1",
+            "-1",
+            "no raw socket",
+            "no netlink",
+            "threads work",
+            "so do programs"
+        ]
+    );
+    let expected = ["ptrace", "mount", "unshare", "keyctl"];
+    assert_eq!(ended.refused[..4], expected, "{:?}", ended.refused);
+    assert_eq!(
+        ended.refused[4..],
+        ["socket of a forbidden kind", "socket of a forbidden kind"]
+    );
+}
+
+#[test]
+fn a_flood_of_refused_calls_is_recorded_up_to_a_bound_and_refused_beyond_it() {
+    let place = Place::new();
+    let ended = place.python(
+        "import ctypes
+c = ctypes.CDLL(None)
+print(sum(c.ptrace(0, 0, 0, 0) == -1 for _ in range(10000)))",
+    );
+    assert_eq!(ended.lines(), ["10000"]);
+    let recorded = ended.refused.len();
+    assert!(
+        (1..=mayfly_sandbox::filter::MOST_RECORDS as usize).contains(&recorded),
+        "{recorded}"
+    );
+}
+
+#[test]
+fn when_its_first_process_ends_nothing_of_a_sandbox_is_left() {
+    let place = Place::new();
+    let marker = format!("{}", 987_000_000 + std::process::id());
+    let ended = place.run(&format!("(setsid sleep {marker} &) ; (trap '' TERM HUP INT; exec setsid sleep {marker}) & sleep 0.05; kill -9 $$; exit 3"));
+    assert!(ended.status == Some(3) || ended.signal.is_some());
+    let alive = |entry: fs::DirEntry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&marker)
+    };
+    let left = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|_| true)
+        .map(alive)
+        .filter(|alive| *alive);
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn a_sandbox_dies_with_the_thread_that_started_it() {
+    let place = Place::new();
+    let child = place.start(place.isolation(), "/bin/sleep", &["1000"]).unwrap();
+    drop(place.spawner);
+    let mut waiting = [PollFd::new(&child.pidfd, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)), Ok(1));
+}
+
+#[test]
+fn temporary_files_are_bounded() {
+    let place = Place::new();
+    let ended = place.run("head -c 64M /dev/zero > /tmp/big 2>/dev/null || echo full; stat -c %s /tmp/big");
+    let lines = ended.lines();
+    assert_eq!(lines[0], "full");
+    assert!(lines[1].parse::<u64>().unwrap() <= 16 << 20);
+}
+
+#[test]
+fn limits_hold_on_everything_in_a_sandbox_together() {
+    let place = Place::new();
+    let hierarchies = Hierarchies::make(&format!("test-{}-limits", std::process::id()));
+    let missing = hierarchies.missing();
+    if !missing.is_empty() {
+        // Named, as a node does; there is nothing to hold then.
+        eprintln!("no control of {missing:?} on this machine");
+        return;
+    }
+    let group = Arc::new(hierarchies.group("one").unwrap());
+    group
+        .limit(&Limits {
+            milli_cores: 500,
+            memory_bytes: 64 << 20,
+            tasks: 16,
+        })
+        .unwrap();
+    let mut isolation = place.isolation();
+    isolation.group = Some(group.clone());
+    let program = "import os, sys, time
+forked = 0
+try:
+    for _ in range(100):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60); os._exit(0)
+        forked += 1
+except OSError:
+    print('forked', forked < 16)
+start, used = time.monotonic(), time.process_time()
+while time.monotonic() - start < 1.0:
+    pass
+print('half a core', (time.process_time() - used) < 0.7)
+sys.stdout.flush()
+hog = bytearray(256 << 20)
+print('had its memory')";
+    let ended = Ended::of(place.start(isolation, "/usr/bin/python3", &["-c", program]).unwrap());
+    assert_eq!(
+        ended.output.lines().collect::<Vec<_>>(),
+        ["forked True", "half a core True"]
+    );
+    assert_eq!(ended.signal, Some(9));
+    assert_eq!(group.memory_kills(), 1);
+}
+
+#[test]
+fn this_machine_gives_every_precaution() {
+    // Not a promise of the sandbox's but of the machine that tests run on: what is skipped here is tested nowhere.
+    let place = Place::new();
+    let child = place.start(place.isolation(), "/bin/true", &[]).unwrap();
+    assert_eq!(child.skipped, Vec::<Precaution>::new());
+    assert_eq!(Ended::of(child).status, Some(0));
+}
+
+#[test]
+fn root_is_not_needed() {
+    if !rustix::process::geteuid().is_root() {
+        // Then all the other tests say so.
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("tests");
+    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let done = std::process::Command::new(copy)
+        .args(["--skip", "limits_hold", "--skip", "this_machine"])
+        .current_dir("/")
+        .env_remove("RUST_BACKTRACE")
+        .uid(65_534)
+        .gid(65_534)
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let place = Place::new();
+    let error = place.start(place.isolation(), "/no/such/program", &[]).unwrap_err();
+    assert!(error.to_string().contains("/no/such/program"), "{error}");
+}

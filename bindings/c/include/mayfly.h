@@ -39,6 +39,15 @@
 // `int32_t f(mf_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
 #define MF_FORM_CHECKED 1
 
+// How isolated the workers are is for the site to say.
+#define MF_SANDBOX_SITE 0
+
+// Processes of the node's own user: for code that is trusted like its owner.
+#define MF_SANDBOX_PROCESS 1
+
+// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
+#define MF_SANDBOX_ISOLATED 2
+
 // For ever, as a time in milliseconds or microseconds.
 #define MF_FOR_EVER 4294967295
 
@@ -190,6 +199,8 @@ typedef struct mf_lease_options {
     uint32_t mode;
     // How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
     uint32_t hot_for_ms;
+    // MF_SANDBOX_SITE, MF_SANDBOX_PROCESS or MF_SANDBOX_ISOLATED.
+    uint32_t sandbox;
 } mf_lease_options;
 
 // Identity of code: the hash of its bytes.

@@ -321,14 +321,20 @@ impl Run {
         self.announce();
     }
 
-    /// The executor is gone. Answers the process groups that its workers may have left.
-    pub fn executor_gone(&self) -> Vec<u32> {
+    /// The executor is gone, perhaps because the lease's memory was used up. Answers the process groups that its workers may
+    /// have left.
+    pub fn executor_gone(&self, out_of_memory: bool) -> Vec<u32> {
         let mut inner = self.inner();
         inner.control = None;
         inner.code_dir = None;
+        let cause = if out_of_memory {
+            End::OutOfMemory
+        } else {
+            End::ExecutorDied
+        };
         let mut groups = Vec::new();
         for index in 0..inner.slots.len() {
-            let end = inner.slots[index].kill.map_or(End::ExecutorDied, |(end, _)| end);
+            let end = inner.slots[index].kill.map_or(cause, |(end, _)| end);
             groups.extend(self.worker_gone(&mut inner, index, end));
         }
         drop(inner);

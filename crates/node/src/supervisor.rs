@@ -46,14 +46,16 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
                 break;
             }
         };
-        let outcome = follow(&node, &run, &mut executor, &shared_cores).await;
+        let mut known_kills = 0;
+        let outcome = follow(&node, &run, &mut executor, &shared_cores, &mut known_kills).await;
         if let Outcome::LeaseOver = outcome {
             run.end_channels();
         }
+        let out_of_memory = memory_kills(&executor) > known_kills;
         executor.end().await;
         // An executor that was killed could not see to its workers, nor they to what they started. With an isolated one the
         // kernel has ended all of it.
-        let groups = run.executor_gone();
+        let groups = run.executor_gone(out_of_memory);
         for group in groups.into_iter().filter(|_| run.sandbox() == Sandbox::Process) {
             if let Some(group) = Pid::from_raw(group as i32) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -159,6 +161,11 @@ fn enclose(node: &Node, run: &Run, executor: &Executor) -> std::io::Result<()> {
     run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())
 }
 
+/// How many of an executor's processes were ended because the lease's memory was used up.
+fn memory_kills(executor: &Executor) -> u64 {
+    executor.enclosure.as_ref().map_or(0, Enclosure::memory_kills)
+}
+
 /// The cores of one worker.
 fn cores_of<'a>(run: &'a Run, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u16] {
     let count = usize::from(run.granted.request.cores_per_worker.max(1));
@@ -170,9 +177,8 @@ fn cores_of<'a>(run: &'a Run, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u1
         .unwrap_or(shared)
 }
 
-async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16]) -> Outcome {
+async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16], known_kills: &mut u64) -> Outcome {
     let mut words = None;
-    let mut memory_kills = 0;
     loop {
         let pace = match run.tick() {
             Tick::Again(pace) => pace,
@@ -215,9 +221,9 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             Some(FromExecutor::WorkerEnded {
                 worker, status, signal, ..
             }) => {
-                let kills = executor.enclosure.as_ref().map_or(0, Enclosure::memory_kills);
-                run.worker_ended(worker, status, signal, kills > memory_kills);
-                memory_kills = kills;
+                let kills = memory_kills(executor);
+                run.worker_ended(worker, status, signal, kills > *known_kills);
+                *known_kills = kills;
             }
             Some(FromExecutor::Detached { worker, channel }) => run.detached(worker, channel),
             Some(FromExecutor::Failed { message }) => words = Some(message),

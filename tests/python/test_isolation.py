@@ -1,0 +1,291 @@
+"""Leases of other people's code: what isolated workers can do, and what they cannot do to anybody."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import mayfly
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mayfly.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lease(client):
+    with client.lease(workers=2, mode="warm", sandbox="isolated", memory=512 << 20) as lease:
+        yield lease
+
+
+def test_isolated_workers_compute_as_others_do(lease):
+    assert lease.submit(pow, 2, 10).result() == 1024
+    assert list(lease.map(lambda x: x * x, range(1000))) == [x * x for x in range(1000)]
+    big = np.arange(1 << 20, dtype=np.int64)
+    assert lease.submit(np.sum, big).result() == big.sum()
+    assert (lease.submit(np.square, big).result() == big * big).all()
+
+
+def test_a_lease_says_how_isolated_it_is(client, lease):
+    (shown,) = [entry for entry in client.leases() if entry["lease"] == lease.id]
+    assert shown["sandbox"] == "isolated"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "tls"])
+def test_workers_without_a_network_are_reached_over_every_transport(client, transport):
+    with client.lease(sandbox="isolated", mode="warm", transport=transport) as lease:
+        assert lease.transport == transport
+        assert lease.submit(len, b"x" * (1 << 20)).result() == 1 << 20
+
+
+def test_an_isolated_worker_owns_its_core_when_it_is_hot(client):
+    with client.lease(sandbox="isolated", mode="hot") as lease:
+        assert len(lease.submit(os.sched_getaffinity, 0).result()) == 1
+
+
+def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+
+    def look(path):
+        import glob
+        import os
+
+        found = [path] if os.path.exists(path) else []
+        found += glob.glob("/root/*") + glob.glob("/home/*") + glob.glob("/var/*")
+        found += [name for name in os.listdir("/proc") if name.isdigit() and int(name) > 1000]
+        return found + os.listdir("/dev/shm") + os.listdir("/tmp")
+
+    assert lease.submit(look, str(secret)).result() == []
+
+
+def test_an_environment_variable_of_the_user_does_not_reach_isolated_workers(lease, monkeypatch):
+    assert "PATH" in os.environ
+    seen = lease.submit(lambda: dict(__import__("os").environ)).result()
+    assert seen["HOME"] == "/tmp" and "SSH_AUTH_SOCK" not in seen and not [name for name in seen if "TOKEN" in name]
+
+
+def test_links_and_proc_lead_nowhere(lease, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+
+    def escape(secret):
+        import os
+
+        os.makedirs("/tmp/links", exist_ok=True)
+        got = []
+        for number, target in enumerate(
+            [secret, "/etc/shadow", f"/proc/1/root{secret}", f"/proc/self/root/..{secret}", f"../../../..{secret}"]
+        ):
+            link = f"/tmp/links/{number}-{os.getpid()}"
+            os.symlink(target, link)
+            try:
+                got.append(os.listdir(link))
+            except OSError:
+                pass
+            try:
+                got.append(open(link).read(1))
+            except OSError:
+                pass
+        return got
+
+    assert lease.submit(escape, str(tmp_path / "secret")).result() == []
+
+
+def test_a_worker_cannot_touch_the_machine(lease):
+    def attempts():
+        import ctypes
+        import os
+        import signal
+        import socket
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        done = []
+
+        def attempt(name, action):
+            try:
+                result = action()
+            except OSError:
+                return
+            if result not in (-1, None):
+                done.append((name, result))
+
+        attempt("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
+        attempt("ptrace the parent", lambda: libc.ptrace(16, os.getppid(), 0, 0))
+        attempt("new user namespace", lambda: libc.unshare(0x10000000))
+        attempt("keyring", lambda: libc.syscall(250, 0, -3, 0, 0, 0))
+        attempt("bpf", lambda: libc.syscall(321, 0, 0, 0))
+        attempt("raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).fileno())
+        attempt("packet socket", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).fileno())
+        attempt("root", lambda: os.setuid(0) or 0)
+        attempt("another core", lambda: os.sched_setaffinity(0, range(64)) or 0)
+        attempt("host name", lambda: socket.sethostname("x") or 0)
+        attempt("kernel setting", lambda: open("/proc/sys/kernel/core_pattern", "w").write("x"))
+        attempt("raw memory", lambda: os.open("/dev/mem", os.O_RDWR))
+        attempt("device", lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)) or 0)
+        attempt("outside", lambda: socket.create_connection(("192.0.2.1", 80), 1).fileno())
+        del signal
+        return done
+
+    assert lease.submit(attempts).result() == []
+
+
+def test_what_a_hostile_worker_asks_for_is_recorded(lease, client):
+    # The events of the manager are the record; here it is enough that the worker was refused and works on.
+    def hostile():
+        import ctypes
+
+        return [ctypes.CDLL(None).ptrace(0, 0, 0, 0) for _ in range(200)]
+
+    assert set(lease.submit(hostile).result()) == {-1}
+    assert lease.submit(abs, -1).result() == 1
+
+
+def test_a_worker_cannot_end_what_it_runs_under(client, lease):
+    def kill():
+        import os
+        import signal
+
+        for target in [1, os.getppid(), -1]:
+            for number in [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]:
+                try:
+                    os.kill(target, number)
+                except OSError:
+                    pass
+        return os.getppid()
+
+    with client.lease(sandbox="isolated", mode="warm") as other:
+        assert other.submit(kill).result(timeout=20) == 1
+        assert other.submit(abs, -2).result(timeout=20) == 2
+    assert lease.submit(abs, -2).result() == 2
+
+
+def test_a_fork_bomb_stays_in_its_sandbox(client, lease):
+    def bomb():
+        import os
+
+        started = 0
+        try:
+            for _ in range(100_000):
+                if os.fork() == 0:
+                    while True:
+                        os.fork()
+                started += 1
+        except OSError:
+            return started
+        return started
+
+    with client.lease(sandbox="isolated", mode="warm") as doomed:
+        future = doomed.options(deadline=3).submit(bomb)
+        start = time.monotonic()
+        assert lease.submit(abs, -3).result(timeout=30) == 3
+        try:
+            assert future.result(timeout=60) < 2000
+        except mayfly.Error:
+            pass
+        assert time.monotonic() - start < 60
+    assert lease.submit(abs, -4).result(timeout=30) == 4
+
+
+def test_a_worker_that_takes_more_memory_than_its_lease_has_is_ended_and_told_so(client):
+    with client.lease(sandbox="isolated", mode="warm", memory=64 << 20) as small:
+        assert small.submit(abs, -1).result() == 1
+        with pytest.raises(mayfly.Error, match="memory"):
+            small.submit(lambda: len(bytearray(1 << 30))).result(timeout=60)
+        assert small.submit(abs, -5).result(timeout=20) == 5
+
+
+def test_temporary_files_count_as_memory_and_go_with_the_lease(client):
+    def fill():
+        try:
+            with open("/tmp/big", "wb") as file:
+                for _ in range(4096):
+                    file.write(bytes(1 << 20))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    with client.lease(sandbox="isolated", mode="warm", memory=64 << 20) as small:
+        try:
+            assert small.submit(fill).result(timeout=60) != 0
+        except mayfly.Error as error:
+            assert "memory" in str(error)
+    with client.lease(sandbox="isolated", mode="warm", memory=64 << 20) as fresh:
+        assert fresh.submit(os.listdir, "/tmp").result() == []
+
+
+def test_files_are_shown_as_the_lease_names_them(client, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in" / "data").write_text("input")
+    os.chmod(tmp_path / "out", 0o777)
+
+    def work(place):
+        text = open(f"{place}/in/data").read()
+        try:
+            open(f"{place}/in/new", "w")
+        except OSError:
+            text += " kept"
+        with open(f"{place}/out/result", "w") as file:
+            file.write(text.upper())
+
+    with client.lease(
+        sandbox="isolated", mode="warm", readable=[tmp_path / "in"], writable=[tmp_path / "out"]
+    ) as lease:
+        lease.submit(work, str(tmp_path)).result()
+    assert (tmp_path / "out" / "result").read_text() == "INPUT KEPT"
+
+
+def test_a_path_that_is_not_there_is_named(client):
+    with pytest.raises(mayfly.Error, match="/no/such/place"):
+        client.lease(sandbox="isolated", readable=["/no/such/place"])
+
+
+def test_files_are_refused_where_they_mean_nothing(client, tmp_path):
+    with pytest.raises(mayfly.Error, match="isolated"):
+        client.lease(sandbox="process", readable=[tmp_path])
+    with pytest.raises(ValueError, match="sandbox"):
+        client.lease(sandbox="padded cell")
+
+
+def test_workers_share_the_network_where_site_and_lease_agree(client):
+    import socket
+
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+
+    def dial(address):
+        import socket
+
+        try:
+            socket.create_connection(address, 2).close()
+        except OSError:
+            return False
+        return True
+
+    with server:
+        with client.lease(sandbox="isolated", mode="warm", network=True) as lease:
+            assert lease.submit(dial, address).result() is True
+        with client.lease(sandbox="isolated", mode="warm") as lease:
+            assert lease.submit(dial, address).result() is False
+
+
+def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
+    (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
+    # Where the node is root, isolated workers are not, and read what everybody may.
+    tmp_path.chmod(0o755)
+    program = textwrap.dedent("""
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import beside, mayfly
+        with mayfly.connect() as client, client.lease(sandbox="isolated", mode="warm") as lease:
+            print(lease.submit(beside.twice, 21).result())
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "42", done.stderr

@@ -11,6 +11,19 @@ import numpy as np
 import pytest
 
 
+def run_program(text, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture(scope="module")
 def client():
     with mayfly.connect() as client:
@@ -64,10 +77,16 @@ def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, tmp_path):
     assert lease.submit(look, str(secret)).result() == []
 
 
-def test_an_environment_variable_of_the_user_does_not_reach_isolated_workers(lease, monkeypatch):
-    assert "PATH" in os.environ
-    seen = lease.submit(lambda: dict(__import__("os").environ)).result()
-    assert seen["HOME"] == "/tmp" and "SSH_AUTH_SOCK" not in seen and not [name for name in seen if "TOKEN" in name]
+def test_the_environment_of_the_user_does_not_reach_isolated_workers():
+    program = """
+        import mayfly, os
+        with mayfly.connect() as client:
+            for sandbox in ["process", "isolated"]:
+                with client.lease(sandbox=sandbox, mode="warm") as lease:
+                    print(sandbox, lease.call(lambda: (os.environ.get("SECRET"), os.environ["HOME"])))
+    """
+    done = run_program(program, SECRET="mine", HOME="/somewhere")
+    assert done == ["process ('mine', '/somewhere')", "isolated (None, '/tmp')"]
 
 
 def test_links_and_proc_lead_nowhere(lease, tmp_path):
@@ -88,7 +107,8 @@ def test_links_and_proc_lead_nowhere(lease, tmp_path):
             except OSError:
                 pass
             try:
-                got.append(open(link).read(1))
+                with open(link) as file:
+                    got.append(file.read(1))
             except OSError:
                 pass
         return got
@@ -100,7 +120,6 @@ def test_a_worker_cannot_touch_the_machine(lease):
     def attempts():
         import ctypes
         import os
-        import signal
         import socket
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -124,11 +143,10 @@ def test_a_worker_cannot_touch_the_machine(lease):
         attempt("root", lambda: os.setuid(0) or 0)
         attempt("another core", lambda: os.sched_setaffinity(0, range(64)) or 0)
         attempt("host name", lambda: socket.sethostname("x") or 0)
-        attempt("kernel setting", lambda: open("/proc/sys/kernel/core_pattern", "w").write("x"))
+        attempt("kernel setting", lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
         attempt("raw memory", lambda: os.open("/dev/mem", os.O_RDWR))
         attempt("device", lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)) or 0)
         attempt("outside", lambda: socket.create_connection(("192.0.2.1", 80), 1).fileno())
-        del signal
         return done
 
     assert lease.submit(attempts).result() == []
@@ -183,10 +201,7 @@ def test_a_fork_bomb_stays_in_its_sandbox(client, lease):
         future = doomed.options(deadline=3).submit(bomb)
         start = time.monotonic()
         assert lease.submit(abs, -3).result(timeout=30) == 3
-        try:
-            assert future.result(timeout=60) < 2000
-        except mayfly.Error:
-            pass
+        assert future.exception(timeout=60) is not None or future.result() < 2000
         assert time.monotonic() - start < 60
     assert lease.submit(abs, -4).result(timeout=30) == 4
 
@@ -210,10 +225,10 @@ def test_temporary_files_count_as_memory_and_go_with_the_lease(client):
         return 0
 
     with client.lease(sandbox="isolated", mode="warm", memory=64 << 20) as small:
-        try:
-            assert small.submit(fill).result(timeout=60) != 0
-        except mayfly.Error as error:
-            assert "memory" in str(error)
+        future = small.submit(fill)
+        # Where control groups bound it, its memory is used up; elsewhere its temporary files end at their size.
+        assert future.exception(timeout=60) is None or "memory" in str(future.exception())
+        assert future.exception() is not None or future.result() != 0
     with client.lease(sandbox="isolated", mode="warm", memory=64 << 20) as fresh:
         assert fresh.submit(os.listdir, "/tmp").result() == []
 
@@ -225,9 +240,11 @@ def test_files_are_shown_as_the_lease_names_them(client, tmp_path):
     os.chmod(tmp_path / "out", 0o777)
 
     def work(place):
-        text = open(f"{place}/in/data").read()
+        with open(f"{place}/in/data") as file:
+            text = file.read()
         try:
-            open(f"{place}/in/new", "w")
+            with open(f"{place}/in/new", "w"):
+                pass
         except OSError:
             text += " kept"
         with open(f"{place}/out/result", "w") as file:
@@ -278,14 +295,11 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
     (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
     # Where the node is root, isolated workers are not, and read what everybody may.
     tmp_path.chmod(0o755)
-    program = textwrap.dedent("""
+    program = """
         import sys
         sys.path.insert(0, sys.argv[1])
         import beside, mayfly
         with mayfly.connect() as client, client.lease(sandbox="isolated", mode="warm") as lease:
             print(lease.submit(beside.twice, 21).result())
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == "42", done.stderr
+    """
+    assert run_program(program, str(tmp_path)) == ["42"]

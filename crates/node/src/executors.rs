@@ -196,7 +196,7 @@ impl Executor {
                 ready = watch.readable_mut() => {
                     let refusal = match ready {
                         Ok(mut ready) => {
-                            let refusal = ready.get_inner_mut().next();
+                            let refusal = ready.get_inner_mut().answer();
                             ready.clear_ready();
                             refusal
                         }

@@ -400,7 +400,7 @@ impl Watch {
 
     /// Answers one refused call, when the descriptor is readable. None once nothing more is to be heard: then the watch is to
     /// be dropped, and the kernel refuses alone.
-    pub fn next(&mut self) -> Option<Refusal> {
+    pub fn answer(&mut self) -> Option<Refusal> {
         self.left = self.left.checked_sub(1)?;
         // SAFETY: the kernel wants a zeroed structure and fills it; both structures are plain data of the kernel's own size.
         let (asked, answered) = unsafe {

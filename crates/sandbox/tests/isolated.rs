@@ -96,7 +96,7 @@ impl Ended {
             let ended = !waiting[0].revents().is_empty();
             drop(waiting);
             if asked {
-                match child.watch.as_mut().and_then(mayfly_sandbox::Watch::next) {
+                match child.watch.as_mut().and_then(mayfly_sandbox::Watch::answer) {
                     Some(refusal) if refusal.is_hostile => refused.push(refusal.call),
                     Some(_) => {}
                     None => child.watch = None,

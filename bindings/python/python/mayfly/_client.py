@@ -157,8 +157,8 @@ class Client:
             idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
                 it lasts.
             node: id of the node to lease from.
-            sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what is
-                named here and have no privilege, no network and bounded memory. None for the site's default.
+            sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what
+                is named here, and have no privilege, no network and bounded memory. None for the site's default.
             readable: files and directories of the host that isolated workers may read, as far as the site allows.
             writable: those that they may change too.
             network: whether isolated workers share the host's network, as far as the site allows.

@@ -145,6 +145,7 @@ def test_a_worker_cannot_touch_the_machine(lease):
         attempt("host name", lambda: socket.sethostname("x") or 0)
         attempt("kernel setting", lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
         attempt("raw memory", lambda: os.open("/dev/mem", os.O_RDWR))
+        attempt("memory of the parent", lambda: os.open("/proc/1/mem", os.O_RDWR))
         attempt("device", lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)) or 0)
         attempt("outside", lambda: socket.create_connection(("192.0.2.1", 80), 1).fileno())
         return done

@@ -62,6 +62,8 @@ struct Parent<'a, R: Runtime> {
 /// Runs an executor over the control socket at descriptor 3 until the node closes it.
 pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     let control = borrow(CONTROL_FD);
+    // Our memory is not for the workers to read or write, though they are the same user.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     // Children of the worker's own that outlive it come to us, and go with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     rustix::io::fcntl_setfd(control, rustix::io::FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -279,6 +281,7 @@ impl<R: Runtime> Parent<'_, R> {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             self.runtime.after_fork_in_worker();
+            let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
             settle();
             // The descriptors of our siblings and of the node are not ours to use.
             self.workers.clear();
@@ -310,9 +313,12 @@ impl<R: Runtime> Parent<'_, R> {
 
     /// Ends every worker and everything they started.
     fn end(&mut self) {
-        for worker in self.workers.drain(..) {
+        // All are told before any is waited for: they die side by side.
+        for worker in &self.workers {
             let _ = rustix::process::kill_process_group(worker.pid, Signal::KILL);
             let _ = rustix::process::kill_process(worker.pid, Signal::KILL);
+        }
+        for worker in self.workers.drain(..) {
             let _ = rustix::process::waitpid(Some(worker.pid), WaitOptions::empty());
         }
         // What escaped its group by a session of its own is our child by now.

@@ -28,6 +28,29 @@ const OVERHEAD_BYTES: u64 = 64 << 20;
 const TASKS: u32 = 64;
 const TASKS_PER_WORKER: u32 = 256;
 
+/// An executor that sends more messages than this within a second, and for each of its workers, is up to no good: an honest one
+/// sends some for every worker that starts or ends and every channel that closes.
+const MOST_MESSAGES: u32 = 1000;
+const MOST_MESSAGES_PER_WORKER: u32 = 100;
+
+/// Counts messages within seconds.
+struct Chatter {
+    since: Instant,
+    heard: u32,
+    most: u32,
+}
+
+impl Chatter {
+    fn is_too_much(&mut self) -> bool {
+        if self.since.elapsed() > Duration::from_secs(1) {
+            self.since = Instant::now();
+            self.heard = 0;
+        }
+        self.heard += 1;
+        self.heard > self.most
+    }
+}
+
 enum Outcome {
     LeaseOver,
     ExecutorGone(Option<String>),
@@ -179,6 +202,11 @@ fn cores_of<'a>(run: &'a Run, worker: WorkerIndex, shared: &'a [u16]) -> &'a [u1
 
 async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16], known_kills: &mut u64) -> Outcome {
     let mut words = None;
+    let mut chatter = Chatter {
+        since: Instant::now(),
+        heard: 0,
+        most: MOST_MESSAGES + MOST_MESSAGES_PER_WORKER * u32::from(run.granted.reservation.workers),
+    };
     loop {
         let pace = match run.tick() {
             Tick::Again(pace) => pace,
@@ -193,6 +221,10 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             () = run.wake.notified() => continue,
             () = tokio::time::sleep(pace) => continue,
         };
+        if chatter.is_too_much() {
+            executor.kill();
+            return Outcome::ExecutorGone(Some("it sent more messages than any honest executor does".into()));
+        }
         let message = match message {
             Some(Heard::Said(message)) => Some(message),
             Some(Heard::Refused(refusal)) => {

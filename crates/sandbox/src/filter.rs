@@ -72,13 +72,20 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     #[cfg(target_arch = "x86_64")]
     rules.extend(ALLOWED_ON_X86.iter().map(|call| (*call, Vec::new())));
-    let when = |argument, operator, value| -> Result<SeccompRule, String> {
-        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operator, value);
+    // What the kernel takes for a 32-bit number is compared as one: whatever stands in the upper half would pass a filter that
+    // looks at it and a kernel that does not.
+    let when = |argument, length, operator, value| -> Result<SeccompRule, String> {
+        let condition = SeccompCondition::new(argument, length, operator, value);
         SeccompRule::new(vec![condition.map_err(|error| error.to_string())?]).map_err(|error| error.to_string())
     };
     rules.insert(
         libc::SYS_clone,
-        vec![when(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?],
+        vec![when(
+            0,
+            SeccompCmpArgLen::Qword,
+            SeccompCmpOp::MaskedEq(NEW_NAMESPACES),
+            0,
+        )?],
     );
     // Packet sockets and the rarer families are not for functions; nor are raw sockets of the common ones. Of netlink there
     // is the part that lists network interfaces, as MPI libraries and many others do.
@@ -105,14 +112,23 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     allow(libc::AF_NETLINK, 2, SeccompCmpOp::Eq, libc::NETLINK_ROUTE)?;
     rules.insert(libc::SYS_socket, sockets);
     // Typing into the terminal of somebody else.
-    rules.insert(libc::SYS_ioctl, vec![when(1, SeccompCmpOp::Ne, libc::TIOCSTI)?]);
+    rules.insert(
+        libc::SYS_ioctl,
+        vec![when(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::TIOCSTI)?],
+    );
     // Personalities other than the usual ones weaken address space randomisation.
     rules.insert(
         libc::SYS_personality,
-        vec![when(0, SeccompCmpOp::Eq, 0)?, when(0, SeccompCmpOp::Eq, 0xffff_ffff)?],
+        vec![
+            when(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?,
+            when(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0xffff_ffff)?,
+        ],
     );
     // A process may ask for and lower its own limits, not those of others.
-    rules.insert(libc::SYS_prlimit64, vec![when(0, SeccompCmpOp::Eq, 0)?]);
+    rules.insert(
+        libc::SYS_prlimit64,
+        vec![when(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?],
+    );
     Ok(rules)
 }
 

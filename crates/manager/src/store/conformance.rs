@@ -323,8 +323,33 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 1 })
+        Some(StoreError::Schema { found: 99, known: 2 })
     );
+}
+
+#[tokio::test]
+async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let store = SqliteStore::open(&path, None).unwrap();
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    store
+        .note(vec![Change::Offered(Box::new(record()))])
+        .wait()
+        .await
+        .unwrap();
+    drop(store);
+    // The first release had no levels of isolation.
+    let earlier = rusqlite::Connection::open(&path).unwrap();
+    let undo = "ALTER TABLE leases DROP COLUMN sandbox; PRAGMA user_version = 1;";
+    earlier.execute_batch(undo).unwrap();
+    drop(earlier);
+    let store = SqliteStore::open(&path, None).unwrap();
+    let expected = LeaseRecord {
+        sandbox: Sandbox::Process,
+        ..record()
+    };
+    assert_eq!(only_lease(&store), expected);
 }
 
 #[tokio::test]

@@ -81,11 +81,13 @@ def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatc
             ticks.append(time.monotonic())
 
     with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
-        executor = lease.call(os.getppid)
+        executor, worker = lease.call(os.getppid), lease.call(os.getpid)
         ticking = threading.Thread(target=tick)
         ticking.start()
         begin = time.monotonic()
         os.kill(executor, signal.SIGKILL)
+        # It would die with its executor, and could answer a few calls before.
+        os.kill(worker, signal.SIGKILL)
         futures = [lease.options(idempotent=True).submit(square, x) for x in range(20)]
         submitted = time.monotonic() - begin
         assert [future.result(timeout=20) for future in futures] == [x * x for x in range(20)]

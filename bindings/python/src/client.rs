@@ -87,7 +87,7 @@ impl Client {
     #[allow(clippy::too_many_arguments)] // Python names them
     /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
     #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node,
-                        sandbox, network, files))]
+                        sandbox, network, files, wait))]
     fn lease(
         &self,
         py: Python<'_>,
@@ -103,6 +103,7 @@ impl Client {
         sandbox: Option<&str>,
         network: bool,
         files: Vec<(String, bool)>,
+        wait: f64,
     ) -> PyResult<Lease> {
         let inner = self.inner.get(py)?;
         let options = LeaseOptions {
@@ -131,6 +132,7 @@ impl Client {
                 })
                 .transpose()?,
             network,
+            wait: seconds(wait, "wait")?,
             files: files
                 .into_iter()
                 .map(|(path, writable)| HostPath { path, writable })

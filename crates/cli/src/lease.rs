@@ -216,6 +216,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         sandbox: wanted.sandbox.map(Into::into),
         network: false,
         files: Vec::new(),
+        wait_ms: 0,
         holder: SigningKey::from_seed(seed).public(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,
         node: wanted.node,

@@ -4,33 +4,39 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::api::JoinToken;
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::daemon::{self, Ending, StateDir};
 use crate::manager::write_private;
 use crate::resources::NodeArguments;
-use crate::{Global, connect, output, up};
+use crate::{Global, connect, output, up, values};
 
 /// In a node's state directory: which manager it belongs to.
 const MANAGER_FILE: &str = "manager.json";
 
-/// Start a node: of a manager's, or on its own.
+/// Start a node: of a manager's, or on its own; or take one back for its owner.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
   mayfly node --join join.json --listen-tcp 0.0.0.0:7071
                        joins the manager that made join.json (`mayfly manager join-token`)
   mayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
                        the same, piece by piece
   mayfly node          joins the manager that it joined before; with none, it is a node on its own
+  mayfly node reclaim 5f0c... --grace 2s      ends its leases, and keeps new ones away
+  mayfly node resume 5f0c...                  gives it to leases again
 
 A node on its own writes `allowance.json` into its state directory: clients of yours lease from it with that file.
 It needs no access from its manager, only to it; clients reach it on --listen-tcp, or share memory with it.")]
 pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
     /// What `mayfly manager join-token` wrote; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ca", "token", "standalone"])]
     join: Option<PathBuf>,
@@ -62,6 +68,41 @@ pub struct Arguments {
     node: NodeArguments,
 }
 
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Take a node back for its owner
+    Reclaim(Reclaim),
+    /// Give a node that was taken back to leases again
+    Resume(Resume),
+}
+
+/// Take a node back for its owner: its leases end, and it gets no new ones.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly node reclaim 5f0c...                 at once
+  mayfly node reclaim 5f0c... --grace 30s     calls that run may end within half a minute
+
+Returns when the node is empty and the last bill is booked. For a batch system, the same as one request:
+DELETE /v1/nodes/ID?grace=SECONDS.")]
+struct Reclaim {
+    /// Which, as `mayfly status` shows it
+    node: NodeId,
+    /// How long running calls may go on
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
+    grace: Duration,
+}
+
+/// Give a node that was taken back to leases again.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly node resume 5f0c...
+
+For a batch system, the same as one request: PUT /v1/nodes/ID.")]
+struct Resume {
+    /// Which, as `mayfly status` shows it
+    node: NodeId,
+}
+
 /// A node is of use without its manager, so that whoever starts it does not wait for one for longer.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -72,7 +113,32 @@ struct Joined {
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    daemon::run(serve(arguments, global))
+    match &arguments.what {
+        None => daemon::run(serve(arguments, global)),
+        Some(What::Reclaim(wanted)) => {
+            let client = connect::manager(global)?;
+            let reclaimed = client.reclaim_node(wanted.node, wanted.grace).map_err(|error| error.0)?;
+            output::line(&match global.json {
+                true => output::json(&reclaimed)?,
+                false => format!(
+                    "The node {} is empty: {} ended, nothing of them left after {:.1} ms.",
+                    reclaimed.node.address.name,
+                    output::count(reclaimed.leases.into(), "lease"),
+                    reclaimed.empty_ms
+                ),
+            });
+            Ok(())
+        }
+        Some(What::Resume(wanted)) => {
+            let client = connect::manager(global)?;
+            let status = client.resume_node(wanted.node).map_err(|error| error.0)?;
+            output::line(&match global.json {
+                true => output::json(&status)?,
+                false => format!("The node {} is {}.", status.address.name, status.state),
+            });
+            Ok(())
+        }
+    }
 }
 
 async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {

@@ -24,7 +24,13 @@ pub struct NodeArguments {
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
     /// Warm workers at most [default: 16 for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "MAYFLY_WARM_WORKERS",
+        hide_env_values = true,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS))
+    )]
     workers: Option<u16>,
     /// Python interpreter that has the mayfly module, for clients that bring none of their own; may be repeated
     #[arg(long, value_name = "EXE")]

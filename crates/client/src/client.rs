@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Connection, Grant, LeaseStatus, NodeAddress, NodeStatus};
+use mayfly_protocol::api::{
+    Connection, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Reclaimed,
+};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
 use mayfly_protocol::ids::{CodeHash, NodeId};
@@ -17,6 +20,9 @@ use crate::lease::{Lease, LeaseOptions};
 use crate::manager::ManagerClient;
 use crate::node::Control;
 use crate::{Error, discover};
+
+/// A node that has no room is asked again this often by whoever waits for some: it does not tell by itself.
+const ROOM_TICK: Duration = Duration::from_millis(20);
 
 /// The right to lease from one node without a manager, as the node wrote it into `allowance.json`.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
@@ -132,23 +138,37 @@ impl Client {
     /// Leases workers.
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
         let holder = self.holder()?;
-        let request = options.request(holder.public());
-        let grant = match &*self.inner.source {
-            Source::Manager(manager) => manager.lease(&request)?,
-            Source::Node(node) => {
-                let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
-                match control.ask(&Request::Lease(Box::new(request)))? {
-                    Response::Granted(grant) => *grant,
-                    other => {
-                        return Err(Error::new(
-                            Code::ProtocolViolation,
-                            format!("a lease was answered by {other:?}"),
-                        ));
+        let until = Instant::now() + options.wait;
+        let mut request = options.request(holder.public());
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            request.wait_ms = (left.as_millis() as u64).min(MOST_WAIT_MS);
+            match self.ask_for(&request) {
+                // A manager waits for room itself, for a while; a node does not.
+                Err(error) if error.code() == Code::NoCapacity && !left.is_zero() => {
+                    if matches!(*self.inner.source, Source::Node(_)) {
+                        std::thread::sleep(left.min(ROOM_TICK));
                     }
                 }
+                granted => return Lease::new(self.clone(), self.inner.source.clone(), granted?, holder, true),
             }
-        };
-        Lease::new(self.clone(), self.inner.source.clone(), grant, holder, true)
+        }
+    }
+
+    fn ask_for(&self, request: &LeaseRequest) -> Result<Grant, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => manager.lease(request),
+            Source::Node(node) => {
+                let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
+                match control.ask(&Request::Lease(Box::new(request.clone())))? {
+                    Response::Granted(grant) => Ok(*grant),
+                    other => Err(Error::new(
+                        Code::ProtocolViolation,
+                        format!("a lease was answered by {other:?}"),
+                    )),
+                }
+            }
+        }
     }
 
     /// Uses a lease that was granted before, perhaps to another process, with the seed of the key that it names. It stays
@@ -183,6 +203,17 @@ impl Client {
     /// The manager's nodes.
     pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {
         self.manager()?.nodes()
+    }
+
+    /// Takes a node back for its owner: no new lease, an end to those there are, a `grace` for calls that run. Answers when it
+    /// is empty and its last bill is booked.
+    pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
+        self.manager()?.reclaim_node(node, grace)
+    }
+
+    /// Gives a node that was taken back to leases again.
+    pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
+        self.manager()?.resume_node(node)
     }
 
     /// The manager's leases.

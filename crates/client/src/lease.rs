@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mayfly_fabric::Transport;
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, HostPath, LeaseRequest, Mode, NodeAddress, Runtime, Sandbox};
+use mayfly_protocol::api::{Grant, HostPath, MOST_WAIT_MS, LeaseRequest, Mode, NodeAddress, Runtime, Sandbox};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{ChannelId, CodeHash, NodeId, PublicKey, WorkerIndex};
@@ -45,6 +45,8 @@ pub struct LeaseOptions {
     pub network: bool,
     /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
     pub files: Vec<HostPath>,
+    /// How long to wait for a place when there is none.
+    pub wait: Duration,
 }
 
 impl LeaseOptions {
@@ -64,6 +66,7 @@ impl LeaseOptions {
             sandbox: None,
             network: false,
             files: Vec::new(),
+            wait: Duration::ZERO,
         }
     }
 
@@ -81,6 +84,7 @@ impl LeaseOptions {
             sandbox: self.sandbox,
             network: self.network,
             files: self.files.clone(),
+            wait_ms: (self.wait.as_millis() as u64).min(MOST_WAIT_MS),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,
             node: self.node,

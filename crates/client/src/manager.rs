@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::api::{Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, NodeStatus, RenewRequest};
+use mayfly_protocol::api::{
+    Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed, RenewRequest,
+};
 use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::LeaseId;
+use mayfly_protocol::ids::{LeaseId, NodeId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
@@ -128,6 +130,25 @@ impl ManagerClient {
 
     pub fn release(&self, lease: LeaseId) -> Result<(), Error> {
         self.delete(&format!("/v1/leases/{lease}"))
+    }
+
+    pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
+        let request = self
+            .agent
+            .delete(format!("{}/v1/nodes/{node}?grace={}", self.base, grace.as_secs_f64()))
+            .config()
+            .timeout_global(Some(REQUEST_LIMIT + grace))
+            .build()
+            .header("authorization", &self.authorization);
+        self.read(request.call().map_err(|error| self.failed(error))?)
+    }
+
+    pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
+        let request = self
+            .agent
+            .put(format!("{}/v1/nodes/{node}", self.base))
+            .header("authorization", &self.authorization);
+        self.read(request.send_empty().map_err(|error| self.failed(error))?)
     }
 
     pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {

@@ -182,6 +182,7 @@ mod tests {
             sandbox: None,
             network: false,
             files: Vec::new(),
+            wait_ms: 0,
             holder: PublicKey([0; 32]),
             idle_release_ms: 0,
             node: None,

@@ -4,6 +4,7 @@
 //! granted --first channel--> active --expiry, idle--> expired | released
 //!    \--- nobody came by its start-by time --> expired
 //!    \--- release, revoke, loss, in any living state --> released | revoked | lost
+//!    \--- recall: as expiry does, with a grace of its own --> revoked
 //! ```
 
 use mayfly_protocol::error::{Code, Failure};
@@ -100,6 +101,9 @@ pub enum LeaseError {
     /// Its time is over and the grace for running calls has begun.
     #[error("the lease has expired and only finishes its running calls; lease again")]
     Draining,
+    /// It was taken back and the grace for running calls has begun.
+    #[error("the lease is being taken back and only finishes its running calls; lease again")]
+    Recalled,
     /// No time at all.
     #[error("a lease of 0 ms; ask for at least 1 ms")]
     NoDuration,
@@ -110,7 +114,7 @@ impl LeaseError {
     pub fn code(self) -> Code {
         match self {
             Self::Ended(State::Expired) | Self::Draining => Code::LeaseExpired,
-            Self::Ended(_) => Code::LeaseEnded,
+            Self::Ended(_) | Self::Recalled => Code::LeaseEnded,
             Self::NoDuration => Code::InvalidRequest,
         }
     }
@@ -134,6 +138,8 @@ pub struct Lease {
     channels: u32,
     idle_since_ms: Option<u64>,
     draining: bool,
+    /// How it ends when its time is over: `expired`, or `revoked` once it was recalled.
+    ends_as: State,
 }
 
 impl Lease {
@@ -151,6 +157,7 @@ impl Lease {
             channels: 0,
             idle_since_ms: None,
             draining: false,
+            ends_as: State::Expired,
         })
     }
 
@@ -194,6 +201,7 @@ impl Lease {
     /// Whether it may be used now.
     pub fn check(&self, now_ms: u64) -> Result<(), LeaseError> {
         match self.state {
+            State::Granted | State::Active if self.ends_as == State::Revoked => Err(LeaseError::Recalled),
             State::Granted | State::Active if self.draining => Err(LeaseError::Draining),
             State::Granted | State::Active if now_ms >= self.ends_at_ms => Err(LeaseError::Ended(State::Expired)),
             State::Granted | State::Active => Ok(()),
@@ -212,6 +220,32 @@ impl Lease {
             self.ends_at_ms = now_ms.saturating_add(duration_ms);
         }
         Ok(())
+    }
+
+    /// Takes it back: no new call, and what runs may end within `grace_ms`. It ends as `revoked`. A second recall can only
+    /// shorten the grace; a lease whose time was over keeps the grace that it has, if that is shorter.
+    pub fn recall(&mut self, now_ms: u64, grace_ms: u64) {
+        if !self.state.is_live() {
+            return;
+        }
+        let until_ms = now_ms.saturating_add(grace_ms);
+        let until_ms = match self.draining || self.ends_as == State::Revoked {
+            true => until_ms.min(self.ends_at_ms.saturating_add(self.terms.grace_ms)),
+            false => until_ms,
+        };
+        self.ends_at_ms = now_ms.min(self.ends_at_ms);
+        self.terms.grace_ms = until_ms.saturating_sub(self.ends_at_ms);
+        self.ends_as = State::Revoked;
+    }
+
+    /// How it ends when its time is over.
+    pub fn ends_as(&self) -> State {
+        self.ends_as
+    }
+
+    /// Whether it only finishes its running calls.
+    pub fn is_draining(&self) -> bool {
+        self.state.is_live() && self.draining
     }
 
     /// Ends it as `released`, `revoked` or `lost`. False when it had ended already: the first cause stands.
@@ -235,8 +269,9 @@ impl Lease {
             if busy && now_ms < until_ms {
                 return (!std::mem::replace(&mut self.draining, true)).then_some(Step::Drain { until_ms });
             }
-            self.end(State::Expired, now_ms);
-            return Some(Step::End(State::Expired));
+            let state = self.ends_as;
+            self.end(state, now_ms);
+            return Some(Step::End(state));
         }
         if self.idle_ends_at().is_some_and(|at| now_ms >= at) && !busy {
             self.end(State::Released, now_ms);
@@ -322,6 +357,49 @@ mod tests {
         assert_eq!(lease.tick(1_199, false), None);
         assert_eq!(lease.tick(1_200, false), Some(Step::End(State::Expired)));
         assert_eq!(lease.allocated_ms(9_999), 1_000);
+    }
+
+    #[test]
+    fn a_lease_that_is_taken_back_finishes_what_runs_within_its_grace_and_begins_nothing() {
+        let mut lease = active_at(0);
+        lease.recall(100, 30);
+        assert_eq!(lease.open_channel(100), Err(LeaseError::Recalled));
+        assert_eq!(lease.renew(100, 1_000), Err(LeaseError::Recalled));
+        assert_eq!(lease.tick(100, true), Some(Step::Drain { until_ms: 130 }));
+        assert!(lease.is_draining());
+        assert_eq!(lease.tick(110, true), None);
+        assert_eq!(lease.next_at(), Some(130));
+        assert_eq!(lease.tick(111, false), Some(Step::End(State::Revoked)));
+        assert_eq!(lease.allocated_ms(9_999), 111);
+    }
+
+    #[test]
+    fn without_grace_or_calls_a_recall_is_an_end() {
+        let mut idle = active_at(0);
+        idle.recall(100, 5_000);
+        assert_eq!(idle.tick(100, false), Some(Step::End(State::Revoked)));
+        let mut busy = active_at(0);
+        busy.recall(100, 0);
+        assert_eq!(busy.tick(100, true), Some(Step::End(State::Revoked)));
+        let mut unused = Lease::grant(TERMS, 0).unwrap();
+        unused.recall(10, 50);
+        assert_eq!(unused.tick(10, false), Some(Step::End(State::Revoked)));
+    }
+
+    #[test]
+    fn a_second_recall_shortens_the_grace_and_never_lengthens_it() {
+        let mut lease = active_at(0);
+        lease.recall(100, 1_000);
+        assert_eq!(lease.tick(100, true), Some(Step::Drain { until_ms: 1_100 }));
+        lease.recall(200, 10_000);
+        assert_eq!(lease.next_at(), Some(1_100));
+        lease.recall(300, 0);
+        assert_eq!(lease.tick(300, true), Some(Step::End(State::Revoked)));
+        // Nor does a recall give more time to a lease whose own is over.
+        let mut expiring = active_at(0);
+        assert_eq!(expiring.tick(1_000, true), Some(Step::Drain { until_ms: 1_050 }));
+        expiring.recall(1_010, 5_000);
+        assert_eq!(expiring.tick(1_050, true), Some(Step::End(State::Revoked)));
     }
 
     #[test]

@@ -187,6 +187,7 @@ impl Control {
                 if node.session.is_some() && silent(node.heard) > deadline {
                     // Dropping it ends the connection's task and fails what waits for an answer.
                     node.session = None;
+                    node.reclaims.clear();
                     lost_nodes.push(*id);
                 }
             }
@@ -222,6 +223,7 @@ impl Control {
             return;
         }
         node.session = None;
+        node.reclaims.clear();
         node.left = left;
         drop(world);
         if left {

@@ -5,23 +5,26 @@ use std::time::Duration;
 
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
-use axum::extract::{DefaultBodyLimit, Request, State as Shared};
-use axum::http::StatusCode;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Query, Request, State as Shared};
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::api::{
-    ErrorBody, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, RenewRequest,
-    VersionInfo,
+    ErrorBody, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
+    RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, stopped};
-use crate::requests::{Body, LeasePath, MOST_BODY_BYTES, NodeBearer, Operator, Refusal, lease_id, refuse};
+use crate::requests::{
+    Body, Grace, LeasePath, MOST_BODY_BYTES, NodeBearer, NodePath, Operator, Refusal, grace, lease_id, node_id, refuse,
+};
 use crate::sessions;
 use crate::world::lease_status;
 
@@ -47,6 +50,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/leases/{id}/renew", post(renew_lease))
         .route("/v1/leases/{id}/revoke", post(revoke_lease))
         .route("/v1/nodes", get(list_nodes))
+        .route("/v1/nodes/{id}", put(resume_node).delete(reclaim_node))
         .route("/v1/nodes/join-tokens", post(create_join_token))
         .route("/v1/nodes/connect", get(connect_node))
         .route("/v1/events", get(watch_events))
@@ -69,6 +73,10 @@ pub fn router(control: Api) -> Router {
 }
 
 async fn limit_time(request: Request, next: Next) -> Response {
+    // Taking a node back waits for its running calls, within a deadline of its own.
+    if request.method() == Method::DELETE && request.uri().path().starts_with("/v1/nodes/") {
+        return next.run(request).await;
+    }
     // Upgrades answer at once too; what follows on the socket has deadlines of its own.
     match tokio::time::timeout(REQUEST_DEADLINE, next.run(request)).await {
         Ok(response) => response,
@@ -182,6 +190,30 @@ pub(crate) async fn revoke_lease(
     responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn list_nodes(_: Operator, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
     Json(control.world().node_statuses(std::time::Instant::now()))
+}
+
+/// Takes a node back for its owner: no new lease, an end to those there are. Answers when the node is empty and the last bill
+/// is booked. Running calls may go on for `grace` seconds; their clients are told at once, and nothing new begins.
+#[utoipa::path(delete, path = "/v1/nodes/{id}", params(("id" = String, Path), Grace), security(("bearer" = [])),
+    responses((status = 200, body = Reclaimed), (status = "default", body = ErrorBody)))]
+pub(crate) async fn reclaim_node(
+    _: Operator,
+    Shared(control): Shared<Api>,
+    path: NodePath,
+    query: Result<Query<Grace>, QueryRejection>,
+) -> Result<Json<Reclaimed>, Refusal> {
+    Ok(Json(control.reclaim(node_id(path)?, grace(query)?).await?))
+}
+
+/// Gives a node that was taken back to leases again.
+#[utoipa::path(put, path = "/v1/nodes/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn resume_node(
+    _: Operator,
+    Shared(control): Shared<Api>,
+    path: NodePath,
+) -> Result<Json<NodeStatus>, Refusal> {
+    Ok(Json(control.resume(node_id(path)?).await?))
 }
 
 /// Makes a token with which one node may join.

@@ -2,14 +2,18 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mayfly_lease::placement::{PlacementError, View, choose};
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{Event, Grant, LeaseRequest, ManagerMessage, NodeAddress, Sandbox, Usage};
+use mayfly_protocol::api::{
+    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, NodeAddress, Sandbox, Usage,
+};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, now_ms};
 use crate::random;
@@ -25,7 +29,7 @@ impl Control {
     /// a lease that no book knows.
     pub async fn grant(self: &Arc<Self>, tenant: TenantId, request: LeaseRequest) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        tokio::spawn(async move { control.place(tenant, request).await })
+        tokio::spawn(async move { control.place_in_time(tenant, request).await })
             .await
             .unwrap_or_else(|error| {
                 Err(Failure::new(
@@ -33,6 +37,35 @@ impl Control {
                     format!("granting failed: {error}; report this"),
                 ))
             })
+    }
+
+    /// Places a lease now, or as soon as there is room, if that is while the request may wait.
+    async fn place_in_time(&self, tenant: TenantId, request: LeaseRequest) -> Result<Grant, Failure> {
+        let until = tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS));
+        // Subscribed before each try, so that no room is missed that comes after it.
+        let mut events = self.events.subscribe();
+        loop {
+            let failure = match self.place(tenant, request.clone()).await {
+                Err(failure) if failure.code == Code::NoCapacity => failure,
+                placed => return placed,
+            };
+            let room = async {
+                loop {
+                    match events.recv().await {
+                        Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
+                        Ok(Event::Lease { state, .. }) if !State::from_name(&state).is_some_and(State::is_live) => {
+                            return true;
+                        }
+                        Ok(_) => {}
+                        Err(RecvError::Closed) => return false,
+                    }
+                }
+            };
+            match tokio::time::timeout_at(until, room).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) => return Err(failure),
+            }
+        }
     }
 
     async fn place(&self, tenant: TenantId, mut request: LeaseRequest) -> Result<Grant, Failure> {

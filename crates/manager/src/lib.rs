@@ -18,6 +18,7 @@ mod leases;
 mod manager;
 mod openapi;
 mod options;
+mod reclaim;
 mod requests;
 mod serve;
 mod sessions;

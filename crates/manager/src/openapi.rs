@@ -30,6 +30,8 @@ impl Modify for BearerScheme {
         http::release_lease,
         http::revoke_lease,
         http::list_nodes,
+        http::reclaim_node,
+        http::resume_node,
         http::create_join_token,
         http::connect_node,
         http::watch_events,

@@ -1,15 +1,19 @@
 //! What every request goes through: who asks, with which body, about which lease, and how it is told no.
 
+use std::time::Duration;
+
 use axum::Json;
-use axum::extract::rejection::{JsonRejection, PathRejection};
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::LeaseId;
+use mayfly_protocol::ids::{LeaseId, NodeId};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use crate::control::Control;
 use crate::http::Api;
@@ -132,3 +136,29 @@ pub fn lease_id(path: LeasePath) -> Result<LeaseId, Refusal> {
 
 /// The end of a path that names a lease.
 pub type LeasePath = Result<Path<LeaseId>, PathRejection>;
+
+/// The node that a path names.
+pub fn node_id(path: NodePath) -> Result<NodeId, Refusal> {
+    match path {
+        Ok(Path(node)) => Ok(node),
+        Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+    }
+}
+
+/// The end of a path that names a node.
+pub type NodePath = Result<Path<NodeId>, PathRejection>;
+
+/// What follows the path of `DELETE /v1/nodes/{id}`.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+pub struct Grace {
+    /// Seconds that running calls may go on for; none by default.
+    #[serde(default)]
+    grace: f64,
+}
+
+/// The grace that a request names.
+pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
+    let wanted = query.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?.0.grace;
+    Duration::try_from_secs_f64(wanted)
+        .map_err(|_| refuse(Code::InvalidRequest, format!("a grace of {wanted} s; give a number of seconds, 0 or more")))
+}

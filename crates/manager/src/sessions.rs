@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use crate::control::{Control, fresh_bearer, now_ms, stopped};
 use crate::leases::end_message;
 use crate::store::{Bearer, Change, LeaseRecord, Role};
-use crate::world::{Node, Session, Waiting, millis};
+use crate::world::{Empty, Node, Session, Waiting, millis};
 
 /// Of what a node says that a worker asked for, so much is passed on.
 const MOST_INCIDENT_CHARACTERS: usize = 100;
@@ -183,6 +183,15 @@ impl Control {
             let mut guard = self.world();
             let world = &mut *guard;
             let known = world.nodes.remove(&id);
+            let reclaimed = known.as_ref().is_some_and(|node| node.reclaimed);
+            if reclaimed {
+                // It may have been away when it was told, or have started anew since.
+                let again = ManagerMessage::Reclaim {
+                    request: 0,
+                    grace_ms: 0,
+                };
+                let _ = outgoing.try_send(again);
+            }
             let (doubtful, booked) = known.map(|node| (node.doubtful, node.booked)).unwrap_or_default();
             for (lease, remaining_ms) in &held {
                 match world.leases.get_mut(lease) {
@@ -218,6 +227,8 @@ impl Control {
                     free,
                     session: Some(session),
                     left: false,
+                    reclaimed,
+                    reclaims: HashMap::new(),
                     heard: Instant::now(),
                     booked,
                     skew_ms: 0,
@@ -308,6 +319,22 @@ impl Control {
                 tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
                 drop(world);
                 self.tell(Event::Incident { lease, node: id, what });
+            }
+            NodeMessage::Reclaimed {
+                request,
+                leases,
+                empty_us,
+            } => {
+                let empty = Empty {
+                    leases,
+                    after: Duration::from_micros(empty_us),
+                };
+                if let Some(reply) = node.reclaims.remove(&request) {
+                    // Whoever asked may have stopped waiting.
+                    let _ = reply.send(empty);
+                }
+                drop(world);
+                self.tell(Event::NodeReclaimed { node: id });
             }
             NodeMessage::Leaving => return Err(Over::Left),
             NodeMessage::Meters { sequence, usage } => {

@@ -25,6 +25,15 @@ pub struct Session {
     pub waiting: HashMap<u64, Waiting>,
 }
 
+/// What a node says of itself when it was taken back and is empty.
+#[derive(Debug, Clone, Copy)]
+pub struct Empty {
+    /// Leases that were ended for it.
+    pub leases: u32,
+    /// Until nothing of them was left.
+    pub after: Duration,
+}
+
 /// A question that a node has not answered.
 pub struct Waiting {
     /// For an offer, the lease that it becomes when the node accepts. It enters the books with the answer, in the order
@@ -46,6 +55,10 @@ pub struct Node {
     pub session: Option<Session>,
     /// Whether it said so before its connection ended.
     pub left: bool,
+    /// Whether its owner took it back; then it gets no lease until it is given again.
+    pub reclaimed: bool,
+    /// Who waits until it is empty.
+    pub reclaims: HashMap<u64, oneshot::Sender<Empty>>,
     /// When it was last heard, or when this manager started.
     pub heard: Instant,
     /// Last number of its journal whose usage the leases here show.
@@ -120,6 +133,8 @@ impl World {
             skew_ms: 0,
             doubtful: HashSet::new(),
             left: false,
+            reclaimed: record.reclaimed,
+            reclaims: HashMap::new(),
         };
         Self {
             nodes: snapshot
@@ -151,7 +166,7 @@ impl World {
     pub fn views(&self) -> Vec<View> {
         let view = |(id, node): (&NodeId, &Node)| View {
             node: *id,
-            up: node.session.is_some(),
+            up: node.session.is_some() && !node.reclaimed,
             capacity: node.capacity,
             free: node.free,
         };
@@ -222,7 +237,8 @@ impl World {
         statuses
     }
 
-    fn node_status(&self, id: &NodeId, node: &Node, now: Instant) -> NodeStatus {
+    /// One node, for people.
+    pub fn node_status(&self, id: &NodeId, node: &Node, now: Instant) -> NodeStatus {
         let held = self
             .leases
             .values()
@@ -233,6 +249,8 @@ impl World {
             capacity: node.capacity,
             free: node.free,
             state: match (&node.session, node.left) {
+                (Some(_), _) if node.reclaimed && held > 0 => "leaving",
+                (Some(_), _) if node.reclaimed => "reclaimed",
                 (Some(_), _) => "up",
                 (None, true) => "left",
                 (None, false) => "lost",

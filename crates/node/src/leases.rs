@@ -88,6 +88,8 @@ struct Slot {
     up: bool,
     /// Why we had it killed, and when.
     kill: Option<(End, Instant)>,
+    /// The call that ran when the lease's time was over, and may end.
+    finishing: Option<u32>,
     channel: Option<Channel>,
     /// What its dead incarnations did not live to write down.
     lost: Usage,
@@ -264,6 +266,16 @@ impl Run {
         self.wake.notify_one();
     }
 
+    /// Takes it back: channels without a running call end now, the others when their call does, or when the grace is over.
+    pub fn recall(&self, grace: Duration) {
+        let mut inner = self.inner();
+        inner.life.recall(clock::now_ms(), grace.as_millis() as u64);
+        self.begin_draining(&mut inner);
+        drop(inner);
+        self.announce();
+        self.wake.notify_one();
+    }
+
     pub fn state(&self) -> State {
         self.inner().life.state()
     }
@@ -401,13 +413,16 @@ impl Run {
         let slot = &mut inner.slots[index];
         let group = std::mem::take(&mut slot.up).then_some(slot.pid);
         slot.pid = 0;
-        if slot.channel.is_some() && reading.is_running() {
+        // Also when its channel has ended already, as at the lease's own end: what ran is owed.
+        if group.is_some() && reading.is_running() {
             let ticks = mayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
             slot.lost.computing_us += mayfly_fabric::clock::us_of_ticks(ticks);
             slot.lost.calls += 1;
             slot.lost.failures += 1;
         }
         self.end_channel(inner, index, end);
+        // Nobody runs it any more, and it is counted: it shall not be read as running until the next worker's first call.
+        self.meters[index].attach();
         group
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use mayfly_lease::State;
@@ -37,6 +37,8 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 /// The manager waits 5 s for an answer; a lease whose executor takes longer is answered without it.
 const OFFER_PATIENCE: Duration = Duration::from_secs(3);
 const END_PATIENCE: Duration = Duration::from_secs(4);
+/// How long a node that was taken back waits until its last bill is booked before it says that it is empty.
+const BOOKED_PATIENCE: Duration = Duration::from_secs(5);
 /// No message of a manager is longer.
 const MOST_MESSAGE_BYTES: usize = 1 << 20;
 /// How often the usage of running leases is journaled and sent.
@@ -375,6 +377,32 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
                 };
                 let _ = answers.send(answer(request, refused, None)).await;
             });
+        }
+        ManagerMessage::Reclaim { request, grace_ms } => {
+            let node = node.clone();
+            node.clone().task(async move {
+                let begun = Instant::now();
+                let leases = node.reclaim(Duration::from_millis(grace_ms)).await as u32;
+                let empty_us = begun.elapsed().as_micros() as u64;
+                tracing::info!(leases, empty_us, "taken back");
+                node.news.notify_one();
+                // The last bill goes first.
+                while begun.elapsed() < Duration::from_millis(grace_ms) + BOOKED_PATIENCE
+                    && (node.journal.entry().is_some() || !node.journal.untold().is_empty())
+                {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                let reclaimed = NodeMessage::Reclaimed {
+                    request,
+                    leases,
+                    empty_us,
+                };
+                let _ = answers.send(reclaimed).await;
+            });
+        }
+        ManagerMessage::Resume { request } => {
+            node.resume();
+            let _ = answers.try_send(answer(request, None, None));
         }
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),

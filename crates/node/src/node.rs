@@ -65,6 +65,8 @@ struct Books {
     ended: HashMap<LeaseId, Ended>,
     /// The cores that everybody who owns none was put on last.
     shared_cores: Vec<u16>,
+    /// Whether the node was taken back: it holds nothing and takes nothing until it is given again.
+    reclaimed: bool,
 }
 
 /// A lease that ended, remembered so that its token opens nothing any more and, for a while, its calls' fates can be told.
@@ -161,6 +163,7 @@ impl Node {
                 leases: BTreeMap::new(),
                 ended: ended.collect(),
                 shared_cores: Vec::new(),
+                reclaimed: false,
             }),
             alive: Mutex::new(Some(alive)),
             news: Notify::new(),

@@ -165,6 +165,7 @@ mod tests {
             sandbox,
             network: false,
             files: Vec::new(),
+            wait_ms: 0,
             holder: PublicKey([0; 32]),
             idle_release_ms: 0,
             node: None,

@@ -210,7 +210,16 @@ impl Pool {
         self.shelves().values().map(|shelf| shelf.parked.len()).sum()
     }
 
-    /// Ends every parked executor and parks no more.
+    /// Parks executors again, first those of the kinds that are always kept ready.
+    pub fn open(self: &Arc<Self>) {
+        self.closed.store(false, std::sync::atomic::Ordering::Release);
+        let kinds: Vec<Kind> = self.shelves().keys().cloned().collect();
+        for kind in kinds {
+            self.refill(&kind, Duration::ZERO);
+        }
+    }
+
+    /// Ends every parked executor and parks no more until opened again.
     pub async fn close(&self) {
         self.closed.store(true, std::sync::atomic::Ordering::Release);
         let deadline = Instant::now() + READY_DEADLINE;

@@ -129,7 +129,13 @@ pub struct LeaseRequest {
     /// Wanted node, if any.
     #[serde(default)]
     pub node: Option<NodeId>,
+    /// Milliseconds to wait for a place when there is none now; at most 20,000 at a time.
+    #[serde(default)]
+    pub wait_ms: u64,
 }
+
+/// A request for a lease waits no longer for a place; whoever wants to wait longer asks again.
+pub const MOST_WAIT_MS: u64 = 20_000;
 
 fn one() -> u16 {
     1
@@ -201,7 +207,7 @@ pub struct NodeStatus {
     pub capacity: Capacity,
     /// What is not leased.
     pub free: Capacity,
-    /// `up`, `lost` or `leaving`.
+    /// `up`; `leaving` while it is taken back and `reclaimed` when it is empty; `left` when it was stopped in order, else `lost`.
     pub state: String,
     /// Milliseconds since its last heartbeat.
     pub heartbeat_age_ms: u64,
@@ -249,6 +255,17 @@ pub struct Usage {
     pub calls: u64,
     /// Of them, those that ended in an error.
     pub failures: u64,
+}
+
+/// Answer to `DELETE /v1/nodes/{id}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reclaimed {
+    /// The node, which is empty.
+    pub node: NodeStatus,
+    /// Leases that were ended for it.
+    pub leases: u32,
+    /// Milliseconds from the node's hearing of it until nothing of them was left running.
+    pub empty_ms: f64,
 }
 
 /// `POST /v1/leases/{id}/renew`.
@@ -324,6 +341,15 @@ pub enum NodeMessage {
         /// Lease and all it used so far.
         usage: Vec<(LeaseId, Usage)>,
     },
+    /// Answer to [`ManagerMessage::Reclaim`]: the node is empty, and what its leases used is booked as far as it could be told.
+    Reclaimed {
+        /// Which request.
+        request: u64,
+        /// Leases that were ended for it.
+        leases: u32,
+        /// Microseconds from the request's arrival until nothing of them was left running.
+        empty_us: u64,
+    },
     /// Last message of a node that is stopped in order: it holds no lease any more, and will not be back soon.
     Leaving,
 }
@@ -384,6 +410,18 @@ pub enum ManagerMessage {
         /// How its record ends.
         state: String,
     },
+    /// Take no more leases, end those there are as [`LeaseStatus::state`] `revoked`, and say when the node is empty.
+    Reclaim {
+        /// To be answered under.
+        request: u64,
+        /// What running calls get.
+        grace_ms: u64,
+    },
+    /// Take leases again.
+    Resume {
+        /// To be answered under.
+        request: u64,
+    },
     /// Meters up to this sequence number are booked.
     Booked {
         /// Last booked.
@@ -407,6 +445,11 @@ pub enum Event {
     },
     /// A node was stopped in order.
     NodeLeft {
+        /// Which.
+        node: NodeId,
+    },
+    /// A node was taken back and is empty.
+    NodeReclaimed {
         /// Which.
         node: NodeId,
     },

@@ -135,6 +135,7 @@ class Client:
         readable: Iterable[str | os.PathLike[str]] = (),
         writable: Iterable[str | os.PathLike[str]] = (),
         network: bool = False,
+        wait: float = 0.0,
         slots: int = SLOTS,
         stride: int = STRIDE,
         bulk: int = BULK,
@@ -161,6 +162,7 @@ class Client:
                 is named here, and have no privilege, no network and bounded memory. None for the site's default.
             readable: files and directories of the host that isolated workers may read, as far as the site allows.
             writable: those that they may change too.
+            wait: seconds to wait for a place when there is none.
             network: whether isolated workers share the host's network, as far as the site allows.
             slots: outstanding calls of one worker; a power of two.
             stride: bytes of a slot; smaller arguments and results travel in it.
@@ -183,6 +185,7 @@ class Client:
             node=node,
             sandbox=sandbox,
             network=network,
+            wait=wait,
             files=[
                 *((os.path.abspath(path), False) for path in readable),
                 *((os.path.abspath(path), True) for path in writable),

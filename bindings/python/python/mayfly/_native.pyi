@@ -48,6 +48,7 @@ class Client:
         sandbox: str | None,
         network: bool,
         files: list[tuple[str, bool]],
+        wait: float,
     ) -> Lease: ...
     def get(self, path: str) -> str: ...
 

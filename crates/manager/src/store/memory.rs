@@ -47,10 +47,10 @@ impl Store for MemoryStore {
 
     fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
         let mut kept = self.kept();
-        let (epoch, booked) = kept
+        let (epoch, booked, reclaimed) = kept
             .nodes
             .get(&address.id)
-            .map_or((0, 0), |node| (node.epoch, node.booked));
+            .map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
         let epoch = epoch + 1;
         kept.nodes.insert(
             address.id,
@@ -59,9 +59,17 @@ impl Store for MemoryStore {
                 capacity,
                 epoch,
                 booked,
+                reclaimed,
             },
         );
         Pending::ready(Ok(epoch))
+    }
+
+    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
+        if let Some(record) = self.kept().nodes.get_mut(&node) {
+            record.reclaimed = reclaimed;
+        }
+        Pending::ready(Ok(()))
     }
 
     fn note(&self, changes: Vec<Change>) -> Pending<()> {

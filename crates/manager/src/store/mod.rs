@@ -145,6 +145,8 @@ pub struct NodeRecord {
     pub epoch: u64,
     /// Last number of its journal that was booked.
     pub booked: u64,
+    /// Whether its owner took it back.
+    pub reclaimed: bool,
 }
 
 /// What a bearer may do.
@@ -220,6 +222,9 @@ pub trait Store: Send + Sync + 'static {
     /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
     /// that is not above it was booked before, and changes nothing.
     fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64>;
+
+    /// A node was taken back by its owner, or given again. Durable.
+    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;
 
     /// Keeps a bearer, durably. A new operator's replaces the old one.
     fn keep(&self, bearer: Bearer) -> Pending<()>;

@@ -25,7 +25,7 @@ const GROUP: usize = 1_024;
 const TABLES: &str = "
 CREATE TABLE nodes (
     id BLOB PRIMARY KEY, address TEXT NOT NULL, capacity TEXT NOT NULL,
-    epoch INTEGER NOT NULL, booked INTEGER NOT NULL DEFAULT 0
+    epoch INTEGER NOT NULL, booked INTEGER NOT NULL DEFAULT 0, reclaimed INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE leases (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, node BLOB NOT NULL, holder BLOB NOT NULL, state TEXT NOT NULL,
@@ -45,7 +45,8 @@ PRAGMA user_version = 2;
 
 /// What brings tables of an earlier version to the next one, from the first.
 const UPGRADES: [&str; 1] =
-    ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;"];
+    ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;"];
 
 /// One write of a group.
 trait Job: Send {
@@ -260,6 +261,15 @@ impl Store for SqliteStore {
         })
     }
 
+    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
+        self.write(true, move |transaction| {
+            transaction
+                .prepare_cached("UPDATE nodes SET reclaimed = ?2 WHERE id = ?1")?
+                .execute(params![node.0, reclaimed])?;
+            Ok(())
+        })
+    }
+
     fn note(&self, changes: Vec<Change>) -> Pending<()> {
         self.write(false, move |transaction| {
             changes.iter().try_for_each(|change| apply(transaction, change))
@@ -400,13 +410,14 @@ fn keep(transaction: &Transaction<'_>, bearer: &Bearer) -> rusqlite::Result<()> 
 
 fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Snapshot> {
     let nodes = connection
-        .prepare("SELECT address, capacity, epoch, booked FROM nodes")?
+        .prepare("SELECT address, capacity, epoch, booked, reclaimed FROM nodes")?
         .query_map([], |row| {
             Ok(NodeRecord {
                 address: parsed(row, 0)?,
                 capacity: parsed(row, 1)?,
                 epoch: unsigned(row, 2)?,
                 booked: unsigned(row, 3)?,
+                reclaimed: row.get(4)?,
             })
         })?
         .collect::<rusqlite::Result<_>>()?;

@@ -8,6 +8,8 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(10);
 const KILL_DEADLINE: Duration = Duration::from_secs(2);
 /// While a worker is awake its meter is read this often: so exact are deadlines.
 const AWAKE_TICK: Duration = Duration::from_millis(10);
+/// While a lease only finishes its running calls: whoever waits for its cores waits no longer than this for nothing.
+const DRAINING_TICK: Duration = Duration::from_millis(1);
 /// While channels are open but every worker sleeps: a wake-up is noticed after this long.
 const ASLEEP_TICK: Duration = Duration::from_millis(50);
 /// While no channel is open.
@@ -36,9 +38,15 @@ impl Run {
             }
             stuck |= slot.kill.is_some_and(|(_, since)| since.elapsed() > KILL_DEADLINE);
         }
-        if let Some(mayfly_lease::Step::End(_)) = life.tick(now, busy) {
-            return Tick::Over;
+        match life.tick(now, busy) {
+            Some(mayfly_lease::Step::End(_)) => return Tick::Over,
+            Some(mayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut inner),
+            None => {}
         }
+        if inner.life.is_draining() {
+            self.drain(&mut inner);
+        }
+        let life = &inner.life;
         if !life.state().is_live() {
             return Tick::Over;
         }
@@ -46,12 +54,37 @@ impl Run {
             return Tick::Stuck;
         }
         let pace = match (awake, life.channels()) {
+            _ if life.is_draining() => DRAINING_TICK,
             (true, _) => AWAKE_TICK,
             (false, 1..) => ASLEEP_TICK,
             (false, 0) => IDLE_TICK,
         };
         let due = life.next_at().map_or(u64::MAX, |at| at.saturating_sub(now).max(1));
         Tick::Again(pace.min(Duration::from_millis(due)))
+    }
+
+    /// The lease's time is over: notes which calls run, and ends the channels on which none does.
+    pub(super) fn begin_draining(&self, inner: &mut Inner) {
+        for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
+            let reading = meter.read();
+            slot.finishing = reading.is_running().then_some(reading.started);
+        }
+        self.drain(inner);
+    }
+
+    /// Ends the channels whose call has ended, also when another one has begun on them meanwhile: that one comes too late.
+    fn drain(&self, inner: &mut Inner) {
+        let end = match inner.life.ends_as() {
+            State::Revoked => End::Revoked,
+            _ => End::Expired,
+        };
+        for index in 0..inner.slots.len() {
+            let reading = self.meters[index].read();
+            let finishes = reading.is_running() && inner.slots[index].finishing == Some(reading.started);
+            if !finishes && inner.slots[index].channel.is_some() {
+                self.end_channel(inner, index, end);
+            }
+        }
     }
 
     /// What it used so far, as far as that can be true.
@@ -72,7 +105,7 @@ impl Run {
         let mut total = Usage::default();
         for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {
             let reading = meter.read();
-            let running = slot.channel.is_some() && reading.is_running();
+            let running = slot.up && reading.is_running();
             let running = if running {
                 ticks().saturating_sub(reading.start_ticks)
             } else {

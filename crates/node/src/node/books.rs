@@ -73,6 +73,12 @@ impl Node {
         )?;
         let run = {
             let mut books = self.books();
+            if books.reclaimed {
+                return Err(Failure::new(
+                    Code::NoCapacity,
+                    "this node was taken back by its owner; lease elsewhere",
+                ));
+            }
             let reservation = books.ledger.reserve(id, &request)?.clone();
             let granted = Granted {
                 id,
@@ -150,6 +156,34 @@ impl Node {
         books.ended.insert(run.id(), ended);
         drop(books);
         self.repin();
+        self.news.notify_one();
+    }
+
+    /// Gives the machine back to its owner: no new lease, an end to those there are, and nothing kept ready. Answers how many
+    /// leases there were, once nothing of them is left or that takes unreasonably long.
+    pub(crate) async fn reclaim(&self, grace: Duration) -> usize {
+        let runs: Vec<Arc<Run>> = {
+            let mut books = self.books();
+            books.reclaimed = true;
+            books.leases.values().cloned().collect()
+        };
+        for run in &runs {
+            run.recall(grace);
+        }
+        let parked = self.pool.close();
+        let gone = async {
+            for run in &runs {
+                run.gone(grace + SHUTDOWN_DEADLINE).await;
+            }
+        };
+        tokio::join!(parked, gone);
+        runs.len()
+    }
+
+    /// Takes leases again.
+    pub(crate) fn resume(&self) {
+        self.books().reclaimed = false;
+        self.pool.open();
         self.news.notify_one();
     }
 

@@ -1,0 +1,167 @@
+//! A node belongs to somebody: it is taken back at any moment, and nobody loses more than a running call. Real processes.
+
+use std::time::{Duration, Instant};
+
+use mayfly_client::{
+    Channel, ChannelOptions, Client, Code, Form, FunctionIndex, Lease, LeaseOptions, Mode, Sandbox, WorkerIndex,
+};
+use mayfly_protocol::ids::NodeId;
+
+mod support;
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Site {
+    client: Client,
+    node: NodeId,
+}
+
+impl Site {
+    fn new() -> Self {
+        let client = Client::embedded(Some(&support::mayfly())).unwrap();
+        let node = client.nodes().unwrap()[0].address.id;
+        Self { client, node }
+    }
+
+    fn lease(&self, workers: u16, change: impl FnOnce(&mut LeaseOptions)) -> Lease {
+        let mut options = LeaseOptions::native(workers);
+        options.mode = Mode::Warm;
+        options.hot_for = Some(Duration::ZERO);
+        change(&mut options);
+        self.client.lease(options).unwrap()
+    }
+
+    fn state(&self) -> String {
+        self.client.nodes().unwrap()[0].state.clone()
+    }
+}
+
+fn open(lease: &Lease, worker: u16, symbol: &str) -> (Channel, FunctionIndex) {
+    let code = lease.put_code(&support::compile(include_str!("support/functions.c"))).unwrap();
+    let options = ChannelOptions {
+        spin: Some(Duration::ZERO),
+        ..Default::default()
+    };
+    let mut channel = lease.channel(WorkerIndex(worker), &options).unwrap();
+    let function = channel.load(code, &Form::Plain { symbol: symbol.into() }).unwrap();
+    (channel, function)
+}
+
+fn code_of(channel: &mut Channel, function: FunctionIndex, input: &[u8]) -> Result<(), Code> {
+    channel.call(function, input).map(drop).map_err(|error| error.code())
+}
+
+#[test]
+fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_told() {
+    for sandbox in [Sandbox::Process, Sandbox::Isolated] {
+        let site = Site::new();
+        let lease = site.lease(2, |options| options.sandbox = Some(sandbox));
+        let (mut busy, endless) = open(&lease, 0, "loop");
+        let (mut idle, echo) = open(&lease, 1, "echo");
+        code_of(&mut idle, echo, b"x").unwrap();
+        let pids = [busy.worker_pid(), idle.worker_pid()];
+        let running = std::thread::spawn(move || code_of(&mut busy, endless, b""));
+        std::thread::sleep(Duration::from_millis(50));
+        let reclaimed = site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
+        assert_eq!((reclaimed.leases, reclaimed.node.leases), (1, 0));
+        assert_eq!(reclaimed.node.state, "reclaimed");
+        assert!(reclaimed.empty_ms < 2000.0, "{}", reclaimed.empty_ms);
+        for pid in pids {
+            assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid} is left");
+        }
+        assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
+        assert_eq!(code_of(&mut idle, echo, b"x"), Err(Code::LeaseEnded));
+        // The bill is booked before the answer.
+        let record = site.client.get("/v1/leases").unwrap()[0].clone();
+        assert_eq!((&record["state"], &record["usage"]["failures"]), (&"revoked".into(), &1.into()));
+    }
+}
+
+#[test]
+fn running_calls_end_within_the_grace_and_nothing_else_begins() {
+    let site = Site::new();
+    let lease = site.lease(2, |_| {});
+    let (mut busy, nap) = open(&lease, 0, "sleep_ms");
+    let (mut idle, echo) = open(&lease, 1, "echo");
+    let running = std::thread::spawn(move || {
+        let first = code_of(&mut busy, nap, &300u32.to_le_bytes());
+        (first, code_of(&mut busy, nap, &300u32.to_le_bytes()))
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    let taken = std::thread::scope(|scope| {
+        let reclaim = scope.spawn(|| site.client.reclaim_node(site.node, LONG).unwrap());
+        // Whoever has nothing running hears of it long before the grace is over.
+        while code_of(&mut idle, echo, b"x") != Err(Code::LeaseEnded) {
+            assert!(begun.elapsed() < LONG);
+        }
+        assert!(begun.elapsed() < Duration::from_millis(190), "{:?}", begun.elapsed());
+        reclaim.join().unwrap()
+    });
+    assert_eq!(taken.leases, 1);
+    assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+    let (first, second) = running.join().unwrap();
+    assert_eq!(first, Ok(()));
+    // It came too late: if it began at all, it was ended, and its caller cannot tell.
+    assert!(matches!(second, Err(Code::LeaseEnded | Code::MaybeExecuted)), "{second:?}");
+}
+
+#[test]
+fn a_call_that_outlives_the_grace_is_ended() {
+    let site = Site::new();
+    let lease = site.lease(1, |_| {});
+    let (mut busy, endless) = open(&lease, 0, "loop");
+    let running = std::thread::spawn(move || code_of(&mut busy, endless, b""));
+    std::thread::sleep(Duration::from_millis(50));
+    let reclaimed = site.client.reclaim_node(site.node, Duration::from_millis(200)).unwrap();
+    assert!((200.0..3000.0).contains(&reclaimed.empty_ms), "{}", reclaimed.empty_ms);
+    assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
+}
+
+#[test]
+fn a_node_that_was_taken_back_takes_no_lease_until_it_is_given_again() {
+    let site = Site::new();
+    site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
+    let refused = site.client.lease(LeaseOptions::native(1)).err().unwrap();
+    assert_eq!(refused.code(), Code::NoCapacity);
+    assert_eq!(site.client.resume_node(site.node).unwrap().state, "up");
+    let lease = site.lease(1, |_| {});
+    let (mut channel, echo) = open(&lease, 0, "echo");
+    assert_eq!(code_of(&mut channel, echo, b"x"), Ok(()));
+    assert_eq!(site.state(), "up");
+}
+
+#[test]
+fn whoever_waits_for_room_gets_it_when_the_node_is_given_again() {
+    let site = Site::new();
+    site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
+    let client = site.client.clone();
+    let waiting = std::thread::spawn(move || {
+        let mut options = LeaseOptions::native(1);
+        options.wait = LONG;
+        client.lease(options).map(|lease| lease.grant().lease)
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!waiting.is_finished());
+    site.client.resume_node(site.node).unwrap();
+    assert!(waiting.join().unwrap().is_ok());
+}
+
+#[test]
+fn whoever_waits_in_vain_is_told_when_the_time_is_over() {
+    let site = Site::new();
+    site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
+    let begun = Instant::now();
+    let mut options = LeaseOptions::native(1);
+    options.wait = Duration::from_millis(300);
+    assert_eq!(site.client.lease(options).err().unwrap().code(), Code::NoCapacity);
+    assert!(begun.elapsed() >= Duration::from_millis(290));
+}
+
+#[test]
+fn an_unknown_node_is_named() {
+    let site = Site::new();
+    let error = site.client.reclaim_node(NodeId([9; 16]), Duration::ZERO).unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.to_string().contains(&NodeId([9; 16]).to_string()), "{error}");
+}

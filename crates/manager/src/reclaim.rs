@@ -1,0 +1,111 @@
+//! Nodes given back to their owners, and given again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::api::{Event, ManagerMessage, NodeStatus, Reclaimed};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::NodeId;
+use tokio::sync::oneshot;
+
+use crate::control::Control;
+use crate::world::millis;
+
+/// A node that was told has this long, beyond the grace for running calls, to say that it is empty.
+const EMPTY_DEADLINE: Duration = Duration::from_secs(20);
+/// The longest grace: whoever wants more may as well wait for the leases' own end.
+pub const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
+
+impl Control {
+    /// Takes a node back for its owner. From here on it gets no lease; the answer comes when it is empty. A node that cannot
+    /// be told now is told when it comes back.
+    pub async fn reclaim(self: &Arc<Self>, node: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
+        if grace > MOST_GRACE {
+            let most = MOST_GRACE.as_secs();
+            let text = format!("a grace of {} s; give at most {most} s", grace.as_secs());
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        let control = Arc::clone(self);
+        // Goes on when the caller goes away: half a reclaim helps nobody.
+        let taken = tokio::spawn(async move { control.take_back(node, grace).await }).await;
+        taken.unwrap_or_else(|error| {
+            let text = format!("taking the node back failed: {error}; report this");
+            Err(Failure::new(Code::Internal, text))
+        })
+    }
+
+    async fn take_back(&self, id: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
+        let told = {
+            let mut world = self.world();
+            let request = world.next_request();
+            let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+            node.reclaimed = true;
+            let grace_ms = millis(grace);
+            let sent = node.session.as_ref().is_some_and(|session| {
+                let message = ManagerMessage::Reclaim { request, grace_ms };
+                session.outgoing.try_send(message).is_ok()
+            });
+            sent.then(|| {
+                let (reply, empty) = oneshot::channel();
+                node.reclaims.insert(request, reply);
+                (request, empty)
+            })
+        };
+        let kept = self.store.reclaim(id, true).wait().await;
+        let Some((request, empty)) = told else {
+            kept?;
+            let text = format!("node {id} is not connected; it is taken back when it comes");
+            return Err(Failure::new(Code::Unreachable, text));
+        };
+        let empty = tokio::time::timeout(grace + EMPTY_DEADLINE, empty).await;
+        let mut world = self.world();
+        let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+        node.reclaims.remove(&request);
+        let node = world.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
+        let status = world.node_status(&id, node, Instant::now());
+        drop(world);
+        kept?;
+        match empty {
+            Ok(Ok(empty)) => Ok(Reclaimed {
+                node: status,
+                leases: empty.leases,
+                empty_ms: empty.after.as_secs_f64() * 1e3,
+            }),
+            Ok(Err(_)) => Err(Failure::new(
+                Code::Unreachable,
+                format!("the connection of node {id} broke before it was empty; look at it with `mayfly status`"),
+            )),
+            Err(_) => Err(Failure::new(
+                Code::TimedOut,
+                format!("node {id} has not said that it is empty; look at its log"),
+            )),
+        }
+    }
+
+    /// Gives a node that was taken back to leases again.
+    pub async fn resume(&self, id: NodeId) -> Result<NodeStatus, Failure> {
+        let was_reclaimed = self.world().nodes.get(&id).ok_or_else(|| no_such_node(id))?.reclaimed;
+        if was_reclaimed {
+            self.store.reclaim(id, false).wait().await?;
+            let told = self.ask(id, None, |request, _| ManagerMessage::Resume { request }).await;
+            if let Err(failure) = told
+                && failure.code != Code::Unreachable
+            {
+                return Err(failure);
+            }
+            if let Some(node) = self.world().nodes.get_mut(&id) {
+                node.reclaimed = false;
+                node.free = node.capacity;
+            }
+            self.tell(Event::NodeUp { node: id });
+        }
+        let world = self.world();
+        let node = world.nodes.get(&id).ok_or_else(|| no_such_node(id))?;
+        Ok(world.node_status(&id, node, Instant::now()))
+    }
+}
+
+fn no_such_node(id: NodeId) -> Failure {
+    let text = format!("there is no node {id}; `mayfly status` lists those there are");
+    Failure::new(Code::NotFound, text)
+}

@@ -14,6 +14,7 @@ pub mod invoke;
 pub mod machine;
 pub mod picture;
 pub mod proc;
+pub mod reclaim;
 pub mod report;
 pub mod stats;
 pub mod subject;

@@ -170,7 +170,7 @@ impl fmt::Display for InvokeReport {
     }
 }
 
-fn footer(f: &mut fmt::Formatter<'_>, machine: &Machine, noise: &Noise) -> fmt::Result {
+pub(crate) fn footer(f: &mut fmt::Formatter<'_>, machine: &Machine, noise: &Noise) -> fmt::Result {
     writeln!(
         f,
         "  on {}, {} cores, Linux {}",

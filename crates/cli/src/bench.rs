@@ -10,7 +10,7 @@ use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, invoke, measure};
+use mayfly_bench::{Difference, Plan, Samples, Summary, cold, invoke, measure, reclaim};
 use mayfly_client::{Client, Runtime, Sandbox, Transport};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
@@ -24,6 +24,7 @@ use crate::lease::Level;
   mayfly bench invoke --transport tcp --mode warm
   mayfly bench invoke --depth 16                       many invocations in flight
   mayfly bench cold --language c --sandbox process     from lease to first result
+  mayfly bench reclaim                                 a node given back to its owner, and given again
   mayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -38,6 +39,8 @@ enum What {
     Invoke(InvokeArguments),
     /// From the request for a lease to the first result
     Cold(ColdArguments),
+    /// From taking a node back to its being empty, and from giving it again to the first call on it
+    Reclaim(ReclaimArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
     Table(TableArguments),
 }
@@ -132,6 +135,22 @@ struct ColdArguments {
 }
 
 #[derive(Debug, Args)]
+struct ReclaimArguments {
+    /// Warm workers that are there when the node is taken back
+    #[arg(long, default_value_t = 100)]
+    workers: u16,
+    /// How isolated they are
+    #[arg(long, value_enum, default_value = "isolated")]
+    sandbox: Level,
+    /// How often to measure
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// Report although the machine was busy
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
 struct TableArguments {
     /// Directory for latency.png, latency.svg and bench.json
     #[arg(long, default_value = "build/bench")]
@@ -190,6 +209,21 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         What::Cold(options) => {
             let report = measure_cold(options)?;
             print(&report, json)
+        }
+        What::Reclaim(options) => {
+            // SAFETY: this process has one thread so far.
+            unsafe { std::env::set_var("MAYFLY_WARM_WORKERS", options.workers.to_string()) };
+            let (client, mine) = own_manager(1)?;
+            let options = reclaim::Options {
+                workers: options.workers,
+                sandbox: options.sandbox.into(),
+                rounds: options.rounds,
+                force: options.force,
+            };
+            print(
+                &reclaim::run(&client, &mine, options).map_err(|error| failure(&error))?,
+                json,
+            )
         }
         What::Table(options) => table(options, json),
     }

@@ -117,7 +117,9 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         None => daemon::run(serve(arguments, global)),
         Some(What::Reclaim(wanted)) => {
             let client = connect::manager(global)?;
-            let reclaimed = client.reclaim_node(wanted.node, wanted.grace).map_err(|error| error.0)?;
+            let reclaimed = client
+                .reclaim_node(wanted.node, wanted.grace)
+                .map_err(|error| error.0)?;
             output::line(&match global.json {
                 true => output::json(&reclaimed)?,
                 false => format!(

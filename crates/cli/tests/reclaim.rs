@@ -37,7 +37,9 @@ impl Site {
 }
 
 fn open(lease: &Lease, worker: u16, symbol: &str) -> (Channel, FunctionIndex) {
-    let code = lease.put_code(&support::compile(include_str!("support/functions.c"))).unwrap();
+    let code = lease
+        .put_code(&support::compile(include_str!("support/functions.c")))
+        .unwrap();
     let options = ChannelOptions {
         spin: Some(Duration::ZERO),
         ..Default::default()
@@ -73,7 +75,10 @@ fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_
         assert_eq!(code_of(&mut idle, echo, b"x"), Err(Code::LeaseEnded));
         // The bill is booked before the answer.
         let record = site.client.get("/v1/leases").unwrap()[0].clone();
-        assert_eq!((&record["state"], &record["usage"]["failures"]), (&"revoked".into(), &1.into()));
+        assert_eq!(
+            (&record["state"], &record["usage"]["failures"]),
+            (&"revoked".into(), &1.into())
+        );
     }
 }
 
@@ -103,7 +108,10 @@ fn running_calls_end_within_the_grace_and_nothing_else_begins() {
     let (first, second) = running.join().unwrap();
     assert_eq!(first, Ok(()));
     // It came too late: if it began at all, it was ended, and its caller cannot tell.
-    assert!(matches!(second, Err(Code::LeaseEnded | Code::MaybeExecuted)), "{second:?}");
+    assert!(
+        matches!(second, Err(Code::LeaseEnded | Code::MaybeExecuted)),
+        "{second:?}"
+    );
 }
 
 #[test]

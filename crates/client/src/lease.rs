@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mayfly_fabric::Transport;
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, HostPath, MOST_WAIT_MS, LeaseRequest, Mode, NodeAddress, Runtime, Sandbox};
+use mayfly_protocol::api::{Grant, HostPath, LeaseRequest, MOST_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{ChannelId, CodeHash, NodeId, PublicKey, WorkerIndex};

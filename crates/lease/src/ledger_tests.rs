@@ -18,7 +18,7 @@ fn request(workers: u16, mode: Mode) -> LeaseRequest {
         sandbox: None,
         network: false,
         files: Vec::new(),
-            wait_ms: 0,
+        wait_ms: 0,
         holder: PublicKey([0; 32]),
         idle_release_ms: 0,
         node: None,

@@ -8,9 +8,7 @@ use mayfly_lease::placement::{PlacementError, View, choose};
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{
-    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, NodeAddress, Sandbox, Usage,
-};
+use mayfly_protocol::api::{Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::broadcast::error::RecvError;

@@ -87,7 +87,9 @@ impl Control {
         let was_reclaimed = self.world().nodes.get(&id).ok_or_else(|| no_such_node(id))?.reclaimed;
         if was_reclaimed {
             self.store.reclaim(id, false).wait().await?;
-            let told = self.ask(id, None, |request, _| ManagerMessage::Resume { request }).await;
+            let told = self
+                .ask(id, None, |request, _| ManagerMessage::Resume { request })
+                .await;
             if let Err(failure) = told
                 && failure.code != Code::Unreachable
             {

@@ -158,7 +158,14 @@ pub struct Grace {
 
 /// The grace that a request names.
 pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
-    let wanted = query.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?.0.grace;
-    Duration::try_from_secs_f64(wanted)
-        .map_err(|_| refuse(Code::InvalidRequest, format!("a grace of {wanted} s; give a number of seconds, 0 or more")))
+    let wanted = query
+        .map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?
+        .0
+        .grace;
+    Duration::try_from_secs_f64(wanted).map_err(|_| {
+        refuse(
+            Code::InvalidRequest,
+            format!("a grace of {wanted} s; give a number of seconds, 0 or more"),
+        )
+    })
 }

@@ -341,7 +341,8 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     drop(store);
     // The first release had no levels of isolation.
     let earlier = rusqlite::Connection::open(&path).unwrap();
-    let undo = "ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+    let undo =
+        "ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None).unwrap();

@@ -44,8 +44,7 @@ PRAGMA user_version = 2;
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 1] =
-    ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
+const UPGRADES: [&str; 1] = ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;"];
 
 /// One write of a group.

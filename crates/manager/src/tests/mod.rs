@@ -124,7 +124,7 @@ fn request(mode: Mode) -> LeaseRequest {
         sandbox: None,
         network: false,
         files: Vec::new(),
-            wait_ms: 0,
+        wait_ms: 0,
         holder: PublicKey([7; 32]),
         idle_release_ms: 0,
         node: None,

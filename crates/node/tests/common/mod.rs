@@ -315,7 +315,7 @@ pub fn request(holder: &SigningKey) -> LeaseRequest {
         sandbox: None,
         network: false,
         files: Vec::new(),
-            wait_ms: 0,
+        wait_ms: 0,
         holder: holder.public(),
         idle_release_ms: 0,
         node: None,

@@ -1,0 +1,143 @@
+//! `mayfly bench reclaim`: how soon a node is its owner's again, and how soon it works once it is given back.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use mayfly_client::{Client, Form, LeaseOptions, Mode, PoolOptions, Sandbox, WorkerIndex};
+use serde::Serialize;
+
+use crate::busy::{Noise, Watch};
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::report::{Millis, footer};
+use crate::stats::Samples;
+use crate::subject::{FUNCTIONS, failed};
+use crate::table::{Table, duration};
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Workers that are there when the node is taken back, each with an open channel.
+    pub workers: u16,
+    /// How isolated they are.
+    pub sandbox: Sandbox,
+    /// How often.
+    pub rounds: usize,
+    /// Report although the machine was busy.
+    pub force: bool,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReclaimReport {
+    /// From the node's hearing of it until nothing of its leases was left, without grace.
+    pub empty: Millis,
+    /// From the request until its answer, with the last bill booked.
+    pub answered: Millis,
+    /// From the request that gives the node back until a client that waited for room has the result of its first call.
+    pub first_call: Millis,
+    /// Workers each time.
+    pub workers: u16,
+    /// How isolated they were.
+    pub sandbox: String,
+    /// Where.
+    pub machine: Machine,
+    /// What else went on meanwhile.
+    pub noise: Noise,
+}
+
+const QUIET: Duration = Duration::from_millis(300);
+/// Whoever waits for room is surely waiting by then.
+const SETTLE: Duration = Duration::from_millis(100);
+const WAIT: Duration = Duration::from_secs(15);
+
+/// Measures on the client's only node.
+pub fn run(client: &Client, mine: &[u32], options: Options) -> Result<ReclaimReport, Error> {
+    let nodes = client.nodes().map_err(failed)?;
+    let node = nodes.first().ok_or_else(|| failed("there is no node"))?.address.id;
+    let noise = Watch::look(QUIET, mine).judge(options.force)?;
+    let mut empty = Samples::with_capacity(options.rounds);
+    let mut answered = Samples::with_capacity(options.rounds);
+    let mut first_call = Samples::with_capacity(options.rounds);
+    let ns = |time: Duration| time.as_nanos() as f64;
+    for _ in 0..options.rounds.max(1) {
+        let mut wanted = LeaseOptions::native(options.workers);
+        wanted.mode = Mode::Warm;
+        wanted.hot_for = Some(Duration::ZERO);
+        wanted.sandbox = Some(options.sandbox);
+        let lease = client.lease(wanted).map_err(failed)?;
+        let code = lease.put_code(FUNCTIONS).map_err(failed)?;
+        let pool = lease.pool(PoolOptions::default()).map_err(failed)?;
+        let form = Form::Plain { symbol: "echo".into() };
+        let echo = pool.register(code, form).map_err(failed)?;
+        for worker in 0..options.workers {
+            let on = mayfly_client::CallOptions {
+                worker: Some(WorkerIndex(worker)),
+                ..Default::default()
+            };
+            pool.call(echo, &b"x"[..], on).map_err(|error| failed(error.failure))?;
+        }
+        let begun = Instant::now();
+        let reclaimed = client.reclaim_node(node, Duration::ZERO).map_err(failed)?;
+        answered.push_ns(ns(begun.elapsed()));
+        empty.push_ns(reclaimed.empty_ms * 1e6);
+        drop((pool, lease));
+        let waiter = client.clone();
+        let sandbox = options.sandbox;
+        let waiting = std::thread::spawn(move || first_result(&waiter, sandbox));
+        std::thread::sleep(SETTLE);
+        let begun = Instant::now();
+        client.resume_node(node).map_err(failed)?;
+        let ended = waiting.join().map_err(|_| failed("the waiting client panicked"))??;
+        first_call.push_ns(ns(ended.saturating_duration_since(begun)));
+    }
+    Ok(ReclaimReport {
+        empty: empty.summary().into(),
+        answered: answered.summary().into(),
+        first_call: first_call.summary().into(),
+        workers: options.workers,
+        sandbox: options.sandbox.name().into(),
+        machine: Machine::this(),
+        noise,
+    })
+}
+
+/// Waits for room, and tells when the first call's result was there.
+fn first_result(client: &Client, sandbox: Sandbox) -> Result<Instant, Error> {
+    let mut wanted = LeaseOptions::native(1);
+    wanted.mode = Mode::Warm;
+    wanted.sandbox = Some(sandbox);
+    wanted.wait = WAIT;
+    let lease = client.lease(wanted).map_err(failed)?;
+    let code = lease.put_code(FUNCTIONS).map_err(failed)?;
+    let mut channel = lease
+        .channel(WorkerIndex(0), &mayfly_client::ChannelOptions::default())
+        .map_err(failed)?;
+    let form = Form::Plain { symbol: "echo".into() };
+    let echo = channel.load(code, &form).map_err(failed)?;
+    channel.call(echo, b"x").map_err(failed)?;
+    let ended = Instant::now();
+    drop(channel);
+    lease.release().map_err(failed)?;
+    Ok(ended)
+}
+
+impl fmt::Display for ReclaimReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!(
+            "taking back a node with {} workers, sandbox {}",
+            self.workers, self.sandbox
+        );
+        let mut table = Table::new(&title, &["", "min", "p50", "p99", "max"]);
+        for (name, time) in [
+            ("empty", &self.empty),
+            ("answered, with the bill", &self.answered),
+            ("given back: first call", &self.first_call),
+        ] {
+            let times = [time.min_ms, time.p50_ms, time.p99_ms, time.max_ms].map(|ms| duration(ms * 1e6));
+            table.row([name.to_owned()].into_iter().chain(times));
+        }
+        writeln!(f, "{table}")?;
+        footer(f, &self.machine, &self.noise)
+    }
+}

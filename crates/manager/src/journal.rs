@@ -188,6 +188,9 @@ mod tests {
         fn book(&self, _: NodeId, _: u64, _: Vec<(LeaseId, Usage)>) -> Pending<u64> {
             unreachable!("journals only note")
         }
+        fn reclaim(&self, _: NodeId, _: bool) -> Pending<()> {
+            unreachable!("journals only note")
+        }
         fn keep(&self, _: Bearer) -> Pending<()> {
             unreachable!("journals only note")
         }

@@ -81,8 +81,21 @@ async fn a_nodes_epoch_grows_with_each_registration(store: &dyn Store) {
         capacity: CAPACITY,
         epoch: 2,
         booked: 0,
+        reclaimed: false,
     };
     assert_eq!(store.load(0).unwrap().nodes, vec![kept]);
+}
+
+async fn a_node_that_was_taken_back_stays_so_when_it_registers_anew(store: &dyn Store) {
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    store.reclaim(NODE, true).wait().await.unwrap();
+    store.register(address(2), CAPACITY).wait().await.unwrap();
+    assert!(store.load(0).unwrap().nodes[0].reclaimed);
+    store.reclaim(NODE, false).wait().await.unwrap();
+    assert!(!store.load(0).unwrap().nodes[0].reclaimed);
+    // One that nobody knows is nobody's concern.
+    store.reclaim(NodeId([77; 16]), true).wait().await.unwrap();
+    assert_eq!(store.load(0).unwrap().nodes.len(), 1);
 }
 
 async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
@@ -276,6 +289,7 @@ macro_rules! suite {
 
 suite!(
     a_nodes_epoch_grows_with_each_registration,
+    a_node_that_was_taken_back_stays_so_when_it_registers_anew,
     a_lease_is_kept_through_its_life_and_ends_once,
     a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the_node_says,
     leases_that_ended_long_ago_are_not_loaded,

@@ -26,6 +26,8 @@ pub struct Options {
     pub pool: usize,
     /// How isolated the worker is.
     pub sandbox: Sandbox,
+    /// Clients that start workers side by side, for a rate; 0 for none.
+    pub parallel: usize,
     /// Report although the machine was busy.
     pub force: bool,
 }
@@ -71,22 +73,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         if is_first {
             std::thread::sleep(REFILL + REFILL_EACH * options.pool as u32);
         }
-        let mut ticks = [0; 6];
-        ticks[0] = Tsc::now();
-        let lease = client.lease(lease_options.clone()).map_err(failed)?;
-        ticks[1] = Tsc::now();
-        let hash: CodeHash = lease.put_code(&code).map_err(failed)?;
-        ticks[2] = Tsc::now();
-        let mut channel = lease
-            .channel(WorkerIndex(0), &ChannelOptions::default())
-            .map_err(failed)?;
-        ticks[3] = Tsc::now();
-        let function = channel.load(hash, &form).map_err(failed)?;
-        ticks[4] = Tsc::now();
-        drop(channel.call(function, &input).map_err(failed)?);
-        ticks[5] = Tsc::now();
-        drop(channel);
-        lease.release().map_err(failed)?;
+        let ticks = start(client, &lease_options, &code, &form, &input)?;
         if is_first {
             after_idle.push(ticks[5] - ticks[0]);
         } else if round > 0 {
@@ -96,6 +83,12 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
             total.push(ticks[5] - ticks[0]);
         }
     }
+    let starts_per_s = match options.parallel {
+        0 => None,
+        clients => Some(rate(clients, options.calls, || {
+            start(client, &lease_options, &code, &form, &input).map(drop)
+        })?),
+    };
     let mut listed = Stages::default();
     for (name, samples) in &stages {
         listed.add(name, samples);
@@ -117,8 +110,45 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
         language: if python { "python" } else { "c" }.into(),
         sandbox: options.sandbox.name().into(),
         pool: options.pool,
+        starts_per_s,
         after_idle: (options.pool > 0).then(|| after_idle.summary().into()),
         machine: crate::machine::Machine::this(),
         noise,
     })
+}
+
+/// One cold start from the request for a lease to the first result, and the moments in between. The lease is given back.
+fn start(client: &Client, options: &LeaseOptions, code: &[u8], form: &Form, input: &[u8]) -> Result<[u64; 6], Error> {
+    let mut ticks = [0; 6];
+    ticks[0] = Tsc::now();
+    let lease = client.lease(options.clone()).map_err(failed)?;
+    ticks[1] = Tsc::now();
+    let hash: CodeHash = lease.put_code(code).map_err(failed)?;
+    ticks[2] = Tsc::now();
+    let mut channel = lease
+        .channel(WorkerIndex(0), &ChannelOptions::default())
+        .map_err(failed)?;
+    ticks[3] = Tsc::now();
+    let function = channel.load(hash, form).map_err(failed)?;
+    ticks[4] = Tsc::now();
+    drop(channel.call(function, input).map_err(failed)?);
+    ticks[5] = Tsc::now();
+    drop(channel);
+    lease.release().map_err(failed)?;
+    Ok(ticks)
+}
+
+/// Starts per second of so many clients side by side, each of which starts, calls and releases one worker after another.
+fn rate(clients: usize, starts: usize, start: impl Fn() -> Result<(), Error> + Sync) -> Result<f64, Error> {
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients)
+            .map(|_| scope.spawn(|| (0..starts).try_for_each(|_| start())))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            let ended = thread.join();
+            ended.unwrap_or_else(|_| Err(failed("a client panicked")))
+        })
+    })?;
+    Ok(((clients * starts) as f64 / begun.elapsed().as_secs_f64()).round())
 }

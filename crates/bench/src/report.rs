@@ -247,6 +247,9 @@ pub struct ColdReport {
     pub language: String,
     /// The sandbox, such as `process`.
     pub sandbox: String,
+    /// Starts per second of several clients side by side, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub starts_per_s: Option<f64>,
     /// Size of the warm pool that executors came from; 0 when each was started.
     pub pool: usize,
     /// From a warm pool: the first start after the machine had been idle for half a second or more. `total` is of those
@@ -281,6 +284,9 @@ impl fmt::Display for ColdReport {
         }
         row(self.baseline.name.clone(), &self.baseline.latency.into());
         write!(f, "{table}")?;
+        if let Some(per_s) = self.starts_per_s {
+            writeln!(f, "  {} starts of several clients side by side", rate(per_s))?;
+        }
         writeln!(f, "\n  {} is to {}", self.baseline.name, self.baseline.about)?;
         footer(f, &self.machine, &self.noise)
     }

@@ -123,6 +123,7 @@ fn a_cold_report_names_its_stages_in_their_order() {
         overhead_p50_ms: 3.5,
         language: "c".into(),
         sandbox: "process".into(),
+        starts_per_s: None,
         pool: 0,
         after_idle: None,
         machine: Machine::this(),

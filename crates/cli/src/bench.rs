@@ -126,6 +126,9 @@ struct ColdArguments {
     /// Start from executors that the node keeps parked
     #[arg(long)]
     pool: bool,
+    /// Measure also how many starts a second so many clients side by side get; 0 for none
+    #[arg(long, value_name = "CLIENTS", default_value_t = 0)]
+    parallel: usize,
     /// Report although the machine was busy
     #[arg(long)]
     force: bool,
@@ -402,6 +405,7 @@ fn measure_cold(options: &ColdArguments) -> Result<mayfly_bench::report::ColdRep
         function,
         calls: options.calls,
         pool,
+        parallel: options.parallel,
         sandbox: options.sandbox.into(),
         force: options.force,
     };
@@ -430,6 +434,7 @@ fn table(options: &TableArguments, json: bool) -> Result<(), Failure> {
             let cold = ColdArguments {
                 language,
                 sandbox: Level::Process,
+                parallel: 0,
                 calls: 15,
                 pool,
                 force: options.force,

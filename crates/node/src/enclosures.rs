@@ -1,6 +1,6 @@
 //! What stands around isolated executors: a directory and a control group for each.
 
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,6 +19,7 @@ pub struct Enclosures {
     scratch_bytes: u64,
     next: AtomicU32,
     hierarchies: OnceLock<Hierarchies>,
+    settings: OnceLock<PathBuf>,
 }
 
 impl Enclosures {
@@ -29,8 +30,6 @@ impl Enclosures {
             _ => {}
         }
         std::fs::DirBuilder::new().mode(0o755).create(&dir)?;
-        std::fs::write(dir.join("passwd"), isolation::passwd())?;
-        std::fs::set_permissions(dir.join("passwd"), std::fs::Permissions::from_mode(0o644))?;
         std::fs::create_dir(dir.join("stage"))?;
         Ok(Self {
             dir,
@@ -38,6 +37,7 @@ impl Enclosures {
             scratch_bytes,
             next: AtomicU32::new(0),
             hierarchies: OnceLock::new(),
+            settings: OnceLock::new(),
         })
     }
 
@@ -55,6 +55,21 @@ impl Enclosures {
         })
     }
 
+    /// What sandboxes have at `/etc`, made when the first one is.
+    fn settings(&self) -> std::io::Result<&Path> {
+        if self.settings.get().is_none() {
+            // Of two that are first at once, each makes its own and one is kept.
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let made = self.dir.join(format!("settings-{number}"));
+            isolation::make_settings(&made)?;
+            let _ = self.settings.set(made);
+        }
+        self.settings
+            .get()
+            .map(PathBuf::as_path)
+            .ok_or_else(|| std::io::Error::other("there are no settings for sandboxes"))
+    }
+
     /// An enclosure, and how its executor is to be isolated.
     pub fn make(&self, opening: &Opening) -> std::io::Result<(Enclosure, Isolation)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +79,7 @@ impl Enclosures {
         let isolation = Isolation {
             stage: self.dir.join("stage"),
             code: code.clone(),
-            passwd: self.dir.join("passwd"),
+            settings: self.settings()?.to_path_buf(),
             shown: opening.shown.clone(),
             network: opening.network,
             scratch_bytes: self.scratch_bytes,

@@ -24,27 +24,27 @@ const INNER_USER: u32 = 1000;
 const FIRST_OUTER_USER: u32 = 0x4d59_0000;
 /// Directories of the host without which no program runs.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
-/// What programs read of the host's settings: nothing that says who works here.
-const SETTINGS: [&str; 18] = [
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/alternatives",
-    "/etc/localtime",
-    "/etc/timezone",
-    "/etc/nsswitch.conf",
-    "/etc/host.conf",
-    "/etc/hosts",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/mime.types",
-    "/etc/ssl/certs",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust/extracted",
-    "/etc/fonts",
-    "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
+/// What programs read of the host's settings, below `/etc`: nothing that says who works here.
+const SETTINGS: [&str; 16] = [
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "localtime",
+    "timezone",
+    "nsswitch.conf",
+    "host.conf",
+    "hosts",
+    "protocols",
+    "services",
+    "mime.types",
+    "ssl/certs",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+    "fonts",
 ];
+/// What the machine is made of, which numerical libraries ask.
+const MACHINE: &str = "/sys/devices/system";
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
 /// A host path that a sandbox shows.
@@ -66,8 +66,8 @@ pub struct Isolation {
     pub stage: PathBuf,
     /// Host directory that it finds at [`CODE_DIR`].
     pub code: PathBuf,
-    /// A file that it finds at `/etc/passwd`; see [`passwd`].
-    pub passwd: PathBuf,
+    /// Host directory that it finds at `/etc`; see [`make_settings`].
+    pub settings: PathBuf,
     /// What else it sees. Nothing below a path that is shown already need be named.
     pub shown: Vec<Shown>,
     /// Whether it shares the host's network instead of having none.
@@ -80,10 +80,63 @@ pub struct Isolation {
     pub group: Option<std::sync::Arc<Group>>,
 }
 
-/// What `/etc/passwd` says in a sandbox.
-pub fn passwd() -> String {
+/// Makes a directory that sandboxes have as their `/etc`: copies, for one mount is made much faster than a dozen.
+pub fn make_settings(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir(dir)?;
+    for name in SETTINGS {
+        let (from, to) = (Path::new("/etc").join(name), dir.join(name));
+        if !from.exists() {
+            continue;
+        }
+        if let Some(parent) = to.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        // The file behind a link, such as the one to the local time; links within a directory stay links.
+        copy(&from.canonicalize()?, &to)?;
+    }
     let (user, group) = inner_ids();
-    format!("root:x:0:0:root:/:/bin/false\nworker:x:{user}:{group}:Mayfly worker:/tmp:/bin/sh\n")
+    let passwd = format!("root:x:0:0:root:/:/bin/false\nworker:x:{user}:{group}:Mayfly worker:/tmp:/bin/sh\n");
+    std::fs::write(dir.join("passwd"), passwd)?;
+    std::fs::write(dir.join("group"), format!("root:x:0:\nworker:x:{group}:\n"))?;
+    open_to_all(dir)
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    let kind = std::fs::symlink_metadata(from)?.file_type();
+    if kind.is_symlink() {
+        return std::os::unix::fs::symlink(std::fs::read_link(from)?, to);
+    }
+    if kind.is_dir() {
+        std::fs::create_dir(to)?;
+        for entry in std::fs::read_dir(from)? {
+            let entry = entry?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        return Ok(());
+    }
+    match std::fs::copy(from, to) {
+        // What the node may not read its sandboxes need not either.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Whatever the node's file creation mask is: sandboxes run as somebody else.
+fn open_to_all(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let kind = std::fs::symlink_metadata(path)?.file_type();
+    if kind.is_dir() {
+        for entry in std::fs::read_dir(path)? {
+            open_to_all(&entry?.path())?;
+        }
+    }
+    match kind.is_symlink() {
+        true => Ok(()),
+        false => std::fs::set_permissions(
+            path,
+            std::fs::Permissions::from_mode(if kind.is_dir() { 0o755 } else { 0o644 }),
+        ),
+    }
 }
 
 fn is_root() -> bool {
@@ -311,11 +364,14 @@ impl Root {
                 Err(_) => {}
             }
         }
-        for path in SETTINGS.iter().map(Path::new).filter(|path| path.exists()) {
-            self.bind(path, path, READ_ONLY)?;
+        self.bind(&isolation.settings, Path::new("/etc"), READ_ONLY)?;
+        let machine = Path::new(MACHINE);
+        if machine.is_dir() {
+            self.bind(machine, machine, READ_ONLY)?;
         }
         for path in DEVICES.iter().map(Path::new) {
-            self.bind(path, path, libc::MS_NOSUID | libc::MS_NOEXEC)?;
+            // As they are on the host: they do what they do, and no more.
+            self.bind(path, path, 0)?;
         }
         for (to, at) in [
             ("/proc/self/fd", "/dev/fd"),
@@ -325,7 +381,6 @@ impl Root {
         ] {
             self.link(Path::new(to), Path::new(at))?;
         }
-        self.bind(&isolation.passwd, Path::new("/etc/passwd"), READ_ONLY)?;
         self.bind(&isolation.code, Path::new(CODE_DIR), READ_ONLY)?;
         self.parents(Path::new("/proc/self"))?;
         let at = self.inside(Path::new("/proc"))?;
@@ -741,12 +796,12 @@ unsafe fn bind_mount(from: &CStr, at: &CStr) -> bool {
         }
         // "/proc/self/fd/" and the number, written by hand: nothing may be allocated here.
         let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
-        let (mut left, mut end) = (opened as u64, 14);
-        let digits = std::iter::successors(Some(left), |left| (*left >= 10).then_some(left / 10)).count();
-        while end < 14 + digits {
-            name[13 + digits - (end - 14)] = b'0' + (left % 10) as u8;
+        let prefix = "/proc/self/fd/".len();
+        let mut left = opened as u32;
+        let width = std::iter::successors(Some(left), |left| (*left >= 10).then_some(left / 10)).count();
+        for place in name[prefix..prefix + width].iter_mut().rev() {
+            *place = b'0' + (left % 10) as u8;
             left /= 10;
-            end += 1;
         }
         let bound = libc::mount(name.as_ptr().cast(), at.as_ptr(), none, flags, none.cast()) == 0;
         libc::close(opened as c_int);
@@ -764,6 +819,9 @@ struct MountAttributes {
 
 /// Adds restrictions to a mount and those below it; where the kernel cannot do that at once (before 5.12), to the mount alone.
 unsafe fn protect_mount(at: &CStr, protect: c_ulong) -> bool {
+    if protect == 0 {
+        return true;
+    }
     // SAFETY: plain system calls on values of this frame.
     unsafe {
         // The first four mount flags have the same bits in both interfaces.

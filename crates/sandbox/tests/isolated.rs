@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mayfly_sandbox::cgroup::{Hierarchies, Limits};
-use mayfly_sandbox::isolation::{CODE_DIR, Shown, passwd};
+use mayfly_sandbox::isolation::{CODE_DIR, Shown, make_settings};
 use mayfly_sandbox::{Child, Isolation, Precaution, Program, SandboxError, Spawner};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
@@ -24,7 +24,7 @@ impl Place {
         for name in ["stage", "code"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
-        fs::write(dir.path().join("passwd"), passwd()).unwrap();
+        make_settings(&dir.path().join("settings")).unwrap();
         fs::write(dir.path().join("code/abc"), "code").unwrap();
         Self {
             dir,
@@ -36,7 +36,7 @@ impl Place {
         Isolation {
             stage: self.dir.path().join("stage"),
             code: self.dir.path().join("code"),
-            passwd: self.dir.path().join("passwd"),
+            settings: self.dir.path().join("settings"),
             shown: Vec::new(),
             network: false,
             scratch_bytes: 16 << 20,

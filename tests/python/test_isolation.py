@@ -1,5 +1,6 @@
 """Leases of other people's code: what isolated workers can do, and what they cannot do to anybody."""
 
+import json
 import os
 import subprocess
 import sys
@@ -304,3 +305,41 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
             print(lease.submit(beside.twice, 21).result())
     """
     assert run_program(program, str(tmp_path)) == ["42"]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A manager and a node of its own, as two daemons with their defaults."""
+    program = mayfly._client.binary()
+    daemons = []
+
+    def start(*arguments):
+        daemon = subprocess.Popen([program, "--json", *arguments], stdout=subprocess.PIPE, text=True)
+        daemons.append(daemon)
+        return json.loads(daemon.stdout.readline())
+
+    home = tmp_path / "m"
+    connection = start("manager", "--listen", "127.0.0.1:0", "--state-dir", str(home))["connection"]
+    join = ["manager", "join-token", "--manager", connection, "--output", str(tmp_path / "join")]
+    subprocess.run([program, *join], check=True, capture_output=True)
+    node = ["--join", str(tmp_path / "join"), "--state-dir", str(tmp_path / "n"), "--python", sys.executable]
+    assert start("node", *node)["joined"] is True
+    yield connection
+    for daemon in reversed(daemons):
+        daemon.terminate()
+        daemon.wait(timeout=30)
+        daemon.stdout.close()
+
+
+def test_a_site_isolates_everybodys_code_unless_its_owner_says_otherwise(site, tmp_path):
+    with mayfly.connect(site) as client:
+        with client.lease(mode="warm") as lease:
+            assert lease.submit(os.getppid).result() == 1
+            (shown,) = client.leases()
+            assert shown["sandbox"] == "isolated"
+        with pytest.raises(mayfly.Error, match="isolated"):
+            client.lease(sandbox="process")
+        with pytest.raises(mayfly.Error, match="does not show"):
+            client.lease(readable=[tmp_path])
+        with pytest.raises(mayfly.Error, match="network"):
+            client.lease(network=True)

@@ -38,7 +38,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
     /// How isolated workers may be; may be repeated, the first is for leases that name none
-    #[arg(long, value_enum, value_name = "LEVEL")]
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "isolated")]
     sandbox: Vec<Level>,
 }
 
@@ -77,9 +77,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let mut options = Options::new(state.path());
     options.listen = arguments.listen;
     options.names = up::names(arguments.listen, &arguments.host_name);
-    if !arguments.sandbox.is_empty() {
-        options.sandboxes = levels(&arguments.sandbox);
-    }
+    options.sandboxes = levels(&arguments.sandbox);
     let manager = tokio::select! {
         manager = Manager::start(options) => manager?,
         _ = ending.told() => return Ok(()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use mayfly_node::{ManagerLink, Node};
-use mayfly_protocol::api::JoinToken;
+use mayfly_protocol::api::{JoinToken, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::NodeId;
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,9 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let state = StateDir::take(&path)?;
     let link = link(arguments, global, state.path())?;
     let mut options = arguments.node.options(state.path().to_owned())?;
+    if arguments.node.sandboxes().is_empty() {
+        options.sandboxes = vec![Sandbox::Isolated];
+    }
     options.listen_tcp = Some(arguments.listen_tcp);
     options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice())?;
     options.manager = link.clone();

@@ -44,7 +44,8 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
-    /// How isolated workers may be here; may be repeated, the first is for leases that name none
+    /// How isolated workers may be here; may be repeated, the first is for leases that name none [default: `isolated` for a
+    /// node, which runs other people's code; `process`, and `isolated` for leases that ask for it, for `mayfly up`]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Vec<Level>,
     /// Directory below which leases may have isolated workers read; may be repeated

@@ -68,6 +68,24 @@ def test_a_call_past_its_deadline_is_ended(own):
     assert own.options(deadline=10).call(square, 2) == 4
 
 
+def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, tmp_path):
+    monkeypatch.setenv("MAYFLY_WARM_POOL", "0")
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        executor = lease.call(os.getppid)
+        future = lease.submit(time.sleep, 60)
+        while not future.running():
+            time.sleep(0.001)
+        begin = time.monotonic()
+        os.kill(executor, signal.SIGKILL)
+        with pytest.raises(mayfly.WorkerDied):
+            future.result(timeout=20)
+        assert time.monotonic() - begin < 0.5
+        assert lease.call(square, 3) == 9
+        assert time.monotonic() - begin > 1
+
+
 def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatch, tmp_path):
     # No executor is parked, and an interpreter starts slowly.
     monkeypatch.setenv("MAYFLY_WARM_POOL", "0")

@@ -8,7 +8,7 @@ mod dispatch;
 mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{Allocator, Buffer, Received, sleep_any};
@@ -19,7 +19,6 @@ use mayfly_protocol::ids::{CodeHash, WorkerIndex};
 use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
 use dispatch::Dispatch;
-use repair::Repaired;
 
 /// A call of a pool's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -178,15 +177,22 @@ impl Inner {
             let index = repair.index;
             let inner = Arc::downgrade(self);
             let started = std::thread::Builder::new().name("mayfly-repair".into()).spawn(move || {
-                let repaired = repair.run();
-                if let Some(inner) = inner.upgrade() {
-                    inner.lock().dispatch.on_repaired(repaired);
-                    inner.changed.notify_all();
-                }
+                let opened = repair.run(|fate| Self::tell(&inner, |dispatch| dispatch.on_fate(index, fate)));
+                Self::tell(&inner, |dispatch| dispatch.on_repaired(index, opened));
             });
             if let Err(error) = started {
-                state.dispatch.on_repaired(Repaired::impossible(index, &error));
+                let failure = repair::impossible(&error);
+                state.dispatch.on_fate(index, &Err(failure.clone().into()));
+                state.dispatch.on_repaired(index, Err(failure));
             }
+        }
+    }
+
+    /// Changes the dispatch of a pool that may be gone, from a thread of its own, and wakes whoever waits for a change.
+    fn tell(inner: &Weak<Self>, change: impl FnOnce(&mut Dispatch)) {
+        if let Some(inner) = inner.upgrade() {
+            change(&mut inner.lock().dispatch);
+            inner.changed.notify_all();
         }
     }
 

@@ -6,10 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use mayfly_protocol::ids::CodeHash;
-use mayfly_sandbox::cgroup::{Group, Hierarchies, Limits};
+use mayfly_sandbox::cgroup::{Controller, Group, Hierarchies, Limits};
 use mayfly_sandbox::{Isolation, isolation};
 
 use crate::executors::Opening;
+
+/// Processes and threads of an isolated executor where no control group counts them: its lease is not known yet when this is
+/// set, so it is for the largest that makes sense.
+const MOST_TASKS: u32 = 4096;
 
 /// Makes enclosures.
 #[derive(Debug)]
@@ -76,6 +80,7 @@ impl Enclosures {
         let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
         let code = self.dir.join(format!("code-{number}"));
         std::fs::DirBuilder::new().mode(0o755).create(&code)?;
+        let missing = self.hierarchies().missing();
         let isolation = Isolation {
             stage: self.dir.join("stage"),
             code: code.clone(),
@@ -83,13 +88,15 @@ impl Enclosures {
             shown: opening.shown.clone(),
             network: opening.network,
             scratch_bytes: self.scratch_bytes,
+            most_tasks: if missing.contains(&Controller::Pids) {
+                MOST_TASKS
+            } else {
+                0
+            },
             number,
             group: Some(group.clone()),
         };
-        let bounds_memory = !self
-            .hierarchies()
-            .missing()
-            .contains(&mayfly_sandbox::cgroup::Controller::Memory);
+        let bounds_memory = !missing.contains(&Controller::Memory);
         let enclosure = Enclosure {
             group,
             code,

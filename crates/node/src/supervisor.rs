@@ -71,18 +71,15 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
         };
         let mut known_kills = 0;
         let outcome = follow(&node, &run, &mut executor, &shared_cores, &mut known_kills).await;
-        if let Outcome::LeaseOver = outcome {
-            run.end_channels();
-        }
+        // The clients are the first to hear of it.
         let out_of_memory = memory_kills(&executor) > known_kills;
+        match outcome {
+            Outcome::LeaseOver => run.end_channels(),
+            Outcome::ExecutorGone(_) => end_groups(&run, run.executor_gone(out_of_memory)),
+        }
         executor.end().await;
-        // An executor that was killed could not see to its workers, nor they to what they started. With an isolated one the
-        // kernel has ended all of it.
-        let groups = run.executor_gone(out_of_memory);
-        for group in groups.into_iter().filter(|_| run.sandbox() == Sandbox::Process) {
-            if let Some(group) = Pid::from_raw(group as i32) {
-                let _ = rustix::process::kill_process_group(group, Signal::KILL);
-            }
+        if let Outcome::LeaseOver = outcome {
+            end_groups(&run, run.executor_gone(out_of_memory));
         }
         node.end_orphans();
         if let Outcome::ExecutorGone(words) = outcome {
@@ -104,6 +101,16 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
     run.end_channels();
     node.lease_over(&run);
     run.over.send_replace(true);
+}
+
+/// Ends what an executor's workers started: one that was killed could not see to its workers, nor they to that. With an
+/// isolated one the kernel has ended all of it.
+fn end_groups(run: &Run, groups: Vec<u32>) {
+    for group in groups.into_iter().filter(|_| run.sandbox() == Sandbox::Process) {
+        if let Some(group) = Pid::from_raw(group as i32) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    }
 }
 
 async fn start(

@@ -74,6 +74,8 @@ pub struct Isolation {
     pub network: bool,
     /// Most bytes that its temporary files take.
     pub scratch_bytes: u64,
+    /// Most processes and threads of its user, for where no control group counts them; 0 for no limit.
+    pub most_tasks: u32,
     /// Number of the sandbox, which decides whom it runs as when the node is root.
     pub number: u32,
     /// Limits on it as a whole.
@@ -102,9 +104,15 @@ pub fn make_settings(dir: &Path) -> std::io::Result<()> {
 }
 
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
-    let kind = std::fs::symlink_metadata(from)?.file_type();
+    use std::os::unix::fs::PermissionsExt;
+    let metadata = std::fs::symlink_metadata(from)?;
+    let kind = metadata.file_type();
     if kind.is_symlink() {
         return std::os::unix::fs::symlink(std::fs::read_link(from)?, to);
+    }
+    // What not everybody on the host may read is not for sandboxes either.
+    if metadata.permissions().mode() & 0o004 == 0 || !(kind.is_dir() || kind.is_file()) {
+        return Ok(());
     }
     if kind.is_dir() {
         std::fs::create_dir(to)?;
@@ -114,11 +122,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
         }
         return Ok(());
     }
-    match std::fs::copy(from, to) {
-        // What the node may not read its sandboxes need not either.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        result => result.map(drop),
-    }
+    std::fs::copy(from, to).map(drop)
 }
 
 /// Whatever the node's file creation mask is: sandboxes run as somebody else.
@@ -243,6 +247,7 @@ pub(crate) struct Plan {
     steps: Vec<Step>,
     stage: CString,
     network: bool,
+    most_tasks: u32,
     landlock: Vec<(CString, u64)>,
     /// Length of the filters, and the filters.
     watched: libc::sock_fprog,
@@ -312,6 +317,7 @@ impl Isolation {
             steps: root.steps,
             stage: text(&self.stage)?,
             network: self.network,
+            most_tasks: self.most_tasks,
             landlock,
             watched: program(&filters.watched),
             silent: program(&filters.silent),
@@ -686,6 +692,13 @@ impl Plan {
                 rlim_max: 0,
             };
             libc::setrlimit(libc::RLIMIT_CORE, &no_core);
+            if self.most_tasks > 0 {
+                let most = libc::rlimit {
+                    rlim_cur: self.most_tasks.into(),
+                    rlim_max: self.most_tasks.into(),
+                };
+                libc::setrlimit(libc::RLIMIT_NPROC, &most);
+            }
             libc::umask(0o022);
             if !self.fence_files() {
                 self.skip(Precaution::Landlock);

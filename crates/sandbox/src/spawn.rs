@@ -160,7 +160,8 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         // This thread is held until the new process runs its program, so another one writes its identity.
         if let Some(isolation) = &plan.isolation {
             let identity = &isolation.identity;
-            scope.spawn(move || give_identity(identity, &asked, &tell));
+            let thread = std::thread::Builder::new().name("mayfly-identity".into());
+            thread.spawn_scoped(scope, move || give_identity(identity, &asked, &tell))?;
         }
         let made = clone(&plan, namespaces);
         // Whoever was to write an identity for a process that was not made, or died, waits no longer.

@@ -40,6 +40,7 @@ impl Place {
             shown: Vec::new(),
             network: false,
             scratch_bytes: 16 << 20,
+            most_tasks: 0,
             number: 7,
             group: None,
         }
@@ -394,6 +395,26 @@ print('had its memory')";
 }
 
 #[test]
+fn where_no_control_group_counts_processes_the_kernel_counts_those_of_the_user() {
+    let place = Place::new();
+    let mut isolation = place.isolation();
+    isolation.most_tasks = 12;
+    isolation.number = 4711;
+    let program = "import os, time
+forked = 0
+try:
+    for _ in range(100):
+        if os.fork() == 0:
+            time.sleep(60); os._exit(0)
+        forked += 1
+except OSError:
+    pass
+print(forked < 12)";
+    let ended = Ended::of(place.start(isolation, "/usr/bin/python3", &["-c", program]).unwrap());
+    assert_eq!(ended.lines(), ["True"]);
+}
+
+#[test]
 fn this_machine_gives_every_precaution() {
     // Not a promise of the sandbox's but of the machine that tests run on: what is skipped here is tested nowhere.
     let place = Place::new();
@@ -415,7 +436,14 @@ fn root_is_not_needed() {
     let copy = dir.path().join("tests");
     fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let done = std::process::Command::new(copy)
-        .args(["--skip", "limits_hold", "--skip", "this_machine"])
+        .args([
+            "--skip",
+            "limits_hold",
+            "--skip",
+            "this_machine",
+            "--skip",
+            "where_no_control",
+        ])
         .current_dir("/")
         .env_remove("RUST_BACKTRACE")
         .uid(65_534)

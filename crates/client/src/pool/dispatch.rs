@@ -7,9 +7,10 @@ use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleep
 use mayfly_protocol::error::{Code, Retry};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+use mayfly_protocol::node_api::Fate;
 use mayfly_protocol::slot::Status;
 
-use super::repair::{Broken, Repair, Repaired, verdict};
+use super::repair::{Broken, Repair, verdict};
 use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
 use crate::channel::{Channel, Completion, load_request, read_index};
 use crate::error::{CallError, Error};
@@ -550,18 +551,24 @@ impl Dispatch {
         std::mem::take(&mut self.repairs)
     }
 
-    /// A repair is done: ends what ran, sends on what did not, and takes the worker back.
-    pub fn on_repaired(&mut self, repaired: Repaired) {
-        let Repaired { index, fate, opened } = repaired;
-        // None when all was disconnected meanwhile; a new channel is of no use then.
-        let Some(broken) = self.workers[index].broken.take() else {
+    /// It is known what became of a broken channel: ends what ran, and sends on what did not.
+    pub fn on_fate(&mut self, index: usize, fate: &Result<Fate, Error>) {
+        // None when all was disconnected meanwhile.
+        let Some(broken) = &mut self.workers[index].broken else {
             return;
         };
-        for (sequence, message) in broken.in_flight.into_iter().rev() {
+        let (in_flight, parked) = (
+            std::mem::take(&mut broken.in_flight),
+            std::mem::take(&mut broken.parked),
+        );
+        let judged: Vec<_> = in_flight
+            .into_iter()
+            .map(|(sequence, message)| (verdict(fate, sequence, &broken.error), message))
+            .collect();
+        for (failure, message) in judged.into_iter().rev() {
             let InFlight::Call(id, function, input, options, tries) = message else {
                 continue;
             };
-            let failure = verdict(&fate, sequence, &broken.error);
             let again = match failure.code().retry() {
                 Retry::Elsewhere => true,
                 Retry::IfIdempotent => options.idempotent && failure.code() == Code::MaybeExecuted,
@@ -573,10 +580,19 @@ impl Dispatch {
                 self.end(id, Err(failure));
             }
         }
-        for id in broken.parked.into_iter().rev() {
+        for id in parked.into_iter().rev() {
             self.queue.push_front(id);
         }
+        self.feed();
+    }
+
+    /// A repair is done: takes the worker back.
+    pub fn on_repaired(&mut self, index: usize, opened: Result<Channel, CallError>) {
         let worker = &mut self.workers[index];
+        // A new channel is of no use when all was disconnected meanwhile.
+        if worker.broken.take().is_none() {
+            return;
+        }
         match opened {
             Ok(channel) => worker.channel = Some(channel),
             Err(error) => worker.gone = Some(error),

@@ -1,7 +1,8 @@
 //! What happens when a worker's channel breaks: its node is asked what became of the calls, and a new channel is opened.
 //!
-//! Both take as long as a worker takes to start, so they run on a thread of their own, without the pool's lock: the other
-//! workers go on, and nobody waits who has no business with this one.
+//! The second takes as long as a worker takes to start, so both run on a thread of their own, without the pool's lock: the other
+//! workers go on, and nobody waits who has no business with this one. Whoever called hears the verdict before the new channel
+//! is there.
 
 use std::collections::VecDeque;
 
@@ -31,29 +32,15 @@ pub struct Repair {
     pub options: ChannelOptions,
 }
 
-/// What it came to.
-pub struct Repaired {
-    pub index: usize,
-    pub fate: Result<Fate, Error>,
-    pub opened: Result<Channel, CallError>,
-}
-
-impl Repaired {
-    /// There is no thread to run the repair on, and no waiting for one.
-    pub fn impossible(index: usize, error: &std::io::Error) -> Self {
-        let text = format!("the channel broke, and no thread can be started to open another: {error}");
-        let failure = CallError::new(Code::OutOfMemory, text);
-        Self {
-            index,
-            fate: Err(failure.clone().into()),
-            opened: Err(failure),
-        }
-    }
+/// There is no thread to run a repair on, and no waiting for one.
+pub fn impossible(error: &std::io::Error) -> CallError {
+    let text = format!("the channel broke, and no thread can be started to open another: {error}");
+    CallError::new(Code::OutOfMemory, text)
 }
 
 impl Repair {
-    /// Finds out what became of the old channel, and opens a new one.
-    pub fn run(self) -> Repaired {
+    /// Finds out what became of the old channel, tells it, and opens a new one.
+    pub fn run(self, tell: impl FnOnce(&Result<Fate, Error>)) -> Result<Channel, CallError> {
         let Self {
             index,
             channel,
@@ -62,13 +49,13 @@ impl Repair {
         } = self;
         let fate = channel.fate();
         drop(channel);
-        let opened = match fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
+        tell(&fate);
+        match fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
             Some(error) => Err(error),
             None => lease
                 .channel(WorkerIndex(index as u16), &options)
                 .map_err(CallError::from),
-        };
-        Repaired { index, fate, opened }
+        }
     }
 }
 

@@ -95,10 +95,10 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
             .into_iter()
             .flatten()
             .collect();
-        let state = if node.state == "up" {
-            node.state.clone()
-        } else {
-            format!("{} for {}", node.state, output::span(node.heartbeat_age_ms))
+        // Of one that is not heard from any more, since when.
+        let state = match node.state.as_str() {
+            "lost" | "left" => format!("{} for {}", node.state, output::span(node.heartbeat_age_ms)),
+            state => state.to_owned(),
         };
         table.row([
             node.address.name.clone(),
@@ -140,6 +140,7 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
         ("STATE", Align::Left),
         ("NODE", Align::Left),
         ("WORKERS", Align::Right),
+        ("SANDBOX", Align::Left),
         ("MEMORY", Align::Right),
         ("ENDS IN", Align::Right),
         ("CALLS", Align::Right),
@@ -162,6 +163,7 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
             lease.state.clone(),
             node_name(lease.node, nodes),
             format!("{} {}", lease.workers, mode(lease.mode)),
+            lease.sandbox.name().into(),
             output::size(lease.memory_bytes),
             ends,
             lease.usage.calls.to_string(),

@@ -132,6 +132,7 @@ fn a_node_that_was_taken_back_takes_no_lease_until_it_is_given_again() {
     site.client.reclaim_node(site.node, Duration::ZERO).unwrap();
     let refused = site.client.lease(LeaseOptions::native(1)).err().unwrap();
     assert_eq!(refused.code(), Code::NoCapacity);
+    assert!(refused.to_string().contains("taken back"), "{refused}");
     assert_eq!(site.client.resume_node(site.node).unwrap().state, "up");
     let lease = site.lease(1, |_| {});
     let (mut channel, echo) = open(&lease, 0, "echo");

@@ -92,6 +92,12 @@ impl Control {
         let mut candidates = match (choose(&request, &views, spin), choose(&request, &empty, spin)) {
             (Ok(free), Ok(perhaps)) => [free, perhaps].concat(),
             (Err(PlacementError::NoCapacity { .. }), Ok(perhaps)) => perhaps,
+            (Err(PlacementError::NoNodes), _) if self.world().nodes.values().any(|node| node.reclaimed) => {
+                return Err(Failure::new(
+                    Code::NoCapacity,
+                    "every node of this manager was taken back by its owner; wait until one is given again, or start another",
+                ));
+            }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
         let mut asked = HashSet::new();

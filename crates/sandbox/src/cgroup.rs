@@ -7,11 +7,14 @@
 use std::fs::File;
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Period over which processor time is counted.
 const PERIOD_US: u64 = 100_000;
 /// Groups whose last process is dying are not empty yet; within this many tries they are.
 const REMOVE_TRIES: u32 = 200;
+/// A group without a process in it that is older than this was left by a node that is gone: the living fill theirs at once.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 
 /// What a sandbox may use as a whole. 0 means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -75,6 +78,9 @@ impl Hierarchies {
             }
             let path = place.path.join(format!("mayfly-{name}"));
             remove_tree(&path);
+            if !place.unified {
+                sweep(&place.path, FORGOTTEN);
+            }
             let made = if place.unified {
                 make_unified(&place.path, &path, &mut controllers)
             } else {
@@ -103,7 +109,8 @@ impl Hierarchies {
         let mut group = Group { parts: Vec::new() };
         for base in &self.bases {
             let path = base.path.join(name);
-            std::fs::create_dir(&path)?;
+            // Another node may have taken ours, while it was empty, for what a dead one left.
+            std::fs::create_dir_all(&path)?;
             group.parts.push(Base {
                 path,
                 controllers: base.controllers.clone(),
@@ -235,6 +242,28 @@ fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> R
     Ok(())
 }
 
+/// Removes groups of other nodes that are empty and older than this: a node that was killed could not, and may never come back
+/// under its name. The kernel removes none in which a process is.
+fn sweep(place: &Path, older: Duration) {
+    let old = |entry: &std::fs::DirEntry| {
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= older))
+    };
+    let entries = |path: &Path| {
+        std::fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| old(entry))
+    };
+    for node in entries(place).filter(|entry| entry.file_name().to_string_lossy().starts_with("mayfly-")) {
+        for sandbox in entries(&node.path()) {
+            let _ = std::fs::remove_dir(sandbox.path());
+        }
+        let _ = std::fs::remove_dir(node.path());
+    }
+}
+
 /// Ends everything in a group and removes it with the groups below.
 fn remove_tree(path: &Path) {
     if !path.is_dir() {
@@ -256,7 +285,7 @@ fn remove_tree(path: &Path) {
         {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -353,6 +382,28 @@ mod tests {
     fn nothing_is_found_where_nothing_is_mounted() {
         assert_eq!(places("", "0::/\n"), []);
         assert_eq!(places("nonsense - cgroup\n1 2 3 - cgroup cgroup rw,cpu", "x"), []);
+    }
+
+    #[test]
+    fn groups_that_a_killed_node_left_are_removed_by_the_next_one() {
+        let left = Hierarchies::make("test-left");
+        let Some(base) = left
+            .bases
+            .iter()
+            .find(|base| !base.unified)
+            .map(|base| base.path.clone())
+        else {
+            return;
+        };
+        std::mem::forget(left.group("sandbox-1").unwrap());
+        std::mem::forget(left);
+        let place = base.parent().unwrap();
+        sweep(place, Duration::from_secs(3600));
+        assert!(base.join("sandbox-1").is_dir(), "young ones may be somebody's");
+        sweep(place, Duration::ZERO);
+        assert!(!base.exists());
+        remove_tree(&base);
+        drop(Hierarchies::make("test-left"));
     }
 
     #[test]

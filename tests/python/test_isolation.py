@@ -162,6 +162,28 @@ def test_what_a_hostile_worker_asks_for_is_recorded(lease, client):
         return [ctypes.CDLL(None).ptrace(0, 0, 0, 0) for _ in range(200)]
 
     assert set(lease.submit(hostile).result()) == {-1}
+
+    def hostile_at_once():
+        import ctypes
+        import threading
+
+        libc = ctypes.CDLL(None)
+        answers = []
+        gate = threading.Barrier(16)
+
+        def ask():
+            gate.wait()
+            answers.append(libc.ptrace(0, 0, 0, 0))
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+    with client.lease(sandbox="isolated", mode="warm") as other:
+        assert other.submit(hostile_at_once).result(timeout=20) == [-1] * 16
     assert lease.submit(abs, -1).result() == 1
 
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mayfly_fabric::descriptors;
 use mayfly_protocol::error::{Code, Failure};
@@ -195,11 +195,13 @@ impl Executor {
                 said = said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some()) => return said.map(Heard::Said),
                 ready = watch.readable_mut() => {
                     let refusal = match ready {
-                        Ok(mut ready) => {
-                            let refusal = ready.get_inner_mut().answer();
+                        // Of several that ask at once only the first is announced: all are answered before more are
+                        // waited for.
+                        Ok(mut ready) if !ready.get_inner().is_asked() => {
                             ready.clear_ready();
-                            refusal
+                            continue;
                         }
+                        Ok(mut ready) => ready.get_inner_mut().answer(),
                         Err(_) => None,
                     };
                     match refusal {
@@ -326,6 +328,7 @@ fn process_of(pidfd: &OwnedFd) -> Option<u32> {
 /// Reads what an executor and its workers print, keeps the last of it and hands it on.
 async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl AsyncWrite + Unpin) {
     let mut chunk = [0u8; 4096];
+    let mut budget = Budget::default();
     loop {
         let read = pipe
             .async_io(Interest::READABLE, |pipe| {
@@ -336,7 +339,14 @@ async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl
         let chunk = &chunk[..length];
         match output {
             Output::Log => {
-                tracing::info!(target: "mayfly::output", "{}", String::from_utf8_lossy(chunk).trim_end());
+                let (allowed, dropped) = budget.spend(Instant::now(), chunk.len());
+                if dropped > 0 {
+                    tracing::warn!(target: "mayfly::output", dropped, "bytes of output were too many for the log");
+                }
+                if allowed > 0 {
+                    let text = String::from_utf8_lossy(&chunk[..allowed]);
+                    tracing::info!(target: "mayfly::output", "{}", text.trim_end());
+                }
             }
             Output::Own => {
                 // Whoever closed our output does not want to read it.
@@ -348,6 +358,36 @@ async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl
         tail.extend(chunk);
         let excess = tail.len().saturating_sub(OUTPUT_TAIL_BYTES);
         tail.drain(..excess);
+    }
+}
+
+/// How much of a stream the log takes within a second: whoever prints for ever shall not fill the node's disk.
+const LOGGED_BYTES_PER_S: usize = 64 << 10;
+
+/// What a stream may still write into the log.
+#[derive(Debug, Default)]
+struct Budget {
+    since: Option<Instant>,
+    spent: usize,
+    dropped: usize,
+}
+
+impl Budget {
+    /// How many of these bytes go into the log, and how many did not in the second before.
+    fn spend(&mut self, now: Instant, wanted: usize) -> (usize, usize) {
+        let mut told = 0;
+        if self
+            .since
+            .is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1))
+        {
+            told = std::mem::take(&mut self.dropped);
+            self.since = Some(now);
+            self.spent = 0;
+        }
+        let allowed = wanted.min(LOGGED_BYTES_PER_S - self.spent);
+        self.spent += allowed;
+        self.dropped += wanted - allowed;
+        (allowed, told)
     }
 }
 
@@ -404,4 +444,21 @@ fn end_those_listed() -> bool {
         }
     }
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_prints_too_much_is_cut_off_for_the_rest_of_the_second_and_the_log_says_so() {
+        let mut budget = Budget::default();
+        let start = Instant::now();
+        assert_eq!(budget.spend(start, 4096), (4096, 0));
+        assert_eq!(budget.spend(start, LOGGED_BYTES_PER_S), (LOGGED_BYTES_PER_S - 4096, 0));
+        assert_eq!(budget.spend(start, 10), (0, 0));
+        let later = start + Duration::from_secs(1);
+        assert_eq!(budget.spend(later, 10), (10, 4096 + 10));
+        assert_eq!(budget.spend(later, 10), (10, 0));
+    }
 }

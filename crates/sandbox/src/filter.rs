@@ -414,6 +414,14 @@ impl Watch {
         }
     }
 
+    /// Whether somebody waits for an answer now.
+    pub fn is_asked(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut waiting = [PollFd::new(&self.listener, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut waiting, Some(&now)), Ok(1..)) && waiting[0].revents().contains(PollFlags::IN)
+    }
+
     /// Answers one refused call, when the descriptor is readable. None once nothing more is to be heard: then the watch is to
     /// be dropped, and the kernel refuses alone.
     pub fn answer(&mut self) -> Option<Refusal> {

@@ -206,6 +206,30 @@ def test_a_worker_cannot_end_what_it_runs_under(client, lease):
     assert lease.submit(abs, -2).result() == 2
 
 
+@pytest.mark.parametrize("words", [b"garbage", b'{"type":"detached","worker":0,"channel":"%s"}' % (b"00" * 16)])
+def test_a_worker_that_talks_to_the_node_in_place_of_its_executor_ends_that_alone(client, lease, words):
+    def talk(words):
+        import os
+        import socket
+        import stat
+
+        for fd in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    with socket.socket(fileno=os.dup(fd)) as node:
+                        for _ in range(100_000):
+                            node.send(words)
+            except OSError:
+                pass
+        return "said"
+
+    with client.lease(sandbox="isolated", mode="warm") as other:
+        with pytest.raises(mayfly.WorkerDied):
+            other.submit(talk, words).result(timeout=30)
+        assert other.submit(abs, -6).result(timeout=30) == 6
+    assert lease.submit(abs, -7).result(timeout=30) == 7
+
+
 def test_a_fork_bomb_stays_in_its_sandbox(client, lease):
     def bomb():
         import os

@@ -42,14 +42,7 @@ impl Site {
             spin: Some(Duration::ZERO),
             ..Default::default()
         };
-        let until = Instant::now() + LIMIT;
-        loop {
-            match self.lease.channel(WorkerIndex(0), &options) {
-                // The node may still be taking leave of the channel before this one.
-                Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => std::thread::yield_now(),
-                result => return result.unwrap(),
-            }
-        }
+        self.lease.channel(WorkerIndex(0), &options).unwrap()
     }
 
     fn plain(&self, channel: &mut Channel, symbol: &str) -> FunctionIndex {
@@ -161,13 +154,7 @@ fn an_input_beyond_the_channel_is_refused_before_it_is_sent() {
             geometry,
             spin: Some(Duration::ZERO),
         };
-        let until = Instant::now() + LIMIT;
-        let mut channel = loop {
-            match site.lease.channel(WorkerIndex(0), &options) {
-                Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => std::thread::yield_now(),
-                result => break result.unwrap(),
-            }
-        };
+        let mut channel = site.lease.channel(WorkerIndex(0), &options).unwrap();
         let echo = site.plain(&mut channel, "echo");
         let (code, text) = failing(&mut channel, echo, &vec![0; 2 << 20], 0);
         assert!(
@@ -224,6 +211,23 @@ fn a_loop_is_ended_at_its_deadline_and_what_waited_behind_it_still_runs() {
     assert!(since.elapsed() >= Duration::from_millis(200) && since.elapsed() < Duration::from_secs(5));
     for (i, call) in behind.into_iter().enumerate() {
         assert_eq!(pool.wait(call, Some(LIMIT)).unwrap().as_slice(), [i as u8]);
+    }
+}
+
+#[test]
+fn a_pool_that_is_closed_while_it_opens_a_channel_anew_leaves_the_worker_to_others() {
+    let site = site(1, |_| {});
+    for _ in 0..40 {
+        let pool = site.pool();
+        let crash = pool
+            .register(site.code, Form::Plain { symbol: "crash".into() })
+            .unwrap();
+        let error = pool.call(crash, b"", CallOptions::default()).unwrap_err();
+        assert_eq!(error.code(), Code::MaybeExecuted, "{error}");
+        drop(pool);
+        let mut channel = site.lease.channel(WorkerIndex(0), &ChannelOptions::default()).unwrap();
+        let echo = site.plain(&mut channel, "echo");
+        assert_eq!(&*channel.call(echo, b"mine").unwrap(), b"mine");
     }
 }
 

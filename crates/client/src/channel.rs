@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mayfly_fabric::{
     Allocator, AnyLink, Buffer, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
 };
-use mayfly_lease::token::Opening;
+use mayfly_lease::token;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{options as hello_options, transport as wire_transport};
@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::node;
+use crate::opening::Opening;
 
 /// Between two looks at the clock while spinning: 256 empty polls, under a microsecond of shared memory.
 const POLLS_PER_LOOK: u32 = 256;
@@ -103,7 +104,13 @@ pub struct Completion {
 }
 
 impl Channel {
-    pub(crate) fn open(lease: &Lease, worker: WorkerIndex, options: &ChannelOptions) -> Result<Self, Error> {
+    /// Asks the lease's node for a channel, for as long as `opening` is not ended.
+    pub(crate) fn open(
+        lease: &Lease,
+        worker: WorkerIndex,
+        options: &ChannelOptions,
+        opening: &Opening,
+    ) -> Result<Self, Error> {
         let geometry = options
             .geometry
             .check()
@@ -121,7 +128,7 @@ impl Channel {
         } else {
             0
         };
-        let opening = Opening::Channel {
+        let hello = token::Opening::Channel {
             worker,
             transport: wire,
             geometry,
@@ -129,7 +136,8 @@ impl Channel {
         };
         let id = node::random_channel()?;
         let mut socket = node::connect(&inner.node, transport == Transport::Shm)?;
-        let (verdict, file) = node::open(&inner.node, &mut socket, opening, &inner.token(), &inner.holder, id)?;
+        opening.asks(&socket)?;
+        let (verdict, file) = node::open(&inner.node, &mut socket, hello, &inner.token(), &inner.holder, id)?;
         let never_sleeps = u32::from(verdict.options.get()) & hello_options::WORKER_NEVER_SLEEPS != 0;
         let (link, control) = match transport {
             Transport::Shm => {
@@ -161,6 +169,7 @@ impl Channel {
                 None,
             ),
         };
+        opening.opened()?;
         Ok(Self {
             link,
             lease: lease.clone(),

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{Source, parse_token};
 use crate::node::{Control, best_transport};
+use crate::opening::Opening;
 use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions};
 
 /// What to lease.
@@ -189,7 +190,7 @@ impl Lease {
 
     /// Opens a channel to one worker.
     pub fn channel(&self, worker: WorkerIndex, options: &ChannelOptions) -> Result<Channel, Error> {
-        Channel::open(self, worker, options)
+        Channel::open(self, worker, options, &Opening::default())
     }
 
     /// Opens a channel to every worker and spreads calls over them.

@@ -29,6 +29,7 @@ mod error;
 mod lease;
 mod manager;
 mod node;
+mod opening;
 mod pool;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};

@@ -268,6 +268,13 @@ impl Inner {
     }
 }
 
+impl Drop for Pool {
+    /// Closes every channel, and gives up those that are being opened: whoever opens one next finds the workers free.
+    fn drop(&mut self) {
+        self.disconnect();
+    }
+}
+
 impl Pool {
     pub(crate) fn open(lease: &Lease, options: PoolOptions) -> Result<Self, Error> {
         let inner = Inner {

@@ -18,32 +18,36 @@ const NO_KEY: PublicKey = PublicKey([0; 32]);
 
 /// Opens the channel that a verified hello asks for, or refuses it.
 pub async fn open(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
-    let run = match prepare(node, hello, &connection).await {
-        Ok(run) => run,
-        Err(failure) => {
-            let _ = connection.answer(&token::refuse(&failure)).await;
-            return;
-        }
-    };
-    let opened = if hello.transport == transport::SHM {
-        open_shm(node, &run, hello, &connection)
-    } else {
-        open_stream(node, &run, hello, &mut connection).await
-    };
-    match opened {
-        Ok(first) => {
-            if first {
-                node.lease_active(&run);
+    if let Err(failure) = try_open(node, hello, &mut connection).await {
+        let _ = connection.answer(&token::refuse(&failure)).await;
+    }
+    // The connection's last copy of ours is closed here; the channel has its own.
+}
+
+async fn try_open(node: &Arc<Node>, hello: &Hello, connection: &mut Connection) -> Result<(), Failure> {
+    let run = lease_of(node, hello, connection)?;
+    loop {
+        run.worker_free(WorkerIndex(hello.worker.get())).await?;
+        let opened = if hello.transport == transport::SHM {
+            open_shm(node, &run, hello, connection)
+        } else {
+            open_stream(node, &run, hello, connection).await
+        };
+        match opened {
+            // Another hello was ahead of this one. Whether its client is still there, the next wait for the worker finds out.
+            Err(failure) if failure.code == Code::WorkerBusy => {}
+            Err(failure) => return Err(failure),
+            Ok(first) => {
+                if first {
+                    node.lease_active(&run);
+                }
+                return Ok(());
             }
-            // The connection's last copy of ours is closed here; the channel has its own.
-        }
-        Err(failure) => {
-            let _ = connection.answer(&token::refuse(&failure)).await;
         }
     }
 }
 
-async fn prepare(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Result<Arc<Run>, Failure> {
+fn lease_of(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Result<Arc<Run>, Failure> {
     let run = node.lease(&hello.token)?;
     match (hello.transport, connection) {
         (transport::SHM, Connection::Tcp(..)) => {
@@ -60,7 +64,6 @@ async fn prepare(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Re
         }
         _ => {}
     }
-    run.worker_free(WorkerIndex(hello.worker.get())).await?;
     Ok(run)
 }
 

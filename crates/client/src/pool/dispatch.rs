@@ -1,6 +1,7 @@
 //! Which call goes to which worker, and what happens when a worker dies. Used under the pool's lock.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
@@ -15,6 +16,7 @@ use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions
 use crate::channel::{Channel, Completion, load_request, read_index};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
+use crate::opening::Opening;
 
 /// Work that a worker may have waiting: enough to bridge the caller's own pauses, little enough that no worker idles
 /// while another has a queue.
@@ -533,16 +535,19 @@ impl Dispatch {
         let Some(channel) = worker.channel.take() else { return };
         worker.loaded.clear();
         worker.rooms.clear();
+        let opening = Arc::<Opening>::default();
         worker.broken = Some(Broken {
             error,
             in_flight: std::mem::take(&mut worker.in_flight),
             parked: std::mem::take(&mut worker.parked),
+            opening: Arc::clone(&opening),
         });
         self.repairs.push(Repair {
             index,
             channel,
             lease: self.lease.clone(),
             options: self.options.channel,
+            opening,
         });
     }
 

@@ -5,6 +5,7 @@
 //! is there.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use mayfly_fabric::LinkError;
 use mayfly_protocol::error::Code;
@@ -16,12 +17,21 @@ use super::dispatch::InFlight;
 use crate::channel::{Channel, ChannelOptions, verdict_on};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
+use crate::opening::Opening;
 
 /// What a broken channel leaves to be decided.
 pub struct Broken {
     pub error: LinkError,
     pub in_flight: VecDeque<(u32, InFlight)>,
     pub parked: VecDeque<CallId>,
+    pub opening: Arc<Opening>,
+}
+
+impl Drop for Broken {
+    /// Nobody waits for a new channel any more, if there is none yet.
+    fn drop(&mut self) {
+        self.opening.end();
+    }
 }
 
 /// The repair of one worker's channel.
@@ -30,6 +40,7 @@ pub struct Repair {
     pub channel: Channel,
     pub lease: Lease,
     pub options: ChannelOptions,
+    pub opening: Arc<Opening>,
 }
 
 /// There is no thread to run a repair on, and no waiting for one.
@@ -46,15 +57,14 @@ impl Repair {
             channel,
             lease,
             options,
+            opening,
         } = self;
         let fate = channel.fate();
         drop(channel);
         tell(&fate);
         match fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
             Some(error) => Err(error),
-            None => lease
-                .channel(WorkerIndex(index as u16), &options)
-                .map_err(CallError::from),
+            None => Channel::open(&lease, WorkerIndex(index as u16), &options, &opening).map_err(CallError::from),
         }
     }
 }

@@ -70,6 +70,12 @@ impl Run {
         let index = worker.0 as usize;
         let attach = self.attach(hello)?;
         let mut inner = self.inner();
+        if hung_up(&socket) {
+            return Err(Failure::new(
+                Code::Unreachable,
+                "the client went away before its channel was open",
+            ));
+        }
         let Inner {
             life, slots, control, ..
         } = &mut *inner;

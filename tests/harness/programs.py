@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,11 @@ def run(
             f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
         )
     return done
+
+
+def run_python(text: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program, indented as it may be, in an interpreter of its own with these variables set."""
+    return run(sys.executable, "-c", textwrap.dedent(text), *args, env={**os.environ, **variables})
 
 
 def run_json(*args: str | os.PathLike[str], timeout: float = 60, env: dict[str, str] | None = None) -> Any:

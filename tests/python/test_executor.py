@@ -7,9 +7,7 @@ import concurrent.futures as cf
 import functools
 import operator
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ import weakref
 import cloudpickle
 import mayfly
 import pytest
+from harness.programs import run_python
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -352,17 +351,9 @@ def test_printing_reaches_nobody_and_harms_nothing(lease):
     assert lease.call(print, "hello") is None
 
 
-def run_program(text, **environment):
-    program = [sys.executable, "-c", textwrap.dedent(text)]
-    done = subprocess.run(
-        program, check=False, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbuffered):
-    code, out, err = run_program(
+    done = run_python(
         """
         import mayfly, sys
 
@@ -375,14 +366,13 @@ def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbu
         """,
         PYTHONUNBUFFERED=unbuffered,
     )
-    assert code == 0
-    assert sorted(out.splitlines()) == sorted(f"out {x}" for x in range(500))
-    assert sorted(err.splitlines()) == sorted(f"err {x}" for x in range(500))
+    assert sorted(done.stdout.splitlines()) == sorted(f"out {x}" for x in range(500))
+    assert sorted(done.stderr.splitlines()) == sorted(f"err {x}" for x in range(500))
 
 
 @pytest.mark.parametrize("last", ["", "lease.shutdown(wait=False)"])
 def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
-    ended = run_program(f"""
+    done = run_python(f"""
         import mayfly, time
 
         def speak():
@@ -393,7 +383,7 @@ def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
         lease.submit(speak)
         {last}
     """)
-    assert ended == (0, "apple\n", "")
+    assert (done.stdout, done.stderr) == ("apple\n", "")
 
 
 def test_cancelled_futures_say_so_at_once(client):

@@ -4,25 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import time
 
 import mayfly
 import numpy as np
 import pytest
-
-
-def run_program(text, *arguments, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+from harness.programs import run_python
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +73,8 @@ def test_the_environment_of_the_user_does_not_reach_isolated_workers():
                 with client.lease(sandbox=sandbox, mode="warm") as lease:
                     print(sandbox, lease.call(lambda: (os.environ.get("SECRET"), os.environ["HOME"])))
     """
-    done = run_program(program, SECRET="mine", HOME="/somewhere")
-    assert done == ["process ('mine', '/somewhere')", "isolated (None, '/tmp')"]
+    done = run_python(program, SECRET="mine", HOME="/somewhere")
+    assert done.stdout.splitlines() == ["process ('mine', '/somewhere')", "isolated (None, '/tmp')"]
 
 
 def test_links_and_proc_lead_nowhere(lease, tmp_path):
@@ -350,7 +337,7 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
         with mayfly.connect() as client, client.lease(sandbox="isolated", mode="warm") as lease:
             print(lease.submit(beside.twice, 21).result())
     """
-    assert run_program(program, str(tmp_path)) == ["42"]
+    assert run_python(program, str(tmp_path)).stdout == "42\n"
 
 
 @pytest.fixture

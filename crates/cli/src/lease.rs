@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use mayfly_client::Mode;
 use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, LeaseRequest, Runtime, Sandbox};
+use mayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -205,21 +205,19 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).map_err(|error| Failure::new(Code::Internal, format!("no random bytes: {error}")))?;
+    let holder = SigningKey::from_seed(seed).public();
     let request = LeaseRequest {
-        workers: wanted.workers,
         cores_per_worker: wanted.cores_per_worker,
         memory_bytes: wanted.memory.unwrap_or(0),
-        duration_ms: wanted.duration.as_millis() as u64,
-        mode: wanted.mode.into(),
-        hot_for_ms: u32::MAX,
-        runtime: Runtime::Native,
         sandbox: wanted.sandbox.map(Into::into),
-        network: false,
-        files: Vec::new(),
-        wait_ms: 0,
-        holder: SigningKey::from_seed(seed).public(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,
         node: wanted.node,
+        ..LeaseRequest::native(
+            wanted.workers,
+            wanted.mode.into(),
+            wanted.duration.as_millis() as u64,
+            holder,
+        )
     };
     let body = serde_json::to_value(&request).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     let grant = grant_of(client.post("/v1/leases", &body).map_err(|error| error.0)?)?;

@@ -1,4 +1,4 @@
-use mayfly_protocol::api::{HostPath, Runtime};
+use mayfly_protocol::api::HostPath;
 use mayfly_protocol::ids::PublicKey;
 use proptest::prelude::*;
 
@@ -7,22 +7,7 @@ use super::*;
 const GIB: u64 = 1 << 30;
 
 fn request(workers: u16, mode: Mode) -> LeaseRequest {
-    LeaseRequest {
-        workers,
-        cores_per_worker: 1,
-        memory_bytes: 0,
-        duration_ms: 1_000,
-        mode,
-        hot_for_ms: u32::MAX,
-        runtime: Runtime::Native,
-        sandbox: None,
-        network: false,
-        files: Vec::new(),
-        wait_ms: 0,
-        holder: PublicKey([0; 32]),
-        idle_release_ms: 0,
-        node: None,
-    }
+    LeaseRequest::native(workers, mode, 1_000, PublicKey([0; 32]))
 }
 
 fn ledger(cores: u16) -> Ledger {

@@ -164,29 +164,14 @@ fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::api::Runtime;
+
     use mayfly_protocol::ids::PublicKey;
     use proptest::prelude::*;
 
     use super::*;
 
     fn request(workers: u16, mode: Mode) -> LeaseRequest {
-        LeaseRequest {
-            workers,
-            cores_per_worker: 1,
-            memory_bytes: 0,
-            duration_ms: 1_000,
-            mode,
-            hot_for_ms: 0,
-            runtime: Runtime::Native,
-            sandbox: None,
-            network: false,
-            files: Vec::new(),
-            wait_ms: 0,
-            holder: PublicKey([0; 32]),
-            idle_release_ms: 0,
-            node: None,
-        }
+        LeaseRequest::native(workers, mode, 1_000, PublicKey([0; 32]))
     }
 
     fn view(n: u8, free_cores: u16, free_workers: u16) -> View {

@@ -155,20 +155,8 @@ mod tests {
 
     fn request(sandbox: Option<Sandbox>) -> LeaseRequest {
         LeaseRequest {
-            workers: 1,
-            cores_per_worker: 1,
-            memory_bytes: 0,
-            duration_ms: 1000,
-            mode: Mode::Warm,
-            hot_for_ms: 0,
-            runtime: Runtime::Native,
             sandbox,
-            network: false,
-            files: Vec::new(),
-            wait_ms: 0,
-            holder: PublicKey([0; 32]),
-            idle_release_ms: 0,
-            node: None,
+            ..LeaseRequest::native(1, Mode::Warm, 1000, PublicKey([0; 32]))
         }
     }
 

@@ -134,6 +134,29 @@ pub struct LeaseRequest {
     pub wait_ms: u64,
 }
 
+impl LeaseRequest {
+    /// One that wants nothing in particular: single-core workers for shared libraries, with the node's share of memory, on
+    /// any node that has room now, for as long as `duration_ms`.
+    pub fn native(workers: u16, mode: Mode, duration_ms: u64, holder: PublicKey) -> Self {
+        Self {
+            workers,
+            cores_per_worker: one(),
+            memory_bytes: 0,
+            duration_ms,
+            mode,
+            hot_for_ms: for_ever(),
+            runtime: Runtime::Native,
+            sandbox: None,
+            network: false,
+            files: Vec::new(),
+            holder,
+            idle_release_ms: 0,
+            node: None,
+            wait_ms: 0,
+        }
+    }
+}
+
 /// A request for a lease waits no longer for a place; whoever wants to wait longer asks again.
 pub const MOST_WAIT_MS: u64 = 20_000;
 

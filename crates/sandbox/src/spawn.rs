@@ -123,14 +123,16 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
     let clear = |fd: &dyn AsRawFd| rustix::io::fcntl_dupfd_cloexec(borrow(fd), CLEAR_OF).map_err(std::io::Error::from);
     let (null, theirs) = (clear(&null)?, clear(&theirs)?);
     let (written, complained) = (clear(&written)?, clear(&complained)?);
-    // One byte each way between an isolated process and whoever writes its identity for it.
-    let asking = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    let telling = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    let (asked, ask) = asking;
-    let (told, tell) = telling;
-    let isolation = match (&program.isolation, filters) {
-        (None, _) => None,
-        (Some(isolation), Ok(filters)) => Some(isolation.plan(&path, filters, ask.as_raw_fd(), told.as_raw_fd())?),
+    let (isolation, desk) = match (&program.isolation, filters) {
+        (None, _) => (None, None),
+        (Some(isolation), Ok(filters)) => {
+            // Between an isolated process and whoever writes its identity for it.
+            let (desk, ask) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                    .map_err(std::io::Error::from)?;
+            let plan = isolation.plan(&path, filters, ask.as_raw_fd())?;
+            (Some(plan), Some((desk, ask)))
+        }
         (Some(_), Err(error)) => return Err(SandboxError::Filter(error.to_string())),
     };
     let namespaces = program.isolation.as_ref().map_or(0, crate::Isolation::namespaces);
@@ -157,15 +159,17 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         error: AtomicI32::new(0),
     };
     let (pid, pidfd) = std::thread::scope(|scope| {
+        let mut asks = None;
         // This thread is held until the new process runs its program, so another one writes its identity.
-        if let Some(isolation) = &plan.isolation {
+        if let (Some(isolation), Some((desk, ask))) = (&plan.isolation, desk) {
             let identity = &isolation.identity;
             let thread = std::thread::Builder::new().name("mayfly-identity".into());
-            thread.spawn_scoped(scope, move || give_identity(identity, &asked, &tell))?;
+            thread.spawn_scoped(scope, move || give_identity(identity, &desk))?;
+            asks = Some(ask);
         }
         let made = clone(&plan, namespaces);
         // Whoever was to write an identity for a process that was not made, or died, waits no longer.
-        drop(ask);
+        drop(asks);
         made
     })?;
     match plan.error.load(Ordering::Acquire) {
@@ -244,9 +248,9 @@ fn clone(plan: &Plan, namespaces: c_int) -> Result<(libc::pid_t, OwnedFd), Sandb
 }
 
 /// Waits for an isolated process to ask, writes down who it is, and tells it.
-fn give_identity(identity: &Identity, asked: &OwnedFd, tell: &OwnedFd) {
+fn give_identity(identity: &Identity, desk: &OwnedFd) {
     let mut pid = [0u8; 4];
-    if rustix::io::read(asked, &mut pid) != Ok(pid.len()) {
+    if rustix::io::read(desk, &mut pid) != Ok(pid.len()) {
         return;
     }
     let process = PathBuf::from(format!("/proc/{}", i32::from_ne_bytes(pid)));
@@ -258,7 +262,7 @@ fn give_identity(identity: &Identity, asked: &OwnedFd, tell: &OwnedFd) {
     .and_then(|()| write("uid_map", &identity.users))
     .and_then(|()| write("gid_map", &identity.groups));
     // It learns whether there is anything to go on with, and names the step if not.
-    let _ = rustix::io::write(tell, &[u8::from(written.is_ok())]);
+    let _ = rustix::io::write(desk, &[u8::from(written.is_ok())]);
 }
 
 /// The descriptor on which the kernel tells of refused system calls: the process sent it before it ran its program.

@@ -98,12 +98,12 @@ async fn a_node_that_was_taken_back_stays_so_when_it_registers_anew(store: &dyn 
     assert_eq!(store.load(0).unwrap().nodes.len(), 1);
 }
 
+async fn noted(store: &dyn Store, changes: Vec<Change>) {
+    store.note(changes).wait().await.unwrap();
+}
+
 async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
-    store
-        .note(vec![Change::Offered(Box::new(record()))])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
     assert_eq!(only_lease(store), record());
     let renewed = Change::Renewed {
         lease: LEASE,
@@ -138,11 +138,7 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
         state: State::Lost,
         at_ms: 90,
     };
-    store
-        .note(vec![ended, again, renewed, Change::Offered(Box::new(record()))])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![ended, again, renewed, Change::Offered(Box::new(record()))]).await;
     assert_eq!(
         only_lease(store),
         LeaseRecord {
@@ -159,24 +155,16 @@ async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the
         mode: Mode::Warm,
     };
     let refused = Change::Refused { lease: LEASE };
-    store
-        .note(vec![Change::Offered(Box::new(record())), taken.clone()])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record())), taken.clone()]).await;
     assert_eq!(only_lease(store).mode, Mode::Warm);
-    store.note(vec![refused.clone()]).wait().await.unwrap();
+    noted(store, vec![refused.clone()]).await;
     assert_eq!(store.load(0).unwrap().leases, vec![]);
     let ended = Change::Ended {
         lease: LEASE,
         state: State::Released,
         at_ms: 70,
     };
-    store
-        .note(vec![Change::Offered(Box::new(record())), ended, refused, taken])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record())), ended, refused, taken]).await;
     assert_eq!(only_lease(store).mode, Mode::Hot, "what has ended stays as it was");
 }
 
@@ -186,22 +174,14 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
         state: State::Released,
         at_ms: 70,
     };
-    store
-        .note(vec![Change::Offered(Box::new(record())), ended])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
     assert_eq!(store.load(70).unwrap().leases.len(), 1);
     assert_eq!(store.load(71).unwrap().leases, vec![]);
 }
 
 async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Store) {
     store.register(address(1), CAPACITY).wait().await.unwrap();
-    store
-        .note(vec![Change::Offered(Box::new(record()))])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
     assert_eq!(store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await, Ok(3));
     assert_eq!(store.book(NODE, 3, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
     assert_eq!(store.book(NODE, 2, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
@@ -228,11 +208,7 @@ async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
         state: State::Released,
         at_ms: 70,
     };
-    store
-        .note(vec![Change::Offered(Box::new(record())), ended])
-        .wait()
-        .await
-        .unwrap();
+    noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
     store.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
     assert_eq!(only_lease(store).usage, used(10, 1));
 }
@@ -308,11 +284,7 @@ async fn a_file_that_is_opened_again_has_everything() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     store.register(address(1), CAPACITY).wait().await.unwrap();
-    store
-        .note(vec![Change::Offered(Box::new(record()))])
-        .wait()
-        .await
-        .unwrap();
+    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
     store.keep(bearer(1, Role::Operator, None)).wait().await.unwrap();
     store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
     let before = store.load(0).unwrap();
@@ -347,11 +319,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, None).unwrap();
     store.register(address(1), CAPACITY).wait().await.unwrap();
-    store
-        .note(vec![Change::Offered(Box::new(record()))])
-        .wait()
-        .await
-        .unwrap();
+    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
     drop(store);
     // The first release had no levels of isolation.
     let earlier = rusqlite::Connection::open(&path).unwrap();
@@ -394,5 +362,5 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     drop(store);
     let roomy = SqliteStore::open(&path, Some(1_000)).unwrap();
     assert_eq!(roomy.load(0).unwrap().leases.len() as u32, written);
-    roomy.note(vec![granted(written)]).wait().await.unwrap();
+    noted(&roomy, vec![granted(written)]).await;
 }

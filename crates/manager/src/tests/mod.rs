@@ -113,22 +113,7 @@ fn code(status: u16, body: &str) -> Code {
 }
 
 fn request(mode: Mode) -> LeaseRequest {
-    LeaseRequest {
-        workers: 1,
-        cores_per_worker: 1,
-        memory_bytes: 0,
-        duration_ms: 60_000,
-        mode,
-        hot_for_ms: u32::MAX,
-        runtime: Runtime::Native,
-        sandbox: None,
-        network: false,
-        files: Vec::new(),
-        wait_ms: 0,
-        holder: PublicKey([7; 32]),
-        idle_release_ms: 0,
-        node: None,
-    }
+    LeaseRequest::native(1, mode, 60_000, PublicKey([7; 32]))
 }
 
 /// Waits for an event of the manager's.

@@ -15,7 +15,7 @@ use mayfly_lease::SigningKey;
 use mayfly_lease::ledger::Resources;
 use mayfly_lease::token::{Opening, check_verdict};
 use mayfly_node::{Handle, Node, Options};
-use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Runtime, Usage};
+use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Usage};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
@@ -305,20 +305,8 @@ impl Site {
 
 pub fn request(holder: &SigningKey) -> LeaseRequest {
     LeaseRequest {
-        workers: 1,
-        cores_per_worker: 1,
         memory_bytes: 64 << 20,
-        duration_ms: 60_000,
-        mode: Mode::Warm,
-        hot_for_ms: u32::MAX,
-        runtime: Runtime::Native,
-        sandbox: None,
-        network: false,
-        files: Vec::new(),
-        wait_ms: 0,
-        holder: holder.public(),
-        idle_release_ms: 0,
-        node: None,
+        ..LeaseRequest::native(1, Mode::Warm, 60_000, holder.public())
     }
 }
 

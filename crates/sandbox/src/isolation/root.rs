@@ -1,0 +1,210 @@
+//! The root directory of a sandbox: what is to be made for it, and in which order.
+
+use std::ffi::{CString, OsString, c_ulong};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use super::{CODE_DIR, Isolation, Shown};
+use crate::SandboxError;
+
+/// Directories of the host without which no program runs.
+const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+/// What the machine is made of, which numerical libraries ask.
+const MACHINE: &str = "/sys/devices/system";
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// One thing to do to the new root directory. Paths are absolute on the host, beneath the stage where they are made.
+#[derive(Debug)]
+pub enum Step {
+    Directory(CString),
+    File(CString),
+    Link {
+        to: CString,
+        at: CString,
+    },
+    Memory {
+        at: CString,
+        options: CString,
+    },
+    Bind {
+        from: CString,
+        at: CString,
+        protect: c_ulong,
+    },
+    Processes {
+        at: CString,
+    },
+}
+
+/// A root directory in the making.
+pub struct Root {
+    stage: PathBuf,
+    pub steps: Vec<Step>,
+    shown: Vec<PathBuf>,
+    pub writable: Vec<PathBuf>,
+}
+
+pub const READ_ONLY: c_ulong = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
+
+impl Root {
+    /// What the root directory of a process that runs `program` needs.
+    pub fn of(isolation: &Isolation, program: &Path) -> Result<Self, SandboxError> {
+        let mut root = Self {
+            stage: isolation.stage.clone(),
+            steps: Vec::new(),
+            shown: Vec::new(),
+            writable: Vec::new(),
+        };
+        root.fill(isolation, program)?;
+        Ok(root)
+    }
+
+    fn fill(&mut self, isolation: &Isolation, program: &Path) -> Result<(), SandboxError> {
+        let memory = |at: &str, bytes: u64, inodes: u64| (PathBuf::from(at), bytes, inodes);
+        // The root holds directories and links only; what a function writes goes to the two others.
+        for (at, bytes, inodes) in [
+            memory("/", 1 << 20, 4096),
+            memory("/tmp", isolation.scratch_bytes, isolation.scratch_bytes >> 12),
+            memory("/dev/shm", isolation.scratch_bytes, isolation.scratch_bytes >> 12),
+        ] {
+            self.parents(&at)?;
+            if at != Path::new("/") {
+                let directory = self.inside(&at)?;
+                self.steps.push(Step::Directory(directory));
+            }
+            let mode = if at == Path::new("/") { "0755" } else { "1777" };
+            let options = format!("mode={mode},size={bytes},nr_inodes={}", inodes.max(64));
+            let options = CString::new(options).map_err(|_| SandboxError::ZeroByte(at.clone()))?;
+            let at = self.inside(&at)?;
+            self.steps.push(Step::Memory { at, options });
+        }
+        for path in SYSTEM.iter().map(Path::new) {
+            match std::fs::read_link(path) {
+                Ok(to) => self.link(&to, path)?,
+                Err(_) if path.is_dir() => self.bind(path, path, READ_ONLY)?,
+                Err(_) => {}
+            }
+        }
+        self.bind(&isolation.settings, Path::new("/etc"), READ_ONLY)?;
+        let machine = Path::new(MACHINE);
+        if machine.is_dir() {
+            self.bind(machine, machine, READ_ONLY)?;
+        }
+        for path in DEVICES.iter().map(Path::new) {
+            // As they are on the host: they do what they do, and no more.
+            self.bind(path, path, 0)?;
+        }
+        for (to, at) in [
+            ("/proc/self/fd", "/dev/fd"),
+            ("/proc/self/fd/0", "/dev/stdin"),
+            ("/proc/self/fd/1", "/dev/stdout"),
+            ("/proc/self/fd/2", "/dev/stderr"),
+        ] {
+            self.link(Path::new(to), Path::new(at))?;
+        }
+        self.bind(&isolation.code, Path::new(CODE_DIR), READ_ONLY)?;
+        self.parents(Path::new("/proc/self"))?;
+        let at = self.inside(Path::new("/proc"))?;
+        self.steps.push(Step::Processes { at });
+        let mut shown: Vec<&Shown> = isolation.shown.iter().collect();
+        // Outer before inner, so that the inner ones which are no exception can be left out.
+        shown.sort_by_key(|shown| (shown.path.components().count(), &shown.path));
+        for shown in shown {
+            self.show(&shown.path, &shown.from, shown.writable)?;
+        }
+        // Links lead to where it is, for whoever started the node.
+        self.show(program, &program.canonicalize()?, false)
+    }
+
+    fn show(&mut self, path: &Path, from: &Path, writable: bool) -> Result<(), SandboxError> {
+        let is_plain = path.is_absolute()
+            && path.parent().is_some()
+            && path
+                .components()
+                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if !is_plain {
+            return Err(SandboxError::NotShown(
+                path.to_path_buf(),
+                "give an absolute path without `..`, and not the root directory itself",
+            ));
+        }
+        let is_kernels = |kept: &&str| path.starts_with(kept) || from.starts_with(kept);
+        if ["/proc", "/sys", "/dev"].iter().any(is_kernels) {
+            return Err(SandboxError::NotShown(
+                path.to_path_buf(),
+                "the kernel's own files are not shown",
+            ));
+        }
+        if !from.exists() {
+            return Err(SandboxError::NotShown(
+                path.to_path_buf(),
+                "there is no such file or directory",
+            ));
+        }
+        let inside = |outer: &PathBuf| path.starts_with(outer);
+        if self.writable.iter().any(inside) || (!writable && self.shown.iter().any(inside)) {
+            return Ok(());
+        }
+        if writable {
+            if self.shown.iter().any(inside) {
+                // Its place is there already, with the directory that it lies in.
+                let (from, at) = (text(from)?, self.inside(path)?);
+                let protect = libc::MS_NOSUID | libc::MS_NODEV;
+                self.steps.push(Step::Bind { from, at, protect });
+            } else {
+                self.bind_exactly(from, path, libc::MS_NOSUID | libc::MS_NODEV)?;
+            }
+            self.writable.push(path.to_path_buf());
+            return Ok(());
+        }
+        self.bind_exactly(from, path, READ_ONLY)
+    }
+
+    fn inside(&self, path: &Path) -> Result<CString, SandboxError> {
+        let mut whole = self.stage.as_os_str().as_bytes().to_vec();
+        if path != Path::new("/") {
+            whole.extend(path.as_os_str().as_bytes());
+        }
+        text(Path::new(&OsString::from_vec(whole)))
+    }
+
+    /// Makes the directories above a path.
+    fn parents(&mut self, path: &Path) -> Result<(), SandboxError> {
+        let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+        above.reverse();
+        for directory in above.into_iter().filter(|directory| *directory != Path::new("/")) {
+            let directory = self.inside(directory)?;
+            self.steps.push(Step::Directory(directory));
+        }
+        Ok(())
+    }
+
+    /// Shows what the node itself names, wherever links lead.
+    fn bind(&mut self, from: &Path, at: &Path, protect: c_ulong) -> Result<(), SandboxError> {
+        self.bind_exactly(&from.canonicalize()?, at, protect)
+    }
+
+    fn bind_exactly(&mut self, from: &Path, at: &Path, protect: c_ulong) -> Result<(), SandboxError> {
+        self.parents(at)?;
+        let is_dir = from.is_dir();
+        self.shown.push(at.to_path_buf());
+        let (from, at) = (text(from)?, self.inside(at)?);
+        self.steps.push(match is_dir {
+            true => Step::Directory(at.clone()),
+            false => Step::File(at.clone()),
+        });
+        self.steps.push(Step::Bind { from, at, protect });
+        Ok(())
+    }
+
+    fn link(&mut self, to: &Path, at: &Path) -> Result<(), SandboxError> {
+        self.parents(at)?;
+        let (to, at) = (text(to)?, self.inside(at)?);
+        self.steps.push(Step::Link { to, at });
+        Ok(())
+    }
+}
+
+pub fn text(path: &Path) -> Result<CString, SandboxError> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| SandboxError::ZeroByte(path.to_path_buf()))
+}

@@ -1,13 +1,10 @@
 //! What leases used and what that costs.
 //!
 //! Meters are written where user code can reach them, so they are claims: [`clamp`] cuts them to what wall-clock time
-//! allows. They travel as totals under growing numbers, so [`Account::book`] may hear an entry any number of times.
+//! allows. They travel as totals under growing numbers, so that an entry may be heard any number of times.
 
-use std::collections::HashMap;
-
+use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api::Usage;
-use mayfly_protocol::ids::LeaseId;
-use serde::{Deserialize, Serialize};
 
 /// Cuts one worker's meter to what can be true: it cannot have computed and polled for longer than it existed, nor
 /// failed more often than it was called, and no counter ever goes back. `wall_us` is the time since the worker's lease
@@ -50,78 +47,39 @@ pub fn merge(a: Usage, b: Usage) -> Usage {
     }
 }
 
-/// What one node's journal has been booked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
-    booked: u64,
-    totals: HashMap<LeaseId, Usage>,
+/// A lease's bill, in billionths of the site's unit of account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cost {
+    /// Ca ta.
+    pub allocation: u64,
+    /// Cc tc.
+    pub computing: u64,
+    /// Ch th.
+    pub polling: u64,
 }
 
-impl Account {
-    /// An account that continues after `booked` with these totals.
-    pub fn resume(booked: u64, totals: impl IntoIterator<Item = (LeaseId, Usage)>) -> Self {
-        Self {
-            booked,
-            totals: totals.into_iter().collect(),
-        }
-    }
-
-    /// Last number booked.
-    pub fn booked(&self) -> u64 {
-        self.booked
-    }
-
-    /// What a lease used.
-    pub fn total(&self, lease: &LeaseId) -> Usage {
-        self.totals.get(lease).copied().unwrap_or_default()
-    }
-
-    /// Books an entry of totals; answers those that changed. An entry that was booked before changes nothing.
-    pub fn book(&mut self, sequence: u64, usage: &[(LeaseId, Usage)]) -> Vec<(LeaseId, Usage)> {
-        if sequence <= self.booked {
-            return Vec::new();
-        }
-        self.booked = sequence;
-        let mut changed = Vec::new();
-        for &(lease, used) in usage {
-            let total = self.totals.entry(lease).or_default();
-            let merged = merge(*total, used);
-            if merged != *total {
-                *total = merged;
-                changed.push((lease, merged));
-            }
-        }
-        changed
-    }
-
-    /// Forgets a lease that has ended and been archived.
-    pub fn forget(&mut self, lease: &LeaseId) -> Option<Usage> {
-        self.totals.remove(lease)
-    }
-}
-
-/// Prices of a site, in billionths of its unit of account.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prices {
-    /// Ca: for one GiB held for one second.
-    pub allocation_per_gib_s: u64,
-    /// Cc: for one second inside functions.
-    pub computing_per_s: u64,
-    /// Ch: for one second of polling.
-    pub polling_per_s: u64,
-}
-
-impl Prices {
-    /// C = Ca ta + Cc tc + Ch th, in billionths. `ta` is the papers' product of allocation time and memory: the usage
-    /// counts it once for each worker and `memory_bytes` is the whole lease's, hence the division.
-    pub fn cost(&self, usage: &Usage, memory_bytes: u64, workers: u16) -> u128 {
+impl Cost {
+    /// What usage costs at these prices. `ta` is the papers' product of allocation time and memory: the usage counts it once
+    /// for each worker and `memory_bytes` is the whole lease's, hence the division. Never smaller for more usage.
+    pub fn of(prices: &Prices, usage: &Usage, memory_bytes: u64, workers: u16) -> Self {
         const US_PER_S: u128 = 1_000_000;
+        let whole = |billionths: u128| u64::try_from(billionths).unwrap_or(u64::MAX);
+        let per_s = |us: u64, price: u64| whole(u128::from(us) * u128::from(price) / US_PER_S);
         let byte_us = u128::from(usage.allocated_us) * u128::from(memory_bytes) / u128::from(workers.max(1));
         // Bytes first: 2^64 us of 2^64 bytes would leave no room for the price.
-        let allocation = (byte_us >> 30).saturating_mul(self.allocation_per_gib_s.into()) / US_PER_S;
-        let computing = u128::from(usage.computing_us) * u128::from(self.computing_per_s) / US_PER_S;
-        let polling = u128::from(usage.polling_us) * u128::from(self.polling_per_s) / US_PER_S;
-        allocation.saturating_add(computing).saturating_add(polling)
+        let allocation = (byte_us >> 30).saturating_mul(prices.allocation_per_gib_s.into()) / US_PER_S;
+        Self {
+            allocation: whole(allocation),
+            computing: per_s(usage.computing_us, prices.computing_per_s),
+            polling: per_s(usage.polling_us, prices.polling_per_s),
+        }
+    }
+
+    /// C = Ca ta + Cc tc + Ch th.
+    pub fn total(&self) -> u64 {
+        self.allocation
+            .saturating_add(self.computing)
+            .saturating_add(self.polling)
     }
 }
 
@@ -131,8 +89,6 @@ mod tests {
 
     use super::*;
 
-    const LEASE: LeaseId = LeaseId([1; 16]);
-
     fn used(computing_us: u64, polling_us: u64, calls: u64) -> Usage {
         Usage {
             computing_us,
@@ -141,22 +97,6 @@ mod tests {
             calls,
             failures: 0,
         }
-    }
-
-    #[test]
-    fn a_repeated_number_never_charges_twice() {
-        let mut account = Account::default();
-        assert_eq!(
-            account.book(1, &[(LEASE, used(10, 0, 1))]),
-            vec![(LEASE, used(10, 0, 1))]
-        );
-        assert_eq!(account.book(1, &[(LEASE, used(99, 0, 9))]), vec![]);
-        assert_eq!(account.total(&LEASE), used(10, 0, 1));
-        assert_eq!(
-            account.book(2, &[(LEASE, used(30, 0, 2))]),
-            vec![(LEASE, used(30, 0, 2))]
-        );
-        assert_eq!((account.booked(), account.total(&LEASE)), (2, used(30, 0, 2)));
     }
 
     #[test]
@@ -206,7 +146,10 @@ mod tests {
             failures: 0,
         };
         // 4 workers for 10 s with 2 GiB in all: 20 GiB s.
-        assert_eq!(prices.cost(&usage, 2 << 30, 4), 2 * 20 + 1_000 * 3 + 100 * 5);
+        assert_eq!(
+            Cost::of(&prices, &usage, 2 << 30, 4).total(),
+            2 * 20 + 1_000 * 3 + 100 * 5
+        );
     }
 
     fn any_usage() -> impl Strategy<Value = Usage> {
@@ -238,26 +181,24 @@ mod tests {
         }
 
         #[test]
-        fn entries_repeated_or_late_leave_the_same_totals(
-            entries in proptest::collection::vec(any_usage(), 1..10),
-            order in proptest::collection::vec(0..10usize, 0..30),
-        ) {
-            let mut once = Account::default();
-            for (n, usage) in entries.iter().enumerate() { once.book(n as u64 + 1, &[(LEASE, *usage)]); }
-            let mut noisy = Account::default();
-            for (n, usage) in entries.iter().enumerate() {
-                noisy.book(n as u64 + 1, &[(LEASE, *usage)]);
-                for &again in order.iter().filter(|&&again| again <= n) {
-                    prop_assert!(noisy.book(again as u64 + 1, &[(LEASE, entries[again])]).is_empty());
-                }
-            }
-            prop_assert_eq!(once, noisy);
+        fn totals_in_any_order_merge_to_the_same_bill(entries in proptest::collection::vec(any_usage(), 1..10)) {
+            let forth = entries.iter().copied().fold(Usage::default(), merge);
+            let back = entries.iter().rev().copied().fold(forth, merge);
+            prop_assert_eq!(forth, back);
+        }
+
+        #[test]
+        fn more_usage_never_costs_less(a in any_usage(), b in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
+            let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price };
+            let less = Cost::of(&prices, &a, memory, workers);
+            let more = Cost::of(&prices, &merge(a, b), memory, workers);
+            prop_assert!(more.total() >= less.total());
         }
 
         #[test]
         fn no_usage_overflows_the_bill(usage in any_usage(), memory in any::<u64>(), workers in any::<u16>(), price in any::<u64>()) {
             let prices = Prices { allocation_per_gib_s: price, computing_per_s: price, polling_per_s: price };
-            prices.cost(&usage, memory, workers);
+            Cost::of(&prices, &usage, memory, workers).total();
         }
     }
 }

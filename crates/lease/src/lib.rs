@@ -8,17 +8,19 @@
 //! - [`state`]: the life of one lease by its node's monotonic clock;
 //! - [`ledger`]: what one node has and who holds it;
 //! - [`placement`]: which node should get a lease;
-//! - [`billing`]: what a lease used, and what it costs.
+//! - [`billing`]: what a lease used, and what it costs;
+//! - [`quota`]: what a tenant may hold and spend.
 
 pub mod billing;
 pub mod key;
 pub mod ledger;
 pub mod placement;
+pub mod quota;
 pub mod replay;
 pub mod state;
 pub mod token;
 
-pub use billing::{Account, Prices};
+pub use billing::Cost;
 pub use key::SigningKey;
 pub use ledger::{Ledger, Reservation};
 pub use replay::ReplayWindow;

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::journal::Journal;
 use crate::options::Options;
-use crate::store::{Bearer, Change, LeaseRecord, Role, Store};
+use crate::store::{As, Bearer, Change, LeaseRecord, Store};
 use crate::world::{Answer, Waiting, World, millis};
 use crate::{hash, random};
 
@@ -43,6 +43,8 @@ pub struct Control {
     pub events: broadcast::Sender<Event>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
+    /// Held by whoever makes or changes a tenant.
+    pub changing_tenants: tokio::sync::Mutex<()>,
     world: Mutex<World>,
 }
 
@@ -67,6 +69,7 @@ impl Control {
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             stopping: watch::channel(false).0,
+            changing_tenants: tokio::sync::Mutex::new(()),
             world: Mutex::new(world),
         }
     }
@@ -155,20 +158,6 @@ impl Control {
         true
     }
 
-    /// Makes a bearer and keeps its hash.
-    pub async fn new_bearer(&self, role: Role, valid_for: Duration) -> Result<(String, Bearer), Failure> {
-        let (token, bearer) = fresh_bearer(role, self.operator_tenant(), None, valid_for);
-        self.store.keep(bearer.clone()).wait().await?;
-        self.world().bearers.insert(bearer.hash, bearer.clone());
-        Ok((token, bearer))
-    }
-
-    fn operator_tenant(&self) -> TenantId {
-        let world = self.world();
-        let operator = world.bearers.values().find(|bearer| bearer.role == Role::Operator);
-        operator.map_or(TenantId([0; 16]), |bearer| bearer.tenant)
-    }
-
     /// Who presents this token, if anybody may.
     pub fn authenticate(&self, token: &str) -> Option<Bearer> {
         // By hash: how long the look-up takes tells nothing about any token.
@@ -249,13 +238,15 @@ pub async fn keep_time(control: Arc<Control>) {
 }
 
 /// A new random token and the record of its hash.
-pub fn fresh_bearer(role: Role, tenant: TenantId, node: Option<NodeId>, valid_for: Duration) -> (String, Bearer) {
+pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_for: Duration) -> (String, Bearer) {
     let token = hex::encode(random::<32>());
     let expires_at_ms = now_ms().saturating_add(millis(valid_for));
     let bearer = Bearer {
         hash: hash(&token),
-        role,
+        speaks,
         tenant,
+        name: String::new(),
+        read_only: false,
         node,
         expires_at_ms,
     };

@@ -1,5 +1,7 @@
 //! The HTTP API: what may be asked, and how it is answered. Every error is an [`ErrorBody`].
 
+pub mod accounts;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,20 +12,22 @@ use axum::extract::{DefaultBodyLimit, Query, Request, State as Shared};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{
-    ErrorBody, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
+    ErrorBody, Event, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
     RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
+use mayfly_protocol::ids::LeaseId;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, stopped};
 use crate::requests::{
-    Body, Grace, LeasePath, MOST_BODY_BYTES, NodeBearer, NodePath, Operator, Refusal, grace, lease_id, node_id, refuse,
+    Body, Caller, Grace, LeasePath, MOST_BODY_BYTES, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
 use crate::sessions;
 use crate::world::lease_status;
@@ -53,6 +57,13 @@ pub fn router(control: Api) -> Router {
         .route("/v1/nodes/{id}", put(resume_node).delete(reclaim_node))
         .route("/v1/nodes/join-tokens", post(create_join_token))
         .route("/v1/nodes/connect", get(connect_node))
+        .route("/v1/tenants", get(accounts::list_tenants))
+        .route("/v1/tenants/{name}", put(accounts::set_tenant))
+        .route("/v1/tokens", get(accounts::list_tokens).post(accounts::create_token))
+        .route("/v1/tokens/{id}", delete(accounts::revoke_token))
+        .route("/v1/prices", get(accounts::show_prices).put(accounts::set_prices))
+        .route("/v1/bill", get(accounts::show_bill))
+        .route("/v1/audit", get(accounts::show_audit))
         .route("/v1/events", get(watch_events))
         .route("/v1/openapi.json", get(openapi))
         .fallback(|| async {
@@ -114,20 +125,24 @@ pub(crate) async fn health(Shared(control): Shared<Api>) -> Json<Health> {
 #[utoipa::path(post, path = "/v1/leases", request_body = LeaseRequest, security(("bearer" = [])),
     responses((status = 201, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn create_lease(
-    Operator(bearer): Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     Body(request): Body<LeaseRequest>,
 ) -> Result<(StatusCode, Json<Grant>), Refusal> {
-    Ok((StatusCode::CREATED, Json(control.grant(bearer.tenant, request).await?)))
+    caller.changes_as(Role::User)?;
+    Ok((
+        StatusCode::CREATED,
+        Json(control.grant(caller.bearer.tenant, request).await?),
+    ))
 }
 
-/// Leases that live, or ended within the last hour, the newest first.
+/// Leases that live, or ended within the last hour, the newest first: one's own, or, for operators, everybody's.
 #[utoipa::path(get, path = "/v1/leases", security(("bearer" = [])),
     responses((status = 200, body = [LeaseStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_leases(Operator(bearer): Operator, Shared(control): Shared<Api>) -> Json<Vec<LeaseStatus>> {
+pub(crate) async fn list_leases(caller: Caller, Shared(control): Shared<Api>) -> Json<Vec<LeaseStatus>> {
     let world = control.world();
-    let own = world.leases.values().filter(|record| record.tenant == bearer.tenant);
-    let mut statuses: Vec<LeaseStatus> = own.map(lease_status).collect();
+    let seen = world.leases.values().filter(|record| caller.sees(record.tenant));
+    let mut statuses: Vec<LeaseStatus> = seen.map(lease_status).collect();
     statuses.sort_by_key(|status| (std::cmp::Reverse(status.granted_at_ms), status.lease));
     Json(statuses)
 }
@@ -136,59 +151,74 @@ pub(crate) async fn list_leases(Operator(bearer): Operator, Shared(control): Sha
 #[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_lease(
-    Operator(bearer): Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: LeasePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
-    Ok(Json(lease_status(&control.lease_of(bearer.tenant, lease_id(path)?)?)))
+    Ok(Json(lease_status(&control.lease_seen(&caller, named(path)?)?)))
 }
 
 /// Counts a lease's length anew from now, and answers a grant with a token to match.
 #[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path)), request_body = RenewRequest,
     security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn renew_lease(
-    Operator(bearer): Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: LeasePath,
     Body(request): Body<RenewRequest>,
 ) -> Result<Json<Grant>, Refusal> {
-    Ok(Json(
-        control
-            .renew(bearer.tenant, lease_id(path)?, request.duration_ms)
-            .await?,
-    ))
+    caller.changes_as(Role::User)?;
+    let tenant = caller.bearer.tenant;
+    Ok(Json(control.renew(tenant, named(path)?, request.duration_ms).await?))
 }
 
 /// Gives a lease back.
 #[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn release_lease(
-    Operator(bearer): Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: LeasePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
-    Ok(Json(lease_status(
-        &control.end(bearer.tenant, lease_id(path)?, State::Released).await?,
-    )))
+    let lease = own_lease(&control, &caller, path)?;
+    Ok(Json(lease_status(&control.end(lease, State::Released).await?)))
 }
 
-/// Takes a lease away from its holder.
+/// Takes a lease away from its holder: one's own, or, for operators, anybody's.
 #[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_lease(
-    Operator(bearer): Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: LeasePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
-    Ok(Json(lease_status(
-        &control.end(bearer.tenant, lease_id(path)?, State::Revoked).await?,
-    )))
+    caller.changes_as(Role::User)?;
+    let record = control.lease_seen(&caller, named(path)?)?;
+    if record.tenant != caller.bearer.tenant {
+        control
+            .audit(&caller, "lease.revoke", record.lease, &record.tenant)
+            .await?;
+    }
+    Ok(Json(lease_status(&control.end(record.lease, State::Revoked).await?)))
+}
+
+/// A lease that the caller may give back.
+fn own_lease(control: &Control, caller: &Caller, path: LeasePath) -> Result<LeaseId, Refusal> {
+    caller.changes_as(Role::User)?;
+    let record = control.lease_seen(caller, named(path)?)?;
+    if record.tenant == caller.bearer.tenant {
+        return Ok(record.lease);
+    }
+    Err(refuse(
+        Code::Forbidden,
+        "the lease is another tenant's; an operator may revoke it",
+    ))
 }
 
 /// Every node that ever registered.
 #[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
     responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_nodes(_: Operator, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
+pub(crate) async fn list_nodes(_: Caller, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
     Json(control.world().node_statuses(std::time::Instant::now()))
 }
 
@@ -197,33 +227,45 @@ pub(crate) async fn list_nodes(_: Operator, Shared(control): Shared<Api>) -> Jso
 #[utoipa::path(delete, path = "/v1/nodes/{id}", params(("id" = String, Path), Grace), security(("bearer" = [])),
     responses((status = 200, body = Reclaimed), (status = "default", body = ErrorBody)))]
 pub(crate) async fn reclaim_node(
-    _: Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: NodePath,
     query: Result<Query<Grace>, QueryRejection>,
 ) -> Result<Json<Reclaimed>, Refusal> {
-    Ok(Json(control.reclaim(node_id(path)?, grace(query)?).await?))
+    caller.changes_as(Role::Operator)?;
+    let (node, grace) = (named(path)?, grace(query)?);
+    control
+        .audit(&caller, "node.reclaim", node, &grace.as_secs_f64())
+        .await?;
+    Ok(Json(control.reclaim(node, grace).await?))
 }
 
 /// Gives a node that was taken back to leases again.
 #[utoipa::path(put, path = "/v1/nodes/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn resume_node(
-    _: Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     path: NodePath,
 ) -> Result<Json<NodeStatus>, Refusal> {
-    Ok(Json(control.resume(node_id(path)?).await?))
+    caller.changes_as(Role::Operator)?;
+    let node = named(path)?;
+    control.audit(&caller, "node.resume", node, &()).await?;
+    Ok(Json(control.resume(node).await?))
 }
 
 /// Makes a token with which one node may join.
 #[utoipa::path(post, path = "/v1/nodes/join-tokens", request_body = JoinTokenRequest, security(("bearer" = [])),
     responses((status = 201, body = JoinToken), (status = "default", body = ErrorBody)))]
 pub(crate) async fn create_join_token(
-    _: Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     Body(request): Body<JoinTokenRequest>,
 ) -> Result<(StatusCode, Json<JoinToken>), Refusal> {
+    caller.changes_as(Role::Operator)?;
+    control
+        .audit(&caller, "node.join_token", "", &request.valid_for_ms)
+        .await?;
     let token = control.join_token(Duration::from_millis(request.valid_for_ms)).await?;
     Ok((StatusCode::CREATED, Json(token)))
 }
@@ -243,12 +285,13 @@ pub(crate) async fn connect_node(
     Ok(upgrade.on_upgrade(move |socket| sessions::serve(control, bearer, socket)))
 }
 
-/// What happens from now on: a WebSocket on which each message is an `Event`.
+/// What happens from now on: a WebSocket on which each message is an `Event`. Those of other tenants' leases are for
+/// operators only.
 #[utoipa::path(get, path = "/v1/events", security(("bearer" = [])),
     responses((status = 101, description = "WebSocket of Event", body = mayfly_protocol::api::Event),
         (status = "default", body = ErrorBody)))]
 pub(crate) async fn watch_events(
-    _: Operator,
+    caller: Caller,
     Shared(control): Shared<Api>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
@@ -257,12 +300,25 @@ pub(crate) async fn watch_events(
     let events = control.events.subscribe();
     // Watchers say nothing but pongs and a close.
     let upgrade = upgrade.max_message_size(1024).max_frame_size(1024);
-    Ok(upgrade.on_upgrade(move |socket| watch(control, events, socket)))
+    Ok(upgrade.on_upgrade(move |socket| watch(control, caller, events, socket)))
+}
+
+/// Whether an event is the caller's concern.
+fn concerns(control: &Control, caller: &Caller, event: &Event) -> bool {
+    match event {
+        Event::Lease { lease, .. } | Event::Incident { lease, .. } => {
+            let world = control.world();
+            let record = world.leases.get(lease);
+            record.map_or(caller.role >= Role::Operator, |record| caller.sees(record.tenant))
+        }
+        _ => true,
+    }
 }
 
 async fn watch(
     control: Api,
-    mut events: tokio::sync::broadcast::Receiver<mayfly_protocol::api::Event>,
+    caller: Caller,
+    mut events: tokio::sync::broadcast::Receiver<Event>,
     mut socket: WebSocket,
 ) {
     let mut stopping = control.stopping.subscribe();
@@ -270,6 +326,7 @@ async fn watch(
     loop {
         let message = tokio::select! {
             event = events.recv() => match event {
+                Ok(event) if !concerns(&control, &caller, &event) => continue,
                 Ok(event) => match serde_json::to_string(&event) {
                     Ok(text) => Message::text(text),
                     Err(_) => break,

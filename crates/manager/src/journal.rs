@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{Change, Store, StoreError};
+use crate::store::{Change, Notes, StoreError};
 
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ pub struct Journal {
 
 impl Journal {
     /// Starts the task that writes; it ends when the last handle is gone and all that waited is written or refused.
-    pub fn start(store: Arc<dyn Store>) -> Self {
+    pub fn start(store: Arc<dyn Notes>) -> Self {
         let (entries, queue) = mpsc::unbounded_channel();
         let trouble = Arc::default();
         tokio::spawn(write(store, queue, Arc::clone(&trouble)));
@@ -76,7 +76,7 @@ impl Journal {
 }
 
 async fn write(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Notes>,
     mut queue: mpsc::UnboundedReceiver<Entry>,
     trouble: Arc<Mutex<Option<StoreError>>>,
 ) {
@@ -158,11 +158,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use mayfly_lease::State;
-    use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
-    use mayfly_protocol::ids::{LeaseId, NodeId};
+    use mayfly_protocol::ids::LeaseId;
 
     use super::*;
-    use crate::store::{Bearer, Pending, Snapshot};
+    use crate::store::Pending;
 
     /// A fake disk that is full until it is told otherwise, and remembers what was written.
     #[derive(Default)]
@@ -171,31 +170,13 @@ mod tests {
         written: Mutex<Vec<Change>>,
     }
 
-    impl Store for FakeDisk {
+    impl Notes for FakeDisk {
         fn note(&self, changes: Vec<Change>) -> Pending<()> {
             if !self.roomy.load(Ordering::SeqCst) {
                 return Pending::ready(Err(StoreError::Full));
             }
             self.written.lock().unwrap().extend(changes);
             Pending::ready(Ok(()))
-        }
-        fn load(&self, _: u64) -> Result<Snapshot, StoreError> {
-            unreachable!("journals only note")
-        }
-        fn register(&self, _: NodeAddress, _: Capacity) -> Pending<u64> {
-            unreachable!("journals only note")
-        }
-        fn book(&self, _: NodeId, _: u64, _: Vec<(LeaseId, Usage)>) -> Pending<u64> {
-            unreachable!("journals only note")
-        }
-        fn reclaim(&self, _: NodeId, _: bool) -> Pending<()> {
-            unreachable!("journals only note")
-        }
-        fn keep(&self, _: Bearer) -> Pending<()> {
-            unreachable!("journals only note")
-        }
-        fn admit(&self, _: [u8; 32], _: Bearer, _: u64) -> Pending<bool> {
-            unreachable!("journals only note")
         }
     }
 
@@ -210,7 +191,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_happened_waits_for_room_and_what_is_asked_is_refused_at_once() {
         let disk = Arc::new(FakeDisk::default());
-        let journal = Journal::start(Arc::clone(&disk) as Arc<dyn Store>);
+        let journal = Journal::start(Arc::clone(&disk) as Arc<dyn Notes>);
         journal.note(ended(1));
         assert_eq!(journal.ask(ended(2)).await, Err(StoreError::Full));
         journal.note(ended(3));

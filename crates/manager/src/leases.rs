@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mayfly_lease::placement::{PlacementError, View, choose};
+use mayfly_lease::quota::Held;
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
@@ -15,8 +16,9 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, now_ms};
 use crate::random;
+use crate::requests::Caller;
 use crate::store::{Change, LeaseRecord};
-use crate::world::millis;
+use crate::world::{Account, millis};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
 /// have travels with their heartbeats.
@@ -112,7 +114,7 @@ impl Control {
             };
             match self.offer(node, tenant, &request).await {
                 Ok(grant) => return Ok(grant),
-                Err(failure) if failure.code == Code::StoreFailed => return Err(failure),
+                Err(failure) if matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded) => return Err(failure),
                 Err(failure) => {
                     tracing::debug!(%node, %failure, "an offer was refused");
                     refusal = Some(failure);
@@ -146,6 +148,8 @@ impl Control {
         let lease = LeaseId(random());
         let start_by_ms = millis(self.options.start_by);
         let granted_at_ms = now_ms();
+        let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
+        let prices = self.world().ask_for(lease, tenant, wanted)?;
         let record = LeaseRecord {
             lease,
             tenant,
@@ -164,6 +168,7 @@ impl Control {
                 .saturating_add(request.duration_ms),
             ended_at_ms: 0,
             usage: Usage::default(),
+            prices,
         };
         let offer = |number, epoch| ManagerMessage::Offer {
             request: number,
@@ -177,6 +182,7 @@ impl Control {
         let written = self.journal.ask(Change::Offered(Box::new(record.clone())));
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
+            self.world().asked_for(lease);
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
             }
@@ -185,7 +191,7 @@ impl Control {
             return Err(written.err().map_or(failure, Failure::from));
         }
         // The books have it since the answer arrived.
-        let record = self.lease_of(tenant, lease)?;
+        let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if !record.state.is_live() {
             return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
         }
@@ -196,6 +202,11 @@ impl Control {
                 .ask(node, None, |request, _| end_message(request, lease, State::Revoked))
                 .await;
             return Err(error.into());
+        }
+        if let Err(failure) = self.may_spend(tenant) {
+            // Its money ran out, or it was suspended, while its node made up its mind.
+            self.end(lease, State::Revoked).await?;
+            return Err(failure);
         }
         self.tell(Event::Lease {
             lease,
@@ -246,16 +257,16 @@ impl Control {
         Ok(grant(record, address, &claims.sign(&self.signing)))
     }
 
-    /// A lease of this tenant's.
-    pub fn lease_of(&self, tenant: TenantId, lease: LeaseId) -> Result<LeaseRecord, Failure> {
-        let world = self.world();
+    /// A lease that this caller may see.
+    pub fn lease_seen(&self, caller: &Caller, lease: LeaseId) -> Result<LeaseRecord, Failure> {
         // Somebody else's lease looks exactly like none.
-        world
-            .leases
-            .get(&lease)
-            .filter(|record| record.tenant == tenant)
-            .cloned()
+        self.lease(lease)
+            .filter(|record| caller.sees(record.tenant))
             .ok_or_else(|| no_such_lease(lease))
+    }
+
+    fn lease(&self, lease: LeaseId) -> Option<LeaseRecord> {
+        self.world().leases.get(&lease).cloned()
     }
 
     /// Counts a lease's length anew from now.
@@ -267,10 +278,14 @@ impl Control {
                 format!("a renewal for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
             ));
         }
-        let record = self.lease_of(tenant, lease)?;
+        let record = self
+            .lease(lease)
+            .filter(|record| record.tenant == tenant)
+            .ok_or_else(|| no_such_lease(lease))?;
         if !record.state.is_live() {
             return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
         }
+        self.may_spend(tenant)?;
         self.ask(record.node, None, |request, _| ManagerMessage::Renew {
             request,
             lease,
@@ -300,8 +315,8 @@ impl Control {
     }
 
     /// Ends a lease as `released` or `revoked`. An unreachable node is told when it comes back.
-    pub async fn end(&self, tenant: TenantId, lease: LeaseId, state: State) -> Result<LeaseRecord, Failure> {
-        let record = self.lease_of(tenant, lease)?;
+    pub async fn end(&self, lease: LeaseId, state: State) -> Result<LeaseRecord, Failure> {
+        let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if record.state.is_live() {
             let answer = self
                 .ask(record.node, None, |request, _| end_message(request, lease, state))
@@ -313,7 +328,12 @@ impl Control {
             }
             self.on_lease_ended(lease, state);
         }
-        self.lease_of(tenant, lease)
+        Ok(self.lease(lease).unwrap_or(record))
+    }
+
+    fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
+        let world = self.world();
+        Ok(world.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
     }
 }
 

@@ -9,6 +9,7 @@
 //! connection → its answer → the journal → a signed token. The node alone allocates; the manager's idea of what is free
 //! only orders whom to ask.
 
+mod accounts;
 mod control;
 mod error;
 mod http;

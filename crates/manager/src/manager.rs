@@ -6,18 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mayfly_lease::SigningKey;
+use mayfly_protocol::accounts::{Role, TenantSpec};
 use mayfly_protocol::api::{Connection, Event, JoinToken, NodeStatus};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{PublicKey, TenantId};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
+use crate::accounts::{OWN_TENANT, OWN_TOKEN};
 use crate::control::{Control, SHOWN_MS, fresh_bearer, keep_time, now_ms};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::store::{MemoryStore, Role, Snapshot, SqliteStore, Store};
+use crate::store::{As, Bearer, MemoryStore, Notes, Snapshot, SqliteStore, Store, TenantRecord};
 use crate::world::World;
 use crate::{hash, http, random, serve};
 
@@ -72,9 +74,9 @@ impl Manager {
         let snapshot = store.load(now_ms().saturating_sub(SHOWN_MS))?;
         let connection_path = options.state_dir.join("connection.json");
         let (connection, snapshot) =
-            operator(&connection_path, &url, &identity.ca_pem, store.as_ref(), snapshot).await?;
+            own_token(&connection_path, &url, &identity.ca_pem, store.as_ref(), snapshot).await?;
         let world = World::remembered(snapshot, Instant::now());
-        let journal = Journal::start(Arc::clone(&store));
+        let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(options, url, ca_pem, signing, store, journal, world));
         let router = http::router(Arc::clone(&control));
@@ -94,8 +96,8 @@ impl Manager {
     }
 }
 
-/// Finds the operator's token in `connection.json`, or makes one; writes the file as it should be.
-async fn operator(
+/// Finds the token in `connection.json`, or makes one for an administrator; writes the file as it should be.
+async fn own_token(
     path: &Path,
     url: &str,
     ca_pem: &str,
@@ -108,22 +110,43 @@ async fn operator(
         snapshot
             .bearers
             .iter()
-            .any(|bearer| bearer.role == Role::Operator && bearer.hash == hash)
+            .any(|bearer| bearer.name == OWN_TOKEN && bearer.hash == hash)
     };
     let token = match kept.filter(known) {
         Some(kept) => kept.token,
         None => {
             // The tenant stays when only the token is new: its leases are still its own.
-            let earlier = snapshot.bearers.iter().find(|bearer| bearer.role == Role::Operator);
-            let tenant = earlier.map_or_else(|| TenantId(random()), |bearer| bearer.tenant);
+            let earlier = snapshot.bearers.iter().find(|bearer| bearer.name == OWN_TOKEN);
+            let named = snapshot.tenants.iter().find(|tenant| tenant.name == OWN_TENANT);
+            let tenant = earlier
+                .map(|bearer| bearer.tenant)
+                .or(named.map(|tenant| tenant.id))
+                .unwrap_or_else(|| TenantId(random()));
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, bearer) = fresh_bearer(Role::Operator, tenant, None, a_century);
+            let (token, bearer) = fresh_bearer(As::Client(Role::Administrator), tenant, None, a_century);
+            let bearer = Bearer {
+                name: OWN_TOKEN.into(),
+                ..bearer
+            };
             store.keep(bearer.clone()).wait().await?;
-            snapshot.bearers.retain(|bearer| bearer.role != Role::Operator);
+            snapshot.bearers.retain(|bearer| bearer.name != OWN_TOKEN);
             snapshot.bearers.push(bearer);
             token
         }
     };
+    let own = snapshot.bearers.iter().find(|bearer| bearer.name == OWN_TOKEN);
+    if let Some(id) = own.map(|bearer| bearer.tenant)
+        && snapshot.tenants.iter().all(|tenant| tenant.id != id)
+    {
+        let spec = TenantSpec::default();
+        store.tenant(id, OWN_TENANT.into(), spec).wait().await?;
+        snapshot.tenants.push(TenantRecord {
+            id,
+            name: OWN_TENANT.into(),
+            spec,
+            spent: 0,
+        });
+    }
     let connection = Connection {
         manager: url.into(),
         ca_pem: ca_pem.into(),
@@ -152,7 +175,10 @@ fn url_of(address: SocketAddr, names: &[String]) -> String {
 impl Control {
     /// A token with which one node may join.
     pub(crate) async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
-        let (token, bearer) = self.new_bearer(Role::Join, valid_for).await?;
+        // Nodes are the site's own: which tenant's token they came by is of no account.
+        let (token, bearer) = fresh_bearer(As::Join, TenantId([0; 16]), None, valid_for);
+        self.store.keep(bearer.clone()).wait().await?;
+        self.world().keep(bearer.clone());
         Ok(JoinToken {
             token,
             manager: self.url.clone(),

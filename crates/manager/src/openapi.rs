@@ -19,7 +19,7 @@ impl Modify for BearerScheme {
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Mayfly manager", description = "Leases on workers, and the nodes that hold them."),
+    info(title = "Mayfly manager", description = "Leases on workers, the nodes that hold them, and who pays."),
     paths(
         http::version,
         http::health,
@@ -34,6 +34,15 @@ impl Modify for BearerScheme {
         http::resume_node,
         http::create_join_token,
         http::connect_node,
+        http::accounts::list_tenants,
+        http::accounts::set_tenant,
+        http::accounts::list_tokens,
+        http::accounts::create_token,
+        http::accounts::revoke_token,
+        http::accounts::show_prices,
+        http::accounts::set_prices,
+        http::accounts::show_bill,
+        http::accounts::show_audit,
         http::watch_events,
         http::openapi
     ),

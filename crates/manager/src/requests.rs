@@ -9,15 +9,16 @@ use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::control::Control;
 use crate::http::Api;
-use crate::store::{Bearer, Role};
+use crate::store::{As, Bearer};
 
 /// No request of this API comes near it; a lease request with a long module path has some kilobytes.
 pub const MOST_BODY_BYTES: usize = 64 << 10;
@@ -51,8 +52,51 @@ pub fn refuse(code: Code, message: impl Into<String>) -> Refusal {
     Refusal(Failure::new(code, message))
 }
 
-/// A bearer that may use the API.
-pub struct Operator(pub Bearer);
+/// Whoever uses the API as a client.
+pub struct Caller {
+    /// What was presented.
+    pub bearer: Bearer,
+    /// What that allows.
+    pub role: Role,
+}
+
+impl Caller {
+    /// An error unless the caller has this role or a greater one.
+    pub fn is(&self, role: Role) -> Result<(), Failure> {
+        if self.role >= role {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Code::Forbidden,
+            format!(
+                "this takes the role {role}, and your token has {}; ask an administrator",
+                self.role
+            ),
+        ))
+    }
+
+    /// The same, for whoever wants to change something.
+    pub fn changes_as(&self, role: Role) -> Result<(), Failure> {
+        self.is(role)?;
+        if self.bearer.read_only {
+            return Err(Failure::new(
+                Code::Forbidden,
+                "your token is for looking only; use one that is not",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether it may look at what this tenant has.
+    pub fn sees(&self, tenant: TenantId) -> bool {
+        self.bearer.tenant == tenant || self.role >= Role::Operator
+    }
+
+    /// Whether it may make and revoke this tenant's tokens.
+    pub fn governs(&self, tenant: TenantId) -> bool {
+        self.bearer.tenant == tenant || self.role >= Role::Administrator
+    }
+}
 
 /// A bearer that may be a node.
 pub struct NodeBearer(pub Bearer);
@@ -74,18 +118,18 @@ fn bearer(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
     })
 }
 
-impl FromRequestParts<Api> for Operator {
+impl FromRequestParts<Api> for Caller {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        if bearer.role != Role::Operator {
-            return Err(refuse(
+        match bearer.speaks {
+            As::Client(role) => Ok(Self { bearer, role }),
+            As::Join | As::Node => Err(refuse(
                 Code::Unauthorized,
                 "this token is a node's; use the one in connection.json",
-            ));
+            )),
         }
-        Ok(Self(bearer))
     }
 }
 
@@ -94,10 +138,10 @@ impl FromRequestParts<Api> for NodeBearer {
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        if bearer.role == Role::Operator {
+        if let As::Client(_) = bearer.speaks {
             return Err(refuse(
                 Code::Unauthorized,
-                "a node joins with a join token, not with the operator's",
+                "a node joins with a join token, not with a client's",
             ));
         }
         Ok(Self(bearer))
@@ -126,10 +170,10 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Body<T> {
     }
 }
 
-/// The lease that a path names.
-pub fn lease_id(path: LeasePath) -> Result<LeaseId, Refusal> {
+/// What the variable part of a path names.
+pub fn named<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
     match path {
-        Ok(Path(lease)) => Ok(lease),
+        Ok(Path(named)) => Ok(named),
         Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
     }
 }
@@ -137,16 +181,11 @@ pub fn lease_id(path: LeasePath) -> Result<LeaseId, Refusal> {
 /// The end of a path that names a lease.
 pub type LeasePath = Result<Path<LeaseId>, PathRejection>;
 
-/// The node that a path names.
-pub fn node_id(path: NodePath) -> Result<NodeId, Refusal> {
-    match path {
-        Ok(Path(node)) => Ok(node),
-        Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
-    }
-}
-
 /// The end of a path that names a node.
 pub type NodePath = Result<Path<NodeId>, PathRejection>;
+
+/// The end of a path that is a name.
+pub type NamePath = Result<Path<String>, PathRejection>;
 
 /// What follows the path of `DELETE /v1/nodes/{id}`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -156,12 +195,17 @@ pub struct Grace {
     grace: f64,
 }
 
+/// What follows the question mark.
+pub fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
+    match query {
+        Ok(Query(query)) => Ok(query),
+        Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+    }
+}
+
 /// The grace that a request names.
 pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
-    let wanted = query
-        .map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?
-        .0
-        .grace;
+    let wanted = asked(query)?.grace;
     Duration::try_from_secs_f64(wanted).map_err(|_| {
         refuse(
             Code::InvalidRequest,

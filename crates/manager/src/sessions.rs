@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::control::{Control, fresh_bearer, now_ms, stopped};
 use crate::leases::end_message;
-use crate::store::{Bearer, Change, LeaseRecord, Role};
+use crate::store::{As, Bearer, Change, LeaseRecord};
 use crate::world::{Empty, Node, Session, Waiting, millis};
 
 /// Of what a node says that a worker asked for, so much is passed on.
@@ -138,17 +138,17 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
                 "node {id} is known with another key; start this one with a fresh state directory"
             ));
         }
-        if bearer.role == Role::Join && known.session.is_some() {
+        if bearer.speaks == As::Join && known.session.is_some() {
             return refused(format!(
                 "node {id} is connected already; stop the other one, or use its credential"
             ));
         }
     }
-    match bearer.role {
-        Role::Node if bearer.node == Some(id) => Ok(None),
-        Role::Join => {
+    match bearer.speaks {
+        As::Node if bearer.node == Some(id) => Ok(None),
+        As::Join => {
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
-            let (token, credential) = fresh_bearer(Role::Node, bearer.tenant, Some(id), a_century);
+            let (token, credential) = fresh_bearer(As::Node, bearer.tenant, Some(id), a_century);
             if !control
                 .store
                 .admit(bearer.hash, credential.clone(), now_ms())
@@ -160,7 +160,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
             let mut world = control.world();
             world
                 .bearers
-                .retain(|_, other| other.role != Role::Node || other.node != Some(id));
+                .retain(|_, other| other.speaks != As::Node || other.node != Some(id));
             world.bearers.insert(credential.hash, credential);
             Ok(Some(token))
         }
@@ -360,14 +360,16 @@ async fn book(
     booked: mpsc::Sender<ManagerMessage>,
 ) {
     while let Some((sequence, usage)) = queue.recv().await {
-        let last = loop {
+        let done = loop {
             match control.store.book(id, sequence, usage.clone()).wait().await {
-                Ok(last) => break last,
+                Ok(booked) => break booked,
                 Err(error) => tracing::warn!(node = %id, %error, "usage is not booked yet"),
             }
             tokio::time::sleep(RETRY).await;
         };
         control.world().on_booked(id, sequence, &usage);
+        control.on_charged(&done.spent);
+        let last = done.sequence;
         if booked.send(ManagerMessage::Booked { sequence: last }).await.is_err() {
             return;
         }

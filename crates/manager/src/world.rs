@@ -4,13 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use mayfly_lease::placement::View;
+use mayfly_lease::quota::{self, Held};
 use mayfly_lease::{State, billing};
+use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{Bearer, LeaseRecord, Snapshot};
+use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
 
 /// A node's answer to an offer, a renewal or an end.
 pub type Answer = Result<(), Failure>;
@@ -103,6 +105,27 @@ impl Node {
     }
 }
 
+/// A tenant, and what it holds.
+pub struct Account {
+    /// As the store has it.
+    pub record: TenantRecord,
+    /// What its leases hold.
+    pub held: Held,
+    /// What is being asked of nodes on its behalf.
+    asked: Held,
+}
+
+impl Account {
+    /// One that holds nothing.
+    pub fn of(record: TenantRecord) -> Self {
+        Self {
+            record,
+            held: Held::default(),
+            asked: Held::default(),
+        }
+    }
+}
+
 /// Everything.
 #[derive(Default)]
 pub struct World {
@@ -112,6 +135,12 @@ pub struct World {
     pub leases: HashMap<LeaseId, LeaseRecord>,
     /// By the SHA-256 of the token.
     pub bearers: HashMap<[u8; 32], Bearer>,
+    /// Whose leases they are.
+    pub tenants: HashMap<TenantId, Account>,
+    /// What those pay that have no prices of their own.
+    pub prices: Prices,
+    /// Leases that nodes are being asked to take.
+    asked: HashMap<LeaseId, (TenantId, Held)>,
     next_request: u64,
 }
 
@@ -136,7 +165,19 @@ impl World {
             reclaimed: record.reclaimed,
             reclaims: HashMap::new(),
         };
+        let mut tenants: HashMap<TenantId, Account> = HashMap::new();
+        for record in snapshot.tenants {
+            tenants.insert(record.id, Account::of(record));
+        }
+        for record in snapshot.leases.iter().filter(|record| record.state.is_live()) {
+            if let Some(account) = tenants.get_mut(&record.tenant) {
+                account.held = account.held.plus(record.held());
+            }
+        }
         Self {
+            tenants,
+            prices: snapshot.prices,
+            asked: HashMap::new(),
             nodes: snapshot
                 .nodes
                 .into_iter()
@@ -183,8 +224,44 @@ impl World {
         self.leases.values().filter(|record| record.state.is_live()).count()
     }
 
+    /// A node is to be asked for a lease: sets its tenant's share aside, if that may have it, and answers the prices.
+    pub fn ask_for(&mut self, lease: LeaseId, tenant: TenantId, wanted: Held) -> Result<Prices, Failure> {
+        let unknown = || Failure::new(Code::Unauthorized, format!("there is no tenant {tenant} (any more)"));
+        let account = self.tenants.get_mut(&tenant).ok_or_else(unknown)?;
+        account.may_spend()?;
+        let Account { record, held, asked } = account;
+        quota::may_hold(&record.name, &record.spec, held.plus(*asked), wanted)?;
+        *asked = asked.plus(wanted);
+        self.asked.insert(lease, (tenant, wanted));
+        Ok(record.spec.prices.unwrap_or(self.prices))
+    }
+
+    /// The node was asked: what was set aside is held now, or is not.
+    pub fn asked_for(&mut self, lease: LeaseId) {
+        let Some((tenant, wanted)) = self.asked.remove(&lease) else {
+            return;
+        };
+        if let Some(account) = self.tenants.get_mut(&tenant) {
+            account.asked = account.asked.minus(wanted);
+        }
+    }
+
+    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name, as in the store.
+    pub fn keep(&mut self, bearer: Bearer) {
+        if let As::Client(_) = bearer.speaks {
+            self.bearers.retain(|_, other| {
+                !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
+            });
+        }
+        self.bearers.insert(bearer.hash, bearer);
+    }
+
     /// A lease was granted.
     pub fn insert(&mut self, record: LeaseRecord) {
+        self.asked_for(record.lease);
+        if let Some(account) = self.tenants.get_mut(&record.tenant) {
+            account.held = account.held.plus(record.held());
+        }
         if let Some(node) = self.nodes.get_mut(&record.node) {
             node.take(&record);
         }
@@ -198,6 +275,9 @@ impl World {
         record.ended_at_ms = at_ms;
         if let Some(node) = self.nodes.get_mut(&record.node) {
             node.give(record);
+        }
+        if let Some(account) = self.tenants.get_mut(&record.tenant) {
+            account.held = account.held.minus(record.held());
         }
         Some(record)
     }

@@ -121,6 +121,10 @@ codes! {
     OutOfMemory = 33, "out_of_memory", 507, Later;
     /// The thing was inherited through a fork and belongs to the parent process.
     Forked = 34, "forked", 500, Never;
+    /// The tenant has no budget or quota left for it, or is suspended.
+    QuotaExceeded = 35, "quota_exceeded", 429, Later;
+    /// Whoever asks is known, and may not do this.
+    Forbidden = 36, "forbidden", 403, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

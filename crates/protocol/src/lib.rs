@@ -10,6 +10,7 @@
 //!
 //! Every failure that can reach a user has an [`error::Code`], which is stable and documented.
 
+pub mod accounts;
 pub mod api;
 pub mod error;
 pub mod executor;

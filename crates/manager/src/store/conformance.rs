@@ -10,6 +10,12 @@ use super::*;
 
 const NODE: NodeId = NodeId([1; 16]);
 const LEASE: LeaseId = LeaseId([2; 16]);
+const TENANT: TenantId = TenantId([4; 16]);
+const PRICES: Prices = Prices {
+    allocation_per_gib_s: 0,
+    computing_per_s: 1_000_000,
+    polling_per_s: 0,
+};
 const CAPACITY: Capacity = Capacity {
     cores: 3,
     memory_bytes: 1 << 30,
@@ -30,7 +36,7 @@ fn address(port: u16) -> NodeAddress {
 fn record() -> LeaseRecord {
     LeaseRecord {
         lease: LEASE,
-        tenant: TenantId([4; 16]),
+        tenant: TENANT,
         node: NODE,
         holder: PublicKey([5; 32]),
         state: State::Granted,
@@ -44,6 +50,7 @@ fn record() -> LeaseRecord {
         expires_at_ms: 91_000,
         ended_at_ms: 0,
         usage: Usage::default(),
+        prices: PRICES,
     }
 }
 
@@ -57,11 +64,13 @@ fn used(computing_us: u64, calls: u64) -> Usage {
     }
 }
 
-fn bearer(hash: u8, role: Role, node: Option<NodeId>) -> Bearer {
+fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
     Bearer {
         hash: [hash; 32],
-        role,
-        tenant: TenantId([4; 16]),
+        speaks,
+        tenant: TENANT,
+        name: "mine".into(),
+        read_only: false,
         node,
         expires_at_ms: 10_000,
     }
@@ -179,14 +188,18 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
     assert_eq!(store.load(71).unwrap().leases, vec![]);
 }
 
+async fn booked(store: &dyn Store, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Booked {
+    store.book(NODE, sequence, totals).wait().await.unwrap()
+}
+
 async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Store) {
     store.register(address(1), CAPACITY).wait().await.unwrap();
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
-    assert_eq!(store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await, Ok(3));
-    assert_eq!(store.book(NODE, 3, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
-    assert_eq!(store.book(NODE, 2, vec![(LEASE, used(99, 9))]).wait().await, Ok(3));
+    assert_eq!(booked(store, 3, vec![(LEASE, used(10, 1))]).await.sequence, 3);
+    assert_eq!(booked(store, 3, vec![(LEASE, used(99, 9))]).await.sequence, 3);
+    assert_eq!(booked(store, 2, vec![(LEASE, used(99, 9))]).await.sequence, 3);
     assert_eq!(only_lease(store).usage, used(10, 1));
-    assert_eq!(store.book(NODE, 4, vec![(LEASE, used(5, 2))]).wait().await, Ok(4));
+    assert_eq!(booked(store, 4, vec![(LEASE, used(5, 2))]).await.sequence, 4);
     assert_eq!(only_lease(store).usage, used(10, 2), "totals never go back");
     let stranger = NodeAddress {
         id: NodeId([9; 16]),
@@ -214,14 +227,10 @@ async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
 }
 
 async fn a_join_token_admits_one_node(store: &dyn Store) {
-    store.keep(bearer(1, Role::Join, None)).wait().await.unwrap();
+    store.keep(bearer(1, As::Join, None)).wait().await.unwrap();
     let admit = |join: u8, credential: u8, node: u8, now| {
         store
-            .admit(
-                [join; 32],
-                bearer(credential, Role::Node, Some(NodeId([node; 16]))),
-                now,
-            )
+            .admit([join; 32], bearer(credential, As::Node, Some(NodeId([node; 16]))), now)
             .wait()
     };
     assert_eq!(admit(7, 20, 1, 0).await, Ok(false), "no such token");
@@ -234,19 +243,152 @@ async fn a_join_token_admits_one_node(store: &dyn Store) {
         .unwrap()
         .bearers
         .into_iter()
-        .filter(|bearer| bearer.role == Role::Node)
+        .filter(|bearer| bearer.speaks == As::Node)
         .collect();
     assert_eq!(
         credentials,
-        vec![bearer(22, Role::Node, Some(NODE))],
+        vec![bearer(22, As::Node, Some(NODE))],
         "a node has one credential"
     );
 }
 
-async fn a_new_operator_replaces_the_old_one(store: &dyn Store) {
-    store.keep(bearer(1, Role::Operator, None)).wait().await.unwrap();
-    store.keep(bearer(2, Role::Operator, None)).wait().await.unwrap();
-    assert_eq!(store.load(0).unwrap().bearers, vec![bearer(2, Role::Operator, None)]);
+fn client(hash: u8, name: &str) -> Bearer {
+    Bearer {
+        name: name.into(),
+        ..bearer(hash, As::Client(Role::User), None)
+    }
+}
+
+async fn a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name(store: &dyn Store) {
+    let stranger = Bearer {
+        tenant: TenantId([7; 16]),
+        ..client(3, "laptop")
+    };
+    let node = bearer(4, As::Node, Some(NODE));
+    for bearer in [
+        client(1, "laptop"),
+        stranger.clone(),
+        node.clone(),
+        client(5, "cluster"),
+    ] {
+        store.keep(bearer).wait().await.unwrap();
+    }
+    let new = Bearer {
+        read_only: true,
+        ..client(2, "laptop")
+    };
+    store.keep(new.clone()).wait().await.unwrap();
+    store.revoke([5; 32]).wait().await.unwrap();
+    let mut left = store.load(0).unwrap().bearers;
+    left.sort_by_key(|bearer| bearer.hash);
+    assert_eq!(left, vec![new, stranger, node]);
+}
+
+async fn spent(store: &dyn Store) -> u64 {
+    store.load(0).unwrap().tenants[0].spent
+}
+
+async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices(store: &dyn Store) {
+    store.register(address(1), CAPACITY).wait().await.unwrap();
+    let spec = TenantSpec {
+        budget: Some(7),
+        ..TenantSpec::default()
+    };
+    store.tenant(TENANT, "astro".into(), spec).wait().await.unwrap();
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
+    // A million billionths for a second: one for a microsecond.
+    assert_eq!(
+        booked(store, 1, vec![(LEASE, used(10, 1))]).await.spent,
+        vec![(TENANT, 10)]
+    );
+    assert_eq!(
+        booked(store, 1, vec![(LEASE, used(50, 1))]).await.spent,
+        vec![],
+        "a repetition"
+    );
+    assert_eq!(
+        booked(store, 2, vec![(LEASE, used(4, 1))]).await.spent,
+        vec![(TENANT, 10)],
+        "less"
+    );
+    assert_eq!(
+        booked(store, 3, vec![(LEASE, used(25, 2))]).await.spent,
+        vec![(TENANT, 25)]
+    );
+    assert_eq!((spent(store).await, only_lease(store).cost().total()), (25, 25));
+    let other = TenantSpec {
+        suspended: true,
+        ..spec
+    };
+    store.tenant(TENANT, "astro".into(), other).wait().await.unwrap();
+    let kept = TenantRecord {
+        id: TENANT,
+        name: "astro".into(),
+        spec: other,
+        spent: 25,
+    };
+    assert_eq!(store.load(0).unwrap().tenants, vec![kept], "new limits forgive nothing");
+}
+
+async fn the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended(store: &dyn Store) {
+    let lease = |n: u8, tenant: u8| LeaseRecord {
+        lease: LeaseId([n; 16]),
+        tenant: TenantId([tenant; 16]),
+        granted_at_ms: 1_000 + u64::from(n / 2),
+        ..record()
+    };
+    let leases: Vec<LeaseRecord> = (1..=6).map(|n| lease(n, n % 2)).collect();
+    let offered = |record: &LeaseRecord| Change::Offered(Box::new(record.clone()));
+    noted(store, leases.iter().rev().map(offered).collect()).await;
+    let ended = Change::Ended {
+        lease: leases[0].lease,
+        state: State::Released,
+        at_ms: 2_000,
+    };
+    noted(store, vec![ended]).await;
+    let all = BillQuery {
+        tenant: None,
+        from_ms: 0,
+        until_ms: i64::MAX as u64,
+        after: None,
+        limit: 100,
+    };
+    let ids = |query| async move {
+        let lines = store.bill(query).wait().await.unwrap();
+        lines.iter().map(|record| record.lease.0[0]).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(all).await, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(ids(BillQuery { from_ms: 2_001, ..all }).await, [2, 3, 4, 5, 6]);
+    assert_eq!(ids(BillQuery { until_ms: 1_002, ..all }).await, [1, 2, 3]);
+    let one = Some(TenantId([1; 16]));
+    assert_eq!(ids(BillQuery { tenant: one, ..all }).await, [1, 3, 5]);
+    let first = store.bill(BillQuery { limit: 2, ..all }).wait().await.unwrap();
+    let after = Some((first[1].granted_at_ms, first[1].lease));
+    assert_eq!(ids(BillQuery { after, limit: 3, ..all }).await, [3, 4, 5]);
+}
+
+async fn the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept(store: &dyn Store) {
+    let entry = |subject: &str| AuditEntry {
+        number: 0,
+        at_ms: 5,
+        tenant: TENANT,
+        token: "0102".into(),
+        action: "tenant.set".into(),
+        subject: subject.into(),
+        details: "{}".into(),
+    };
+    for subject in ["a", "b", "c"] {
+        store.audit(entry(subject)).wait().await.unwrap();
+    }
+    let b = AuditEntry {
+        number: 2,
+        ..entry("b")
+    };
+    assert_eq!(store.audited(1, 1).wait().await, Ok(vec![b]));
+    assert_eq!(store.audited(0, 100).wait().await.unwrap().len(), 3);
+    assert_eq!(store.load(0).unwrap().prices, Prices::default());
+    store.prices(PRICES).wait().await.unwrap();
+    assert_eq!(store.load(0).unwrap().prices, PRICES);
 }
 
 macro_rules! suite {
@@ -272,7 +414,10 @@ suite!(
     a_booking_counts_once_and_only_for_the_nodes_own_leases,
     a_booking_arrives_after_its_lease_has_ended,
     a_join_token_admits_one_node,
-    a_new_operator_replaces_the_old_one
+    a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name,
+    what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices,
+    the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended,
+    the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept
 );
 
 fn open(directory: &Path) -> SqliteStore {
@@ -285,7 +430,11 @@ async fn a_file_that_is_opened_again_has_everything() {
     let store = open(directory.path());
     store.register(address(1), CAPACITY).wait().await.unwrap();
     noted(&store, vec![Change::Offered(Box::new(record()))]).await;
-    store.keep(bearer(1, Role::Operator, None)).wait().await.unwrap();
+    store
+        .keep(bearer(1, As::Client(Role::Administrator), None))
+        .wait()
+        .await
+        .unwrap();
     store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
     let before = store.load(0).unwrap();
     drop(store);
@@ -309,7 +458,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 2 })
+        Some(StoreError::Schema { found: 99, known: 3 })
     );
 }
 
@@ -320,19 +469,30 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     let store = SqliteStore::open(&path, None).unwrap();
     store.register(address(1), CAPACITY).wait().await.unwrap();
     noted(&store, vec![Change::Offered(Box::new(record()))]).await;
+    let operator = bearer(1, As::Client(Role::Administrator), None);
+    store.keep(operator).wait().await.unwrap();
     drop(store);
-    // The first release had no levels of isolation.
+    // The first release had no levels of isolation, and one operator instead of tenants.
     let earlier = rusqlite::Connection::open(&path).unwrap();
-    let undo =
-        "ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+    let undo = "DROP INDEX leases_by_grant; DROP TABLE tenants; DROP TABLE site; DROP TABLE audit;
+        ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
+        ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
+        ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
+        ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None).unwrap();
     let expected = LeaseRecord {
         sandbox: Sandbox::Process,
+        prices: Prices::default(),
         ..record()
     };
     assert_eq!(only_lease(&store), expected);
+    let operator = Bearer {
+        name: "connection.json".into(),
+        ..bearer(1, As::Client(Role::Administrator), None)
+    };
+    assert_eq!(store.load(0).unwrap().bearers, vec![operator]);
 }
 
 #[tokio::test]

@@ -5,10 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mayfly_lease::State;
 use mayfly_lease::billing::merge;
+use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
-use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
-use super::{Bearer, Change, LeaseRecord, NodeRecord, Pending, Role, Snapshot, Store, StoreError};
+use super::{
+    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Notes, Pending, Snapshot, Store, StoreError,
+    TenantRecord,
+};
 
 /// Everything in maps behind one lock.
 #[derive(Debug, Default)]
@@ -19,6 +23,9 @@ struct Kept {
     nodes: HashMap<NodeId, NodeRecord>,
     leases: HashMap<LeaseId, LeaseRecord>,
     bearers: HashMap<[u8; 32], Bearer>,
+    tenants: HashMap<TenantId, TenantRecord>,
+    prices: Prices,
+    audit: Vec<AuditEntry>,
 }
 
 impl Kept {
@@ -34,44 +41,7 @@ impl MemoryStore {
     }
 }
 
-impl Store for MemoryStore {
-    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
-        let kept = self.kept();
-        let lately = |lease: &&LeaseRecord| lease.state.is_live() || lease.ended_at_ms >= ended_after_ms;
-        Ok(Snapshot {
-            nodes: kept.nodes.values().cloned().collect(),
-            leases: kept.leases.values().filter(lately).cloned().collect(),
-            bearers: kept.bearers.values().cloned().collect(),
-        })
-    }
-
-    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
-        let mut kept = self.kept();
-        let (epoch, booked, reclaimed) = kept
-            .nodes
-            .get(&address.id)
-            .map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
-        let epoch = epoch + 1;
-        kept.nodes.insert(
-            address.id,
-            NodeRecord {
-                address,
-                capacity,
-                epoch,
-                booked,
-                reclaimed,
-            },
-        );
-        Pending::ready(Ok(epoch))
-    }
-
-    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
-        if let Some(record) = self.kept().nodes.get_mut(&node) {
-            record.reclaimed = reclaimed;
-        }
-        Pending::ready(Ok(()))
-    }
-
+impl Notes for MemoryStore {
     fn note(&self, changes: Vec<Change>) -> Pending<()> {
         let mut kept = self.kept();
         for change in changes {
@@ -115,37 +85,142 @@ impl Store for MemoryStore {
         }
         Pending::ready(Ok(()))
     }
+}
 
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64> {
+impl Store for MemoryStore {
+    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
+        let kept = self.kept();
+        let lately = |lease: &&LeaseRecord| lease.state.is_live() || lease.ended_at_ms >= ended_after_ms;
+        Ok(Snapshot {
+            nodes: kept.nodes.values().cloned().collect(),
+            leases: kept.leases.values().filter(lately).cloned().collect(),
+            bearers: kept.bearers.values().cloned().collect(),
+            tenants: kept.tenants.values().cloned().collect(),
+            prices: kept.prices,
+        })
+    }
+
+    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
         let mut kept = self.kept();
-        let Some(record) = kept.nodes.get_mut(&node) else {
-            return Pending::ready(Ok(0));
+        let (epoch, booked, reclaimed) = kept
+            .nodes
+            .get(&address.id)
+            .map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
+        let epoch = epoch + 1;
+        kept.nodes.insert(
+            address.id,
+            NodeRecord {
+                address,
+                capacity,
+                epoch,
+                booked,
+                reclaimed,
+            },
+        );
+        Pending::ready(Ok(epoch))
+    }
+
+    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
+        if let Some(record) = self.kept().nodes.get_mut(&node) {
+            record.reclaimed = reclaimed;
+        }
+        Pending::ready(Ok(()))
+    }
+
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked> {
+        let mut kept = self.kept();
+        let Kept {
+            nodes, leases, tenants, ..
+        } = &mut *kept;
+        let Some(record) = nodes.get_mut(&node) else {
+            return Pending::ready(Ok(Booked::default()));
+        };
+        let mut booked = Booked {
+            sequence: record.booked,
+            spent: Vec::new(),
         };
         if sequence <= record.booked {
-            return Pending::ready(Ok(record.booked));
+            return Pending::ready(Ok(booked));
         }
         record.booked = sequence;
+        booked.sequence = sequence;
         for (lease, used) in totals {
-            if let Some(record) = kept.leases.get_mut(&lease).filter(|record| record.node == node) {
-                record.usage = merge(record.usage, used);
+            let Some(record) = leases.get_mut(&lease).filter(|record| record.node == node) else {
+                continue;
+            };
+            let before = record.cost().total();
+            record.usage = merge(record.usage, used);
+            let charge = record.cost().total().saturating_sub(before);
+            if let Some(tenant) = tenants.get_mut(&record.tenant) {
+                tenant.spent = tenant.spent.saturating_add(charge);
+                booked.spent.retain(|(id, _)| *id != tenant.id);
+                booked.spent.push((tenant.id, tenant.spent));
             }
         }
-        Pending::ready(Ok(sequence))
+        Pending::ready(Ok(booked))
     }
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         let mut kept = self.kept();
-        if bearer.role == Role::Operator {
-            kept.bearers.retain(|_, other| other.role != Role::Operator);
+        if let As::Client(_) = bearer.speaks {
+            kept.bearers.retain(|_, other| {
+                !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
+            });
         }
         kept.bearers.insert(bearer.hash, bearer);
         Pending::ready(Ok(()))
     }
 
+    fn revoke(&self, hash: [u8; 32]) -> Pending<()> {
+        self.kept().bearers.remove(&hash);
+        Pending::ready(Ok(()))
+    }
+
+    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()> {
+        let mut kept = self.kept();
+        let spent = kept.tenants.get(&id).map_or(0, |tenant| tenant.spent);
+        kept.tenants.insert(id, TenantRecord { id, name, spec, spent });
+        Pending::ready(Ok(()))
+    }
+
+    fn prices(&self, prices: Prices) -> Pending<()> {
+        self.kept().prices = prices;
+        Pending::ready(Ok(()))
+    }
+
+    fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>> {
+        let kept = self.kept();
+        let wanted = |record: &&LeaseRecord| {
+            query.tenant.is_none_or(|tenant| tenant == record.tenant)
+                && (record.state.is_live() || record.ended_at_ms >= query.from_ms)
+                && record.granted_at_ms < query.until_ms
+                && query
+                    .after
+                    .is_none_or(|after| (record.granted_at_ms, record.lease) > after)
+        };
+        let mut lines: Vec<LeaseRecord> = kept.leases.values().filter(wanted).cloned().collect();
+        lines.sort_by_key(|record| (record.granted_at_ms, record.lease));
+        lines.truncate(query.limit as usize);
+        Pending::ready(Ok(lines))
+    }
+
+    fn audit(&self, entry: AuditEntry) -> Pending<()> {
+        let mut kept = self.kept();
+        let number = kept.audit.len() as u64 + 1;
+        kept.audit.push(AuditEntry { number, ..entry });
+        Pending::ready(Ok(()))
+    }
+
+    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>> {
+        let kept = self.kept();
+        let newer = kept.audit.iter().filter(|entry| entry.number > above);
+        Pending::ready(Ok(newer.take(limit as usize).cloned().collect()))
+    }
+
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {
         let mut kept = self.kept();
         let usable = |join: &&mut Bearer| {
-            join.role == Role::Join
+            join.speaks == As::Join
                 && join.expires_at_ms > now_ms
                 && (join.node.is_none() || join.node == credential.node)
         };
@@ -154,7 +229,7 @@ impl Store for MemoryStore {
         };
         join.node = credential.node;
         kept.bearers
-            .retain(|_, other| other.role != Role::Node || other.node != credential.node);
+            .retain(|_, other| other.speaks != As::Node || other.node != credential.node);
         kept.bearers.insert(credential.hash, credential);
         Pending::ready(Ok(true))
     }

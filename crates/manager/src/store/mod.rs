@@ -12,7 +12,9 @@ mod conformance;
 
 use std::time::Duration;
 
-use mayfly_lease::State;
+use mayfly_lease::quota::Held;
+use mayfly_lease::{Cost, State};
+use mayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
 use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -88,6 +90,20 @@ pub struct LeaseRecord {
     pub ended_at_ms: u64,
     /// What was booked.
     pub usage: Usage,
+    /// What was agreed when it was granted.
+    pub prices: Prices,
+}
+
+impl LeaseRecord {
+    /// What it holds while it lives.
+    pub fn held(&self) -> Held {
+        Held::by_one(self.workers, self.cores_per_worker, self.memory_bytes)
+    }
+
+    /// What it cost so far.
+    pub fn cost(&self) -> Cost {
+        Cost::of(&self.prices, &self.usage, self.memory_bytes, self.workers)
+    }
 }
 
 /// What happens to leases. Each may be repeated without harm; what is said of an ended lease changes nothing.
@@ -149,15 +165,71 @@ pub struct NodeRecord {
     pub reclaimed: bool,
 }
 
-/// What a bearer may do.
+/// A tenant in the books.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantRecord {
+    /// Which.
+    pub id: TenantId,
+    /// Its name, which no other has.
+    pub name: String,
+    /// Its limits and prices.
+    pub spec: TenantSpec,
+    /// What its leases cost so far, in billionths; only bookings change it.
+    pub spent: u64,
+}
+
+/// What was booked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Booked {
+    /// Last number of the node's journal that is in the books.
+    pub sequence: u64,
+    /// Tenants that this booking charged, and what each has spent now.
+    pub spent: Vec<(TenantId, u64)>,
+}
+
+/// Which lines of the bill are wanted: of leases that lived within a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Everything that the HTTP API offers.
-    Operator,
-    /// Become a node, once.
+pub struct BillQuery {
+    /// One tenant's; none for everybody's.
+    pub tenant: Option<TenantId>,
+    /// Wall clock; leases that ended before are left out.
+    pub from_ms: u64,
+    /// Wall clock; leases granted then or later are left out.
+    pub until_ms: u64,
+    /// When it was granted, and its id: the last lease of the page before.
+    pub after: Option<(u64, LeaseId)>,
+    /// Lines at most.
+    pub limit: u32,
+}
+
+/// For whom a bearer speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum As {
+    /// A person or a program that uses the HTTP API.
+    Client(Role),
+    /// Whoever may become a node, once.
     Join,
-    /// Be the node that it is bound to.
+    /// The node that it is bound to.
     Node,
+}
+
+impl As {
+    /// As it is kept.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Client(role) => role.name(),
+            Self::Join => "join",
+            Self::Node => "node",
+        }
+    }
+
+    /// Reads [`As::name`].
+    fn from_name(name: &str) -> Self {
+        match name {
+            "join" => Self::Join,
+            other => Role::from_name(other).map_or(Self::Node, Self::Client),
+        }
+    }
 }
 
 /// A bearer token, of which only the SHA-256 is kept.
@@ -165,10 +237,14 @@ pub enum Role {
 pub struct Bearer {
     /// SHA-256 of the token.
     pub hash: [u8; 32],
-    /// What it allows.
-    pub role: Role,
+    /// For whom it speaks.
+    pub speaks: As,
     /// On whose behalf.
     pub tenant: TenantId,
+    /// What it is for, for people; a client's token replaces that tenant's earlier one of the same name.
+    pub name: String,
+    /// Whether its bearer may look and not touch.
+    pub read_only: bool,
     /// The node that it is bound to, or that used it up.
     pub node: Option<NodeId>,
     /// Wall clock, milliseconds since the Unix epoch.
@@ -184,6 +260,10 @@ pub struct Snapshot {
     pub leases: Vec<LeaseRecord>,
     /// Every bearer.
     pub bearers: Vec<Bearer>,
+    /// Every tenant.
+    pub tenants: Vec<TenantRecord>,
+    /// What those pay that have no prices of their own.
+    pub prices: Prices,
 }
 
 /// A write on its way.
@@ -208,26 +288,48 @@ impl<T> Pending<T> {
     }
 }
 
+/// Where changes of leases are noted.
+pub trait Notes: Send + Sync + 'static {
+    /// Leases changed, in this order, all or none.
+    fn note(&self, changes: Vec<Change>) -> Pending<()>;
+}
+
 /// The manager's memory. Writes take effect in the order of the calls; each is kept entirely or not at all.
-pub trait Store: Send + Sync + 'static {
+pub trait Store: Notes {
     /// Everything but leases that ended before this time. Blocks; called once, at start.
     fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError>;
 
     /// A node connected: keeps its address and answers its new epoch, one more than the last.
     fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64>;
 
-    /// Leases changed, in this order, all or none.
-    fn note(&self, changes: Vec<Change>) -> Pending<()>;
-
     /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
-    /// that is not above it was booked before, and changes nothing.
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64>;
+    /// that is not above it was booked before, and changes nothing. What the leases cost is added, in the same step, to what
+    /// their tenants have spent: neither is ever without the other.
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked>;
 
     /// A node was taken back by its owner, or given again. Durable.
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;
 
-    /// Keeps a bearer, durably. A new operator's replaces the old one.
+    /// Keeps a bearer, durably. A client's replaces that tenant's earlier one of the same name.
     fn keep(&self, bearer: Bearer) -> Pending<()>;
+
+    /// Forgets a bearer, durably.
+    fn revoke(&self, hash: [u8; 32]) -> Pending<()>;
+
+    /// Keeps a tenant's name and limits, durably; what it has spent is as it was, or nothing when it is new.
+    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()>;
+
+    /// Keeps the site's prices, durably.
+    fn prices(&self, prices: Prices) -> Pending<()>;
+
+    /// Lines of the bill, in the order of their grants and, among equals, of their ids.
+    fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>>;
+
+    /// Writes an entry into the audit log, durably, under the next number; that of the entry given does not count.
+    fn audit(&self, entry: AuditEntry) -> Pending<()>;
+
+    /// Entries of the audit log above this number, the oldest first, so many at most.
+    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>>;
 
     /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
     /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.

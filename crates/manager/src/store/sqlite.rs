@@ -4,21 +4,27 @@
 //! millisecond to sync is asked once for many. A group that holds a booking or a bearer is synced to the disk before
 //! its writers hear of it; others are in the operating system's hands, and survive the process but not a power cut.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mayfly_lease::State;
+use mayfly_lease::billing::merge;
+use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use super::{Bearer, Change, LeaseRecord, NodeRecord, Pending, Role, Snapshot, Store, StoreError};
+use super::{
+    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Notes, Pending, Snapshot, Store, StoreError,
+    TenantRecord,
+};
 
 /// Version of the tables below, in the file's `user_version`.
-const SCHEMA: i64 = 2;
+const SCHEMA: i64 = 3;
 /// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
 const GROUP: usize = 1_024;
 
@@ -34,18 +40,48 @@ CREATE TABLE leases (
     ended_at_ms INTEGER NOT NULL DEFAULT 0,
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
-    sandbox INTEGER NOT NULL DEFAULT 0
+    sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
+    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
+CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
 CREATE TABLE bearers (
-    hash BLOB PRIMARY KEY, role TEXT NOT NULL, tenant BLOB NOT NULL, node BLOB, expires_at_ms INTEGER NOT NULL
+    hash BLOB PRIMARY KEY, role TEXT NOT NULL, tenant BLOB NOT NULL, node BLOB, expires_at_ms INTEGER NOT NULL,
+    name TEXT NOT NULL DEFAULT '', read_only INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-PRAGMA user_version = 2;
+CREATE TABLE tenants (
+    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE site (one INTEGER PRIMARY KEY CHECK (one = 1), prices TEXT NOT NULL);
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
+    action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
+);
+PRAGMA user_version = 3;
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 1] = ["ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;"];
+const UPGRADES: [&str; 2] = [
+    "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;",
+    // Whoever had the one token there was is now one tenant of several, and the administrator.
+    "ALTER TABLE leases ADD COLUMN allocation_price INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE leases ADD COLUMN computing_price INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE leases ADD COLUMN polling_price INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
+    ALTER TABLE bearers ADD COLUMN name TEXT NOT NULL DEFAULT '';
+    ALTER TABLE bearers ADD COLUMN read_only INTEGER NOT NULL DEFAULT 0;
+    UPDATE bearers SET role = 'administrator', name = 'connection.json' WHERE role = 'operator';
+    CREATE TABLE tenants (
+        id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID;
+    CREATE TABLE site (one INTEGER PRIMARY KEY CHECK (one = 1), prices TEXT NOT NULL);
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
+        action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
+    );
+    PRAGMA user_version = 3;",
+];
 
 /// One write of a group.
 trait Job: Send {
@@ -234,6 +270,14 @@ fn failed(error: &rusqlite::Error) -> StoreError {
     }
 }
 
+impl Notes for SqliteStore {
+    fn note(&self, changes: Vec<Change>) -> Pending<()> {
+        self.write(false, move |transaction| {
+            changes.iter().try_for_each(|change| apply(transaction, change))
+        })
+    }
+}
+
 impl Store for SqliteStore {
     fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
         let stopped = || StoreError::Broken("its writer has stopped".into());
@@ -269,51 +313,146 @@ impl Store for SqliteStore {
         })
     }
 
-    fn note(&self, changes: Vec<Change>) -> Pending<()> {
-        self.write(false, move |transaction| {
-            changes.iter().try_for_each(|change| apply(transaction, change))
-        })
-    }
-
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<u64> {
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked> {
         self.write(true, move |transaction| {
             let booked = transaction
                 .prepare_cached("SELECT booked FROM nodes WHERE id = ?1")?
                 .query_row([node.0], |row| unsigned(row, 0))
                 .optional()?;
-            let Some(booked) = booked else { return Ok(0) };
+            let Some(booked) = booked else {
+                return Ok(Booked::default());
+            };
             if sequence <= booked {
-                return Ok(booked);
+                return Ok(Booked {
+                    sequence: booked,
+                    spent: Vec::new(),
+                });
             }
             transaction
                 .prepare_cached("UPDATE nodes SET booked = ?2 WHERE id = ?1")?
                 .execute(params![node.0, signed(sequence)])?;
-            let mut update = transaction.prepare_cached(
-                "UPDATE leases SET computing_us = max(computing_us, ?3), polling_us = max(polling_us, ?4),
-                 allocated_us = max(allocated_us, ?5), calls = max(calls, ?6), failures = max(failures, ?7)
-                 WHERE id = ?1 AND node = ?2",
-            )?;
+            let mut charges: BTreeMap<TenantId, u64> = BTreeMap::new();
             for (lease, used) in &totals {
-                update.execute(params![
-                    lease.0,
-                    node.0,
-                    signed(used.computing_us),
-                    signed(used.polling_us),
-                    signed(used.allocated_us),
-                    signed(used.calls),
-                    signed(used.failures)
-                ])?;
+                let charge = charge(transaction, node, *lease, *used)?;
+                if let Some((tenant, amount)) = charge {
+                    let sum = charges.entry(tenant).or_default();
+                    *sum = sum.saturating_add(amount);
+                }
             }
-            Ok(sequence)
+            let mut pay = transaction.prepare_cached(
+                "UPDATE tenants SET spent = min(spent + ?2, 9223372036854775807) WHERE id = ?1 RETURNING spent",
+            )?;
+            let mut spent = Vec::with_capacity(charges.len());
+            for (tenant, amount) in charges {
+                let sum = pay
+                    .query_row(params![tenant.0, signed(amount)], |row| unsigned(row, 0))
+                    .optional()?;
+                spent.extend(sum.map(|sum| (tenant, sum)));
+            }
+            Ok(Booked { sequence, spent })
         })
     }
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         self.write(true, move |transaction| {
-            if bearer.role == Role::Operator {
-                transaction.execute("DELETE FROM bearers WHERE role = 'operator'", [])?;
+            if let As::Client(_) = bearer.speaks {
+                transaction.execute(
+                    "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')",
+                    params![bearer.tenant.0, bearer.name],
+                )?;
             }
             keep(transaction, &bearer)
+        })
+    }
+
+    fn revoke(&self, hash: [u8; 32]) -> Pending<()> {
+        self.write(true, move |transaction| {
+            transaction.execute("DELETE FROM bearers WHERE hash = ?1", [hash])?;
+            Ok(())
+        })
+    }
+
+    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()> {
+        self.write(true, move |transaction| {
+            transaction.execute(
+                "INSERT INTO tenants (id, name, spec) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (id) DO UPDATE SET name = ?2, spec = ?3",
+                params![id.0, name, json(&spec)?],
+            )?;
+            Ok(())
+        })
+    }
+
+    fn prices(&self, prices: Prices) -> Pending<()> {
+        self.write(true, move |transaction| {
+            transaction.execute(
+                "INSERT INTO site (one, prices) VALUES (1, ?1) ON CONFLICT (one) DO UPDATE SET prices = ?1",
+                [json(&prices)?],
+            )?;
+            Ok(())
+        })
+    }
+
+    fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>> {
+        self.write(false, move |transaction| {
+            let (after_ms, after) = query.after.unwrap_or((0, LeaseId([0; 16])));
+            transaction
+                .prepare_cached(&format!(
+                    "SELECT {LEASE} FROM leases WHERE (granted_at_ms, id) > (?1, ?2) AND granted_at_ms < ?3
+                     AND (ended_at_ms = 0 OR ended_at_ms >= ?4) AND (?5 IS NULL OR tenant = ?5)
+                     ORDER BY granted_at_ms, id LIMIT ?6"
+                ))?
+                .query_map(
+                    params![
+                        signed(after_ms),
+                        after.0,
+                        signed(query.until_ms),
+                        signed(query.from_ms),
+                        query.tenant.map(|tenant| tenant.0),
+                        query.limit
+                    ],
+                    lease_of,
+                )?
+                .collect()
+        })
+    }
+
+    fn audit(&self, entry: AuditEntry) -> Pending<()> {
+        self.write(true, move |transaction| {
+            transaction.execute(
+                "INSERT INTO audit (at_ms, tenant, token, action, subject, details) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![
+                    signed(entry.at_ms),
+                    entry.tenant.0,
+                    entry.token,
+                    entry.action,
+                    entry.subject,
+                    entry.details
+                ],
+            )?;
+            Ok(())
+        })
+    }
+
+    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>> {
+        self.write(false, move |transaction| {
+            transaction
+                .prepare_cached(
+                    "SELECT number, at_ms, tenant, token, action, subject, details FROM audit WHERE number > ?1
+                     ORDER BY number LIMIT ?2",
+                )?
+                .query_map(params![signed(above), limit], |row| {
+                    Ok(AuditEntry {
+                        number: unsigned(row, 0)?,
+                        at_ms: unsigned(row, 1)?,
+                        tenant: TenantId(row.get(2)?),
+                        token: row.get(3)?,
+                        action: row.get(4)?,
+                        subject: row.get(5)?,
+                        details: row.get(6)?,
+                    })
+                })?
+                .collect()
         })
     }
 
@@ -335,14 +474,47 @@ impl Store for SqliteStore {
     }
 }
 
+/// Raises what a lease of this node's used, and answers who pays how much for the difference.
+fn charge(
+    transaction: &Transaction<'_>,
+    node: NodeId,
+    lease: LeaseId,
+    used: Usage,
+) -> rusqlite::Result<Option<(TenantId, u64)>> {
+    let before = transaction
+        .prepare_cached(&format!("SELECT {LEASE} FROM leases WHERE id = ?1 AND node = ?2"))?
+        .query_row(params![lease.0, node.0], lease_of)
+        .optional()?;
+    let Some(before) = before else { return Ok(None) };
+    let after = LeaseRecord {
+        usage: merge(before.usage, used),
+        ..before.clone()
+    };
+    transaction
+        .prepare_cached(
+            "UPDATE leases SET computing_us = ?2, polling_us = ?3, allocated_us = ?4, calls = ?5, failures = ?6
+             WHERE id = ?1",
+        )?
+        .execute(params![
+            lease.0,
+            signed(after.usage.computing_us),
+            signed(after.usage.polling_us),
+            signed(after.usage.allocated_us),
+            signed(after.usage.calls),
+            signed(after.usage.failures)
+        ])?;
+    let amount = after.cost().total().saturating_sub(before.cost().total());
+    Ok(Some((after.tenant, amount)))
+}
+
 fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
     const LIVE: &str = "state IN ('granted', 'active')";
     match change {
         Change::Offered(record) => transaction
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
-                 duration_ms, granted_at_ms, expires_at_ms, sandbox)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+                 duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -358,7 +530,10 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
                 signed(record.duration_ms),
                 signed(record.granted_at_ms),
                 signed(record.expires_at_ms),
-                record.sandbox.number()
+                record.sandbox.number(),
+                signed(record.prices.allocation_per_gib_s),
+                signed(record.prices.computing_per_s),
+                signed(record.prices.polling_per_s)
             ])?,
         Change::Taken { lease, mode } => transaction
             .prepare_cached(&format!("UPDATE leases SET hot = ?2 WHERE id = ?1 AND {LIVE}"))?
@@ -391,17 +566,16 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
 
 fn keep(transaction: &Transaction<'_>, bearer: &Bearer) -> rusqlite::Result<()> {
     transaction.execute(
-        "INSERT OR REPLACE INTO bearers (hash, role, tenant, node, expires_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)",
+        "INSERT OR REPLACE INTO bearers (hash, role, tenant, node, expires_at_ms, name, read_only)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         params![
             bearer.hash,
-            match bearer.role {
-                Role::Operator => "operator",
-                Role::Join => "join",
-                Role::Node => "node",
-            },
+            bearer.speaks.name(),
             bearer.tenant.0,
             bearer.node.map(|node| node.0),
-            signed(bearer.expires_at_ms)
+            signed(bearer.expires_at_ms),
+            bearer.name,
+            bearer.read_only
         ],
     )?;
     Ok(())
@@ -421,31 +595,53 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
         })?
         .collect::<rusqlite::Result<_>>()?;
     let leases = connection
-        .prepare(
-            "SELECT id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
-             granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox
-             FROM leases WHERE ended_at_ms = 0 OR ended_at_ms >= ?1",
-        )?
+        .prepare(&format!(
+            "SELECT {LEASE} FROM leases WHERE ended_at_ms = 0 OR ended_at_ms >= ?1"
+        ))?
         .query_map([signed(ended_after_ms)], lease_of)?
         .collect::<rusqlite::Result<_>>()?;
     let bearers = connection
-        .prepare("SELECT hash, role, tenant, node, expires_at_ms FROM bearers")?
+        .prepare("SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers")?
         .query_map([], |row| {
             Ok(Bearer {
                 hash: row.get(0)?,
-                role: match row.get_ref(1)?.as_str()? {
-                    "operator" => Role::Operator,
-                    "join" => Role::Join,
-                    _ => Role::Node,
-                },
+                speaks: As::from_name(row.get_ref(1)?.as_str()?),
                 tenant: TenantId(row.get(2)?),
                 node: row.get::<_, Option<[u8; 16]>>(3)?.map(NodeId),
                 expires_at_ms: unsigned(row, 4)?,
+                name: row.get(5)?,
+                read_only: row.get(6)?,
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
-    Ok(Snapshot { nodes, leases, bearers })
+    let tenants = connection
+        .prepare("SELECT id, name, spec, spent FROM tenants")?
+        .query_map([], |row| {
+            Ok(TenantRecord {
+                id: TenantId(row.get(0)?),
+                name: row.get(1)?,
+                spec: parsed(row, 2)?,
+                spent: unsigned(row, 3)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let prices = connection
+        .query_row("SELECT prices FROM site", [], |row| parsed(row, 0))
+        .optional()?
+        .unwrap_or_default();
+    Ok(Snapshot {
+        nodes,
+        leases,
+        bearers,
+        tenants,
+        prices,
+    })
 }
+
+/// Columns in the order in which [`lease_of`] reads them.
+const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
+    granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
+    allocation_price, computing_price, polling_price";
 
 fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     Ok(LeaseRecord {
@@ -471,6 +667,11 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
         },
         // A level that an earlier release does not know is taken for the strictest, which opens nothing.
         sandbox: Sandbox::from_number(row.get(18)?).unwrap_or(Sandbox::Isolated),
+        prices: Prices {
+            allocation_per_gib_s: unsigned(row, 19)?,
+            computing_per_s: unsigned(row, 20)?,
+            polling_per_s: unsigned(row, 21)?,
+        },
     })
 }
 

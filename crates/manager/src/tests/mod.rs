@@ -1,5 +1,6 @@
 //! A real manager on the loopback, with clients that speak HTTP by hand and fake nodes.
 
+mod accounts;
 mod fake_node;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -298,6 +299,14 @@ async fn nobody_gets_in_without_the_right_token() {
             ("GET", "/v1/nodes".into()),
             ("POST", "/v1/nodes/join-tokens".into()),
             ("GET", "/v1/events".into()),
+            ("GET", "/v1/tenants".into()),
+            ("PUT", "/v1/tenants/x".into()),
+            ("GET", "/v1/tokens".into()),
+            ("POST", "/v1/tokens".into()),
+            ("DELETE", "/v1/tokens/x".into()),
+            ("PUT", "/v1/prices".into()),
+            ("GET", "/v1/bill".into()),
+            ("GET", "/v1/audit".into()),
         ] {
             let (status, body) = client.send(method, &path, "{}").await;
             assert_eq!(

@@ -1,0 +1,236 @@
+//! What a tenant may hold and spend.
+
+use mayfly_protocol::accounts::TenantSpec;
+use mayfly_protocol::error::{Code, Failure};
+
+/// What leases hold together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// How many they are.
+    pub leases: u32,
+    /// Their workers.
+    pub workers: u32,
+    /// Cores of all workers, whether they own or share them.
+    pub cores: u32,
+    /// Their memory.
+    pub memory_bytes: u64,
+}
+
+impl Held {
+    /// What one lease holds.
+    pub fn by_one(workers: u16, cores_per_worker: u16, memory_bytes: u64) -> Self {
+        Self {
+            leases: 1,
+            workers: workers.into(),
+            cores: u32::from(workers) * u32::from(cores_per_worker),
+            memory_bytes,
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            leases: self.leases.saturating_add(other.leases),
+            workers: self.workers.saturating_add(other.workers),
+            cores: self.cores.saturating_add(other.cores),
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+        }
+    }
+
+    /// What is left when these are gone.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            leases: self.leases.saturating_sub(other.leases),
+            workers: self.workers.saturating_sub(other.workers),
+            cores: self.cores.saturating_sub(other.cores),
+            memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
+        }
+    }
+}
+
+/// Why a tenant gets nothing (more).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// For whatever reason.
+    #[error("the tenant `{0}` is suspended; ask an administrator of this site")]
+    Suspended(String),
+    /// No money.
+    #[error(
+        "the tenant `{tenant}` has spent {spent} of its budget of {budget} (billionths of the site's unit of account); \
+         ask an administrator of this site for more"
+    )]
+    Spent {
+        /// Who.
+        tenant: String,
+        /// What.
+        spent: u64,
+        /// Of what.
+        budget: u64,
+    },
+    /// Too much at a time.
+    #[error(
+        "the tenant `{tenant}` holds {held} {what} and wants {wanted} more, of at most {most}; release a lease, or ask \
+         for less"
+    )]
+    Holds {
+        /// Who.
+        tenant: String,
+        /// Of what.
+        what: &'static str,
+        /// Now.
+        held: u64,
+        /// More.
+        wanted: u64,
+        /// The quota.
+        most: u64,
+    },
+}
+
+impl From<QuotaError> for Failure {
+    fn from(error: QuotaError) -> Self {
+        Failure::new(Code::QuotaExceeded, error.to_string())
+    }
+}
+
+/// Whether a tenant that has spent so much may go on at all.
+pub fn may_spend(tenant: &str, spec: &TenantSpec, spent: u64) -> Result<(), QuotaError> {
+    if spec.suspended {
+        return Err(QuotaError::Suspended(tenant.to_owned()));
+    }
+    match spec.budget {
+        Some(budget) if spent >= budget => Err(QuotaError::Spent {
+            tenant: tenant.to_owned(),
+            spent,
+            budget,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a tenant that holds so much may hold as much more.
+pub fn may_hold(tenant: &str, spec: &TenantSpec, held: Held, wanted: Held) -> Result<(), QuotaError> {
+    let quota = &spec.quota;
+    let bounds = [
+        (
+            "leases",
+            held.leases.into(),
+            wanted.leases.into(),
+            quota.leases.map(u64::from),
+        ),
+        (
+            "workers",
+            held.workers.into(),
+            wanted.workers.into(),
+            quota.workers.map(u64::from),
+        ),
+        (
+            "cores",
+            held.cores.into(),
+            wanted.cores.into(),
+            quota.cores.map(u64::from),
+        ),
+        (
+            "bytes of memory",
+            held.memory_bytes,
+            wanted.memory_bytes,
+            quota.memory_bytes,
+        ),
+    ];
+    for (what, held, wanted, most) in bounds {
+        if let Some(most) = most
+            && held.saturating_add(wanted) > most
+        {
+            return Err(QuotaError::Holds {
+                tenant: tenant.to_owned(),
+                what,
+                held,
+                wanted,
+                most,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::accounts::Quota;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(change: impl FnOnce(&mut TenantSpec)) -> TenantSpec {
+        let mut spec = TenantSpec::default();
+        change(&mut spec);
+        spec
+    }
+
+    #[test]
+    fn a_tenant_without_limits_may_have_everything() {
+        let all = Held::by_one(u16::MAX, u16::MAX, u64::MAX);
+        assert_eq!(may_hold("t", &TenantSpec::default(), all, all), Ok(()));
+        assert_eq!(may_spend("t", &TenantSpec::default(), u64::MAX), Ok(()));
+    }
+
+    #[test]
+    fn each_limit_is_named_with_what_is_held_and_wanted() {
+        let quota = Quota {
+            leases: Some(2),
+            workers: Some(4),
+            cores: Some(8),
+            memory_bytes: Some(100),
+        };
+        let spec = spec(|spec| spec.quota = quota);
+        let held = Held::by_one(2, 2, 50);
+        assert_eq!(may_hold("t", &spec, held, Held::by_one(2, 2, 50)), Ok(()));
+        for (wanted, word) in [
+            (
+                Held {
+                    leases: 2,
+                    ..Held::default()
+                },
+                "leases",
+            ),
+            (Held::by_one(3, 1, 0), "workers"),
+            (Held::by_one(1, 5, 0), "cores"),
+            (Held::by_one(1, 1, 51), "bytes of memory"),
+        ] {
+            let text = may_hold("t", &spec, held, wanted).unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_budget_is_used_up_when_it_is_spent_and_a_suspended_tenant_gets_nothing() {
+        let poor = spec(|spec| spec.budget = Some(10));
+        assert_eq!(may_spend("t", &poor, 9), Ok(()));
+        assert!(matches!(may_spend("t", &poor, 10), Err(QuotaError::Spent { .. })));
+        let suspended = spec(|spec| spec.suspended = true);
+        assert!(matches!(may_spend("t", &suspended, 0), Err(QuotaError::Suspended(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_gets_and_gives_back_never_holds_more_than_the_quota(
+            most in 0..50u32,
+            steps in proptest::collection::vec((any::<bool>(), 1..20u16), 1..50),
+        ) {
+            let spec = spec(|spec| spec.quota.workers = Some(most));
+            let mut leases: Vec<Held> = Vec::new();
+            let mut held = Held::default();
+            for (gets, workers) in steps {
+                let wanted = Held::by_one(workers, 1, 0);
+                if gets && may_hold("t", &spec, held, wanted).is_ok() {
+                    held = held.plus(wanted);
+                    leases.push(wanted);
+                } else if let Some(lease) = leases.pop() {
+                    held = held.minus(lease);
+                }
+                prop_assert!(held.workers <= most);
+                prop_assert_eq!(held, leases.iter().fold(Held::default(), |sum, lease| sum.plus(*lease)));
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Tenants, tokens, prices, bills, and the record of who changed them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_lease::{State, quota};
+use mayfly_protocol::accounts::{
+    AuditEntry, BillLine, BillPage, NewToken, Prices, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, TenantId};
+
+use crate::control::{Control, fresh_bearer, now_ms};
+use crate::random;
+use crate::requests::Caller;
+use crate::store::{As, Bearer, BillQuery, LeaseRecord, TenantRecord};
+use crate::world::Account;
+
+/// Name of the token in `connection.json`, which the manager makes by itself.
+pub const OWN_TOKEN: &str = "connection.json";
+/// Name of the tenant of whoever started the manager.
+pub const OWN_TENANT: &str = "default";
+/// Characters of a tenant's or token's name.
+const MOST_NAME: usize = 64;
+/// A price above it is a mistake: nine units of account for a millisecond.
+const MOST_PRICE: u64 = i64::MAX as u64 / 1_000_000;
+/// Lines of one page of a bill, and entries of one page of the audit log.
+pub const MOST_LINES: u32 = 1_000;
+/// The longest life of a token that somebody asks for.
+const LONGEST_TOKEN: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+fn refused<T>(code: Code, text: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::new(code, text))
+}
+
+/// A name is for people to read and type, and stands in paths of the API.
+fn check_name(what: &str, name: &str) -> Result<(), Failure> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
+    if name.is_empty() || name.len() > MOST_NAME || !name.chars().all(allowed) {
+        return refused(
+            Code::InvalidRequest,
+            format!(
+                "`{name:.80}` is no name for a {what}; use 1 to {MOST_NAME} of a-z, A-Z, 0-9, `-`, `_`, `.` and `@`"
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn check_prices(prices: &Prices) -> Result<(), Failure> {
+    let all = [
+        prices.allocation_per_gib_s,
+        prices.computing_per_s,
+        prices.polling_per_s,
+    ];
+    if all.iter().any(|price| *price > MOST_PRICE) {
+        return refused(
+            Code::InvalidRequest,
+            format!("a price of more than {MOST_PRICE} billionths a second; give less"),
+        );
+    }
+    Ok(())
+}
+
+/// With which a token is shown and revoked: a part of its hash, which says nothing about the token.
+pub fn token_id(bearer: &Bearer) -> String {
+    hex::encode(&bearer.hash[..8])
+}
+
+impl Control {
+    /// Writes down who does what, before it is done.
+    pub async fn audit(
+        &self,
+        caller: &Caller,
+        action: &str,
+        subject: impl ToString,
+        details: &impl serde::Serialize,
+    ) -> Result<(), Failure> {
+        let entry = AuditEntry {
+            number: 0,
+            at_ms: now_ms(),
+            tenant: caller.bearer.tenant,
+            token: token_id(&caller.bearer),
+            action: action.into(),
+            subject: subject.to_string(),
+            details: serde_json::to_string(details).unwrap_or_default(),
+        };
+        Ok(self.store.audit(entry).wait().await?)
+    }
+
+    /// Entries of the audit log above this number.
+    pub async fn audited(&self, above: u64) -> Result<Vec<AuditEntry>, Failure> {
+        Ok(self.store.audited(above, MOST_LINES).wait().await?)
+    }
+
+    /// Makes a tenant, or changes one.
+    pub async fn set_tenant(
+        self: &Arc<Self>,
+        caller: &Caller,
+        name: String,
+        spec: TenantSpec,
+    ) -> Result<Tenant, Failure> {
+        check_name("tenant", &name)?;
+        if let Some(prices) = &spec.prices {
+            check_prices(prices)?;
+        }
+        self.audit(caller, "tenant.set", &name, &spec).await?;
+        // One at a time, or two requests could make two tenants of one name.
+        let _alone = self.changing_tenants.lock().await;
+        let known = self.world().tenant_named(&name).map(|account| account.record.id);
+        let id = known.unwrap_or_else(|| TenantId(random()));
+        self.store.tenant(id, name.clone(), spec).wait().await?;
+        let tenant = {
+            let mut world = self.world();
+            let account = world.tenants.entry(id).or_insert_with(|| {
+                Account::of(TenantRecord {
+                    id,
+                    name,
+                    spec,
+                    spent: 0,
+                })
+            });
+            account.record.spec = spec;
+            account.shown()
+        };
+        self.enforce(id);
+        Ok(tenant)
+    }
+
+    /// Tenants that the caller may see.
+    pub fn tenants(&self, caller: &Caller) -> Vec<Tenant> {
+        let world = self.world();
+        let seen = |account: &&Account| caller.sees(account.record.id);
+        let mut tenants: Vec<Tenant> = world.tenants.values().filter(seen).map(Account::shown).collect();
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        tenants
+    }
+
+    /// Prices for those who have none of their own.
+    pub async fn set_prices(&self, caller: &Caller, prices: Prices) -> Result<Prices, Failure> {
+        check_prices(&prices)?;
+        self.audit(caller, "prices.set", "site", &prices).await?;
+        self.store.prices(prices).wait().await?;
+        self.world().prices = prices;
+        Ok(prices)
+    }
+
+    /// Makes a token that allows no more than the caller's own.
+    pub async fn create_token(&self, caller: &Caller, request: TokenRequest) -> Result<NewToken, Failure> {
+        check_name("token", &request.name)?;
+        if request.name == OWN_TOKEN {
+            return refused(
+                Code::InvalidRequest,
+                format!("the token `{OWN_TOKEN}` is the manager's own; choose another name"),
+            );
+        }
+        let valid_for = Duration::from_millis(request.valid_for_ms);
+        if valid_for.is_zero() || valid_for > LONGEST_TOKEN {
+            return refused(
+                Code::InvalidRequest,
+                format!(
+                    "a token for {} ms; ask for 1 ms to {} days",
+                    request.valid_for_ms,
+                    LONGEST_TOKEN.as_secs() / 86_400
+                ),
+            );
+        }
+        if request.role > caller.role {
+            return refused(
+                Code::Forbidden,
+                format!(
+                    "a token of the role {} is more than your own, which is {}",
+                    request.role, caller.role
+                ),
+            );
+        }
+        let tenant = match &request.tenant {
+            None => caller.bearer.tenant,
+            Some(name) => {
+                let found = self.world().tenant_named(name).map(|account| account.record.id);
+                match found.filter(|tenant| caller.governs(*tenant)) {
+                    Some(tenant) => tenant,
+                    None => return refused(Code::NotFound, no_such_tenant(name)),
+                }
+            }
+        };
+        self.audit(caller, "token.create", &request.name, &request).await?;
+        let (token, bearer) = fresh_bearer(As::Client(request.role), tenant, None, valid_for);
+        let bearer = Bearer {
+            name: request.name,
+            read_only: request.read_only,
+            ..bearer
+        };
+        self.store.keep(bearer.clone()).wait().await?;
+        let mut world = self.world();
+        world.keep(bearer.clone());
+        Ok(NewToken {
+            token,
+            status: world
+                .token_status(&bearer)
+                .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,
+        })
+    }
+
+    /// Tokens that the caller may see, by tenant and name.
+    pub fn tokens(&self, caller: &Caller) -> Vec<TokenStatus> {
+        let world = self.world();
+        let seen = world.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
+        let mut tokens: Vec<TokenStatus> = seen.filter_map(|bearer| world.token_status(bearer)).collect();
+        tokens.sort_by(|a, b| (&a.tenant, &a.name).cmp(&(&b.tenant, &b.name)));
+        tokens
+    }
+
+    /// Makes a token worthless.
+    pub async fn revoke_token(&self, caller: &Caller, id: &str) -> Result<TokenStatus, Failure> {
+        let found = {
+            let world = self.world();
+            let mut own = world.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
+            own.find(|bearer| token_id(bearer) == id)
+                .and_then(|bearer| Some((bearer.hash, world.token_status(bearer)?)))
+        };
+        let Some((hash, status)) = found else {
+            return refused(
+                Code::NotFound,
+                format!("there is no token `{id:.80}` of yours; `mayfly token list` shows those there are"),
+            );
+        };
+        if status.role > caller.role {
+            return refused(
+                Code::Forbidden,
+                format!(
+                    "its role is {} and yours is {}; ask an administrator",
+                    status.role, caller.role
+                ),
+            );
+        }
+        self.audit(caller, "token.revoke", id, &status).await?;
+        self.store.revoke(hash).wait().await?;
+        self.world().bearers.remove(&hash);
+        Ok(status)
+    }
+
+    /// A page of the bill of whoever the caller may see.
+    pub async fn bill(&self, caller: &Caller, tenant: Option<String>, query: BillQuery) -> Result<BillPage, Failure> {
+        let tenant = match tenant {
+            None if caller.role < Role::Operator => Some(caller.bearer.tenant),
+            None => None,
+            Some(name) => {
+                let found = self.world().tenant_named(&name).map(|account| account.record.id);
+                match found.filter(|tenant| caller.sees(*tenant)) {
+                    Some(tenant) => Some(tenant),
+                    None => return refused(Code::NotFound, no_such_tenant(&name)),
+                }
+            }
+        };
+        let query = BillQuery { tenant, ..query };
+        // What was granted a moment ago may be on its way to the store.
+        self.journal.drained().await;
+        let records = self.store.bill(query).wait().await?;
+        let last = records.last().filter(|_| records.len() == query.limit as usize);
+        let next = last.map(|record| format!("{}-{}", record.granted_at_ms, record.lease));
+        let world = self.world();
+        let lines = records.iter().map(|record| world.bill_line(record)).collect();
+        Ok(BillPage { lines, next })
+    }
+
+    /// Bookings were charged: whoever has spent all of a budget loses what they hold.
+    pub fn on_charged(self: &Arc<Self>, spent: &[(TenantId, u64)]) {
+        for (tenant, spent) in spent {
+            if let Some(account) = self.world().tenants.get_mut(tenant) {
+                // Two nodes' bookings may be heard of in another order than the store's.
+                account.record.spent = account.record.spent.max(*spent);
+            }
+            self.enforce(*tenant);
+        }
+    }
+
+    /// Revokes every lease of a tenant that may not go on.
+    fn enforce(self: &Arc<Self>, tenant: TenantId) {
+        let (reason, leases) = {
+            let world = self.world();
+            let Some(account) = world.tenants.get(&tenant) else {
+                return;
+            };
+            let Err(reason) = account.may_spend() else { return };
+            let own = world.leases.values().filter(|record| record.tenant == tenant);
+            let live: Vec<LeaseId> = own
+                .filter(|record| record.state.is_live())
+                .map(|record| record.lease)
+                .collect();
+            (reason, live)
+        };
+        if leases.is_empty() {
+            return;
+        }
+        tracing::warn!(%tenant, leases = leases.len(), %reason, "revoking leases");
+        let control = Arc::clone(self);
+        tokio::spawn(async move {
+            for lease in leases {
+                // One that ended meanwhile is as good.
+                let _ = control.end(lease, State::Revoked).await;
+            }
+        });
+    }
+}
+
+impl Account {
+    /// Whether its tenant gets anything at all.
+    pub fn may_spend(&self) -> Result<(), quota::QuotaError> {
+        quota::may_spend(&self.record.name, &self.record.spec, self.record.spent)
+    }
+
+    /// For people.
+    pub fn shown(&self) -> Tenant {
+        Tenant {
+            id: self.record.id,
+            name: self.record.name.clone(),
+            spec: self.record.spec,
+            spent: self.record.spent,
+            leases: self.held.leases,
+            workers: self.held.workers,
+        }
+    }
+}
+
+impl crate::world::World {
+    /// The tenant of this name.
+    pub fn tenant_named(&self, name: &str) -> Option<&Account> {
+        self.tenants.values().find(|account| account.record.name == name)
+    }
+
+    fn token_status(&self, bearer: &Bearer) -> Option<TokenStatus> {
+        let As::Client(role) = bearer.speaks else { return None };
+        Some(TokenStatus {
+            id: token_id(bearer),
+            tenant: self.tenants.get(&bearer.tenant)?.record.name.clone(),
+            name: bearer.name.clone(),
+            role,
+            read_only: bearer.read_only,
+            expires_at_ms: bearer.expires_at_ms,
+        })
+    }
+
+    fn bill_line(&self, record: &LeaseRecord) -> BillLine {
+        let cost = record.cost();
+        let tenant = self.tenants.get(&record.tenant);
+        BillLine {
+            lease: record.lease,
+            tenant: record.tenant,
+            tenant_name: tenant.map_or_else(String::new, |account| account.record.name.clone()),
+            node: record.node,
+            state: record.state.name().into(),
+            granted_at_ms: record.granted_at_ms,
+            ended_at_ms: record.ended_at_ms,
+            workers: record.workers,
+            memory_bytes: record.memory_bytes,
+            mode: record.mode,
+            usage: record.usage,
+            prices: record.prices,
+            allocation: cost.allocation,
+            computing: cost.computing,
+            polling: cost.polling,
+            total: cost.total(),
+        }
+    }
+}
+
+fn no_such_tenant(name: &str) -> String {
+    format!("there is no tenant `{name:.80}` that you may see; `mayfly tenant list` shows those there are")
+}

@@ -1,0 +1,419 @@
+//! Tenants, tokens, quotas, budgets, bills and the audit log, over the real API.
+
+use mayfly_protocol::accounts::{
+    AuditEntry, BillPage, NewToken, Prices, Quota, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+};
+use mayfly_protocol::error::Failure;
+
+use super::*;
+
+const PRICES: Prices = Prices {
+    allocation_per_gib_s: 0,
+    computing_per_s: 1_000_000,
+    polling_per_s: 0,
+};
+
+impl Client {
+    async fn put<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &impl serde::Serialize) -> T {
+        let (status, answer) = self.send("PUT", path, &serde_json::to_string(body).unwrap()).await;
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    async fn refused(&mut self, method: &str, path: &str, body: &impl serde::Serialize) -> Failure {
+        let (status, answer) = self.send(method, path, &serde_json::to_string(body).unwrap()).await;
+        code(status, &answer);
+        serde_json::from_str::<ErrorBody>(&answer).unwrap().error
+    }
+
+    async fn token(&mut self, request: &TokenRequest) -> NewToken {
+        let (status, answer) = self
+            .send("POST", "/v1/tokens", &serde_json::to_string(request).unwrap())
+            .await;
+        assert_eq!(status, 201, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    async fn tenant(&mut self, name: &str, change: impl FnOnce(&mut TenantSpec)) -> Tenant {
+        let mut spec = TenantSpec::default();
+        change(&mut spec);
+        self.put(&format!("/v1/tenants/{name}"), &spec).await
+    }
+}
+
+fn wanted(tenant: Option<&str>, role: Role) -> TokenRequest {
+    TokenRequest {
+        tenant: tenant.map(Into::into),
+        name: format!("for-{role}"),
+        role,
+        read_only: false,
+        valid_for_ms: 60_000,
+    }
+}
+
+/// Somebody of a tenant, which is made if there is none.
+async fn member(manager: &Handle, tenant: &str, role: Role) -> Client {
+    let mut own = Client::new(manager).await;
+    if !own
+        .get::<Vec<Tenant>>("/v1/tenants")
+        .await
+        .iter()
+        .any(|known| known.name == tenant)
+    {
+        own.tenant(tenant, |_| {}).await;
+    }
+    let made = own.token(&wanted(Some(tenant), role)).await;
+    let mut client = Client::new(manager).await;
+    client.token = made.token;
+    client
+}
+
+fn meters(sequence: u64, lease: LeaseId, computing_us: u64) -> NodeMessage {
+    let usage = Usage {
+        computing_us,
+        calls: 1,
+        ..Usage::default()
+    };
+    NodeMessage::Meters {
+        sequence,
+        usage: vec![(lease, usage)],
+    }
+}
+
+#[tokio::test]
+async fn each_role_may_do_its_own_work_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let (mut user, mut operator, mut administrator) = (
+        member(&manager, "astro", Role::User).await,
+        member(&manager, "ops", Role::Operator).await,
+        member(&manager, "bosses", Role::Administrator).await,
+    );
+    let resume = format!("/v1/nodes/{}", node.id);
+    let join = JoinTokenRequest { valid_for_ms: 1_000 };
+    for (client, least) in [
+        (&mut user, Role::User),
+        (&mut operator, Role::Operator),
+        (&mut administrator, Role::Administrator),
+    ] {
+        client.lease(&request(Mode::Warm)).await.unwrap();
+        for (method, path, body, takes) in [
+            ("PUT", resume.as_str(), "{}".to_owned(), Role::Operator),
+            (
+                "POST",
+                "/v1/nodes/join-tokens",
+                serde_json::to_string(&join).unwrap(),
+                Role::Operator,
+            ),
+            ("PUT", "/v1/tenants/new", "{}".into(), Role::Administrator),
+            (
+                "PUT",
+                "/v1/prices",
+                serde_json::to_string(&PRICES).unwrap(),
+                Role::Administrator,
+            ),
+            ("GET", "/v1/audit", String::new(), Role::Administrator),
+        ] {
+            let (status, answer) = client.send(method, path, &body).await;
+            if least >= takes {
+                assert!(status < 300, "{least} {method} {path}: {answer}");
+            } else {
+                assert_eq!(code(status, &answer), Code::Forbidden, "{least} {method} {path}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_own_leases_bills_tokens_and_events_and_an_operator_sees_everybodys() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    let mut bio = member(&manager, "bio", Role::User).await;
+    let mut operator = member(&manager, "ops", Role::Operator).await;
+    let mut seen = websocket(&manager, "/v1/events", &bio.token).await.unwrap();
+    let theirs = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let own = bio.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let first = loop {
+        let message = seen.next().await.unwrap().unwrap();
+        if message.is_text() {
+            break message.into_text().unwrap();
+        }
+    };
+    assert_eq!(
+        serde_json::from_str::<Event>(&first).unwrap(),
+        lease_event(own, node.id, "granted"),
+        "another tenant's event was seen"
+    );
+    let path = format!("/v1/leases/{theirs}");
+    let renew = RenewRequest { duration_ms: 1_000 };
+    assert_eq!(bio.refused("GET", &path, &()).await.code, Code::NotFound);
+    assert_eq!(bio.refused("DELETE", &path, &()).await.code, Code::NotFound);
+    assert_eq!(
+        bio.refused("POST", &format!("{path}/renew"), &renew).await.code,
+        Code::NotFound
+    );
+    assert_eq!(
+        bio.refused("POST", &format!("{path}/revoke"), &()).await.code,
+        Code::NotFound
+    );
+    let refusal = bio.refused("GET", "/v1/bill?tenant=astro", &()).await;
+    assert!(refusal.message.contains("`astro`"), "{refusal}");
+    assert_eq!(bio.get::<Vec<LeaseStatus>>("/v1/leases").await.len(), 1);
+    assert_eq!(bio.get::<BillPage>("/v1/bill").await.lines.len(), 1);
+    assert_eq!(bio.get::<Vec<Tenant>>("/v1/tenants").await[0].leases, 1);
+    let tokens = bio.get::<Vec<TokenStatus>>("/v1/tokens").await;
+    assert_eq!(
+        tokens.iter().map(|token| token.tenant.as_str()).collect::<Vec<_>>(),
+        ["bio"]
+    );
+    assert_eq!(operator.get::<Vec<LeaseStatus>>("/v1/leases").await.len(), 2);
+    assert_eq!(operator.get::<BillPage>("/v1/bill").await.lines.len(), 2);
+    assert_eq!(
+        operator.get::<BillPage>("/v1/bill?tenant=astro").await.lines[0].lease,
+        theirs
+    );
+    assert_eq!(operator.refused("DELETE", &path, &()).await.code, Code::Forbidden);
+    let (status, answer) = operator.send("POST", &format!("{path}/revoke"), "").await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(astro.state(theirs).await, "revoked");
+}
+
+#[tokio::test]
+async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut own = Client::new(&manager).await;
+    let mut user = member(&manager, "astro", Role::User).await;
+    own.tenant("bio", |_| {}).await;
+    let refusal = user.refused("POST", "/v1/tokens", &wanted(None, Role::Operator)).await;
+    assert_eq!(refusal.code, Code::Forbidden, "{refusal}");
+    let refusal = user
+        .refused("POST", "/v1/tokens", &wanted(Some("bio"), Role::User))
+        .await;
+    assert_eq!(refusal.code, Code::NotFound, "{refusal}");
+    for bad in [
+        TokenRequest {
+            name: "two words".into(),
+            ..wanted(None, Role::User)
+        },
+        TokenRequest {
+            name: "connection.json".into(),
+            ..wanted(None, Role::User)
+        },
+        TokenRequest {
+            valid_for_ms: 0,
+            ..wanted(None, Role::User)
+        },
+        TokenRequest {
+            valid_for_ms: u64::MAX,
+            ..wanted(None, Role::User)
+        },
+    ] {
+        assert_eq!(
+            user.refused("POST", "/v1/tokens", &bad).await.code,
+            Code::InvalidRequest,
+            "{bad:?}"
+        );
+    }
+    let reader = TokenRequest {
+        name: "reader".into(),
+        read_only: true,
+        ..wanted(None, Role::User)
+    };
+    let made = user.token(&reader).await;
+    assert_eq!((made.status.tenant.as_str(), made.status.read_only), ("astro", true));
+    let mut reading = Client::new(&manager).await;
+    reading.token = made.token.clone();
+    assert!(reading.get::<Vec<LeaseStatus>>("/v1/leases").await.is_empty());
+    let refusal = reading.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
+    assert_eq!(refusal.code, Code::Forbidden, "{refusal}");
+    assert_eq!(
+        reading.refused("POST", "/v1/tokens", &reader).await.code,
+        Code::Forbidden
+    );
+    // Anew under the same name: the old one is worthless at once.
+    let again = user.token(&reader).await;
+    assert_eq!(reading.refused("GET", "/v1/leases", &()).await.code, Code::Unauthorized);
+    reading.token = again.token;
+    let (status, answer) = user
+        .send("DELETE", &format!("/v1/tokens/{}", again.status.id), "")
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(reading.refused("GET", "/v1/leases", &()).await.code, Code::Unauthorized);
+    let file = std::fs::read(directory.path().join("manager.db")).unwrap();
+    let wal = std::fs::read(directory.path().join("manager.db-wal")).unwrap_or_default();
+    let kept = [file, wal].concat();
+    assert!(
+        !kept.windows(made.token.len()).any(|part| part == made.token.as_bytes()),
+        "a secret was kept"
+    );
+}
+
+#[tokio::test]
+async fn a_quota_holds_however_many_ask_at_once_and_comes_back_with_each_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut own = Client::new(&manager).await;
+    let mut first = member(&manager, "astro", Role::User).await;
+    own.tenant("astro", |spec| {
+        spec.quota = Quota {
+            leases: Some(3),
+            workers: Some(4),
+            ..Quota::default()
+        }
+    })
+    .await;
+    let mut asking = Vec::new();
+    for _ in 0..10 {
+        let mut client = Client::new(&manager).await;
+        client.token = first.token.clone();
+        asking.push(tokio::spawn(async move { client.lease(&request(Mode::Warm)).await }));
+    }
+    let mut granted = Vec::new();
+    for asked in asking {
+        match asked.await.unwrap() {
+            Ok(grant) => granted.push(grant.lease),
+            Err(code) => assert_eq!(code, Code::QuotaExceeded),
+        }
+    }
+    assert_eq!(granted.len(), 3);
+    let refusal = first.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
+    assert!(refusal.message.contains("`astro` holds 3 leases"), "{refusal}");
+    let (status, _) = first.send("DELETE", &format!("/v1/leases/{}", granted[0]), "").await;
+    assert_eq!(status, 200);
+    let two = LeaseRequest {
+        workers: 3,
+        ..request(Mode::Warm)
+    };
+    let refusal = first.refused("POST", "/v1/leases", &two).await;
+    assert!(refusal.message.contains("workers"), "{refusal}");
+    first.lease(&request(Mode::Warm)).await.unwrap();
+    // Others are not concerned.
+    own.lease(&request(Mode::Warm)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_node_meters_is_billed_at_the_prices_of_the_grant_and_survives_the_manager() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut own = Client::new(&manager).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    own.put::<Prices>("/v1/prices", &PRICES).await;
+    let lease = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let dearer = Prices {
+        computing_per_s: 9_000_000,
+        ..PRICES
+    };
+    own.put::<Prices>("/v1/prices", &dearer).await;
+    own.tenant("astro", |spec| {
+        spec.prices = Some(Prices {
+            computing_per_s: 2_000_000,
+            ..PRICES
+        })
+    })
+    .await;
+    let later = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    for message in [
+        meters(1, lease, 40),
+        meters(2, later, 30),
+        meters(2, later, 30),
+        meters(3, lease, 100),
+    ] {
+        node.say.send(message).unwrap();
+    }
+    node.hears(|message| *message == ManagerMessage::Booked { sequence: 3 })
+        .await;
+    let bill = astro.get::<BillPage>("/v1/bill").await;
+    let sums: Vec<_> = bill
+        .lines
+        .iter()
+        .map(|line| (line.lease, line.computing, line.total))
+        .collect();
+    assert_eq!(sums, [(lease, 100, 100), (later, 60, 60)]);
+    assert_eq!((bill.next, bill.lines[0].tenant_name.as_str()), (None, "astro"));
+    manager.shutdown().await;
+    drop((node, own, astro, manager));
+    let manager = restart(directory.path()).await;
+    let mut own = Client::new(&manager).await;
+    let tenants = own.get::<Vec<Tenant>>("/v1/tenants").await;
+    let astro = tenants.iter().find(|tenant| tenant.name == "astro").unwrap();
+    assert_eq!((astro.spent, astro.leases), (160, 2));
+    assert_eq!(own.get::<BillPage>("/v1/bill?tenant=astro").await.lines, bill.lines);
+    assert_eq!(own.get::<Prices>("/v1/prices").await, dearer);
+}
+
+#[tokio::test]
+async fn a_tenant_that_has_spent_its_budget_or_is_suspended_loses_its_leases_and_gets_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Honest).await;
+    let mut own = Client::new(&manager).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    own.put::<Prices>("/v1/prices", &PRICES).await;
+    let with_budget = |budget| move |spec: &mut TenantSpec| spec.budget = Some(budget);
+    own.tenant("astro", with_budget(50)).await;
+    let lease = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    let mut events = manager.events();
+    node.say.send(meters(1, lease, 49)).unwrap();
+    node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })
+        .await;
+    assert_eq!(astro.state(lease).await, "granted");
+    node.say.send(meters(2, lease, 51)).unwrap();
+    event(&mut events, lease_event(lease, node.id, "revoked")).await;
+    node.hears(|message| matches!(message, ManagerMessage::End { lease: ended, .. } if *ended == lease))
+        .await;
+    let refusal = astro.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
+    assert_eq!(refusal.code, Code::QuotaExceeded);
+    assert!(refusal.message.contains("spent 51 of its budget of 50"), "{refusal}");
+    let tenant = own.tenant("astro", with_budget(1_000)).await;
+    assert_eq!(tenant.spent, 51);
+    let lease = astro.lease(&request(Mode::Warm)).await.unwrap().lease;
+    own.tenant("astro", |spec| spec.suspended = true).await;
+    event(&mut events, lease_event(lease, node.id, "revoked")).await;
+    let refusal = astro.refused("POST", "/v1/leases", &request(Mode::Warm)).await;
+    assert!(refusal.message.contains("suspended"), "{refusal}");
+    assert_eq!(
+        astro.get::<BillPage>("/v1/bill").await.lines.len(),
+        2,
+        "it may still look"
+    );
+}
+
+#[tokio::test]
+async fn the_audit_log_says_who_did_what_and_nobody_can_do_it_unseen() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut own = Client::new(&manager).await;
+    let mut boss = member(&manager, "bosses", Role::Administrator).await;
+    boss.put::<Prices>("/v1/prices", &PRICES).await;
+    boss.refused("PUT", "/v1/tenants/no%20name", &TenantSpec::default())
+        .await;
+    let entries = own.get::<Vec<AuditEntry>>("/v1/audit").await;
+    let actions: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.action.as_str(), entry.subject.as_str()))
+        .collect();
+    assert_eq!(
+        actions,
+        [
+            ("tenant.set", "bosses"),
+            ("token.create", "for-administrator"),
+            ("prices.set", "site")
+        ]
+    );
+    let tokens = own.get::<Vec<TokenStatus>>("/v1/tokens").await;
+    let bosses = tokens.iter().find(|token| token.tenant == "bosses").unwrap();
+    assert_eq!(entries[2].token, bosses.id);
+    assert_eq!(serde_json::from_str::<Prices>(&entries[2].details).unwrap(), PRICES);
+    assert_eq!(own.get::<Vec<AuditEntry>>("/v1/audit?above=2").await, entries[2..]);
+    manager.shutdown().await;
+    drop((own, boss, manager));
+    let manager = restart(directory.path()).await;
+    let mut own = Client::new(&manager).await;
+    assert_eq!(own.get::<Vec<AuditEntry>>("/v1/audit").await, entries);
+}

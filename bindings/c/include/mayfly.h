@@ -130,6 +130,10 @@ enum mf_status
     MF_OUT_OF_MEMORY = 33,
     // The handle was inherited through a fork and belongs to the parent process.
     MF_FORKED = 34,
+    // The tenant has no budget or quota left for it, or is suspended.
+    MF_QUOTA_EXCEEDED = 35,
+    // The token is good, and does not allow this.
+    MF_FORBIDDEN = 36,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -80,11 +80,15 @@ pub enum mf_status {
     MF_OUT_OF_MEMORY = 33,
     /// The handle was inherited through a fork and belongs to the parent process.
     MF_FORKED = 34,
+    /// The tenant has no budget or quota left for it, or is suspended.
+    MF_QUOTA_EXCEEDED = 35,
+    /// The token is good, and does not allow this.
+    MF_FORBIDDEN = 36,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 34] = [
+    pub(crate) const ERRORS: [Self; 36] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -119,6 +123,8 @@ impl mf_status {
         Self::MF_UNKNOWN_FUNCTION,
         Self::MF_OUT_OF_MEMORY,
         Self::MF_FORKED,
+        Self::MF_QUOTA_EXCEEDED,
+        Self::MF_FORBIDDEN,
     ];
 }
 
@@ -169,6 +175,8 @@ fn remedy(code: Code) -> &'static CStr {
         Code::UnknownFunction => c"Resolve the function on this channel or pool first.",
         Code::OutOfMemory => c"Free buffers and outputs, or lease more memory.",
         Code::Forked => c"Connect anew in the child process; leave the parent's handles alone.",
+        Code::QuotaExceeded => c"Release a lease or ask for less; an administrator of the site can allow more.",
+        Code::Forbidden => c"Use a token of the role that the message names.",
     }
 }
 

@@ -149,7 +149,7 @@ impl Client {
     /// `GET` of any path of the manager's API, as JSON.
     fn get(&self, py: Python<'_>, path: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
-        let value = py.detach(|| inner.get(path)).map_err(|error| from_error(py, &error))?;
+        let value: serde_json::Value = py.detach(|| inner.get(path)).map_err(|error| from_error(py, &error))?;
         json(&value)
     }
 }

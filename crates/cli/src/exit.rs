@@ -34,7 +34,9 @@ pub fn status(code: Code) -> u8 {
         | Code::TransportRefused
         | Code::PayloadTooLarge
         | Code::Rejected
-        | Code::StaleEpoch => REFUSED,
+        | Code::StaleEpoch
+        | Code::QuotaExceeded
+        | Code::Forbidden => REFUSED,
         _ => FAILED,
     }
 }

@@ -192,15 +192,6 @@ fn list(wanted: &List, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-fn grant_of(value: serde_json::Value) -> Result<Grant, Failure> {
-    serde_json::from_value(value).map_err(|error| {
-        Failure::new(
-            Code::ProtocolViolation,
-            format!("the manager's grant makes no sense: {error}"),
-        )
-    })
-}
-
 fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let mut seed = [0; 32];
@@ -219,8 +210,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
             holder,
         )
     };
-    let body = serde_json::to_value(&request).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-    let grant = grant_of(client.post("/v1/leases", &body).map_err(|error| error.0)?)?;
+    let grant: Grant = client.post("/v1/leases", &request).map_err(|error| error.0)?;
     let whole = output::json(&Kept {
         grant: grant.clone(),
         holder_seed: hex::encode(seed),
@@ -258,10 +248,9 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
 fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let body = json!({ "duration_ms": wanted.duration.as_millis() as u64 });
-    let grant = client
+    let grant: Grant = client
         .post(&format!("/v1/leases/{}/renew", wanted.lease), &body)
         .map_err(|error| error.0)?;
-    let grant = grant_of(grant)?;
     output::line(&if global.json {
         output::json(&grant)?
     } else {

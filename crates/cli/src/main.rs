@@ -4,6 +4,7 @@
 //! manager), [`output`] (tables and JSON), [`values`] (durations, sizes), [`exit`] (how errors are told).
 
 mod bench;
+mod bill;
 mod completions;
 mod connect;
 mod daemon;
@@ -19,6 +20,8 @@ mod python;
 mod reference;
 mod resources;
 mod status;
+mod tenant;
+mod token;
 mod top;
 mod up;
 mod values;
@@ -95,6 +98,16 @@ enum Command {
     Top(top::Arguments),
     /// List, create, renew and release leases
     Lease(lease::Arguments),
+    /// Show and make tenants, and set what they may hold and spend
+    Tenant(tenant::Arguments),
+    /// Show, make and revoke tokens, with which people and programs use the manager
+    Token(token::Arguments),
+    /// Show what leases cost
+    Bill(bill::Arguments),
+    /// Show the site's prices, or set them
+    Prices(tenant::PricesArguments),
+    /// Show who changed accounts, prices, nodes and other people's leases
+    Audit(bill::AuditArguments),
     /// Call a function of a shared library, or of a Python module
     Invoke(invoke::Arguments),
     /// Measure invocations beside the machine's own limits, in the same run
@@ -132,6 +145,11 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Status(arguments) => status::run(arguments, global),
         Command::Top(arguments) => top::run(arguments, global),
         Command::Lease(arguments) => lease::run(arguments, global),
+        Command::Tenant(arguments) => tenant::run(arguments, global),
+        Command::Token(arguments) => token::run(arguments, global),
+        Command::Bill(arguments) => bill::run(arguments, global),
+        Command::Prices(arguments) => tenant::prices(arguments, global),
+        Command::Audit(arguments) => bill::audit(arguments, global),
         Command::Invoke(arguments) => invoke::run(arguments, global),
         Command::Bench(arguments) => bench::run(arguments, global.json),
         Command::Version(arguments) => version::run(arguments, global),

@@ -111,7 +111,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let body = json!({ "valid_for_ms": wanted.valid_for.as_millis() as u64 });
-    let token = client.post("/v1/nodes/join-tokens", &body).map_err(|error| error.0)?;
+    let token: serde_json::Value = client.post("/v1/nodes/join-tokens", &body).map_err(|error| error.0)?;
     let Some(path) = &wanted.output else {
         output::line(&output::json(&token)?);
         return Ok(());

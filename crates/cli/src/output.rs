@@ -133,6 +133,29 @@ pub fn span(milliseconds: u64) -> String {
     }
 }
 
+/// `12.5`, of billionths: exact, and no longer than it must be.
+pub fn amount(billionths: u64) -> String {
+    let text = format!("{}.{:09}", billionths / 1_000_000_000, billionths % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn utc(ms: u64) -> time::OffsetDateTime {
+    let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+    time::OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
+}
+
+/// `2026-11-21`, in UTC.
+pub fn date(ms: u64) -> String {
+    utc(ms).date().to_string()
+}
+
+/// `2026-11-21 07:16:41`, in UTC.
+pub fn time(ms: u64) -> String {
+    let at = utc(ms);
+    let (hour, minute, second) = at.to_hms();
+    format!("{} {hour:02}:{minute:02}:{second:02}", at.date())
+}
+
 /// `1 core`, `2 cores`.
 pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })

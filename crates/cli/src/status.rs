@@ -3,7 +3,7 @@
 use clap::Args;
 use mayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
 use mayfly_protocol::api::{Health, VersionInfo};
-use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::NodeId;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -27,13 +27,7 @@ pub struct Arguments {
 
 /// Reads part of the manager's API.
 pub fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
-    let value = client.get(path).map_err(|error| error.0)?;
-    serde_json::from_value(value).map_err(|error| {
-        Failure::new(
-            Code::ProtocolViolation,
-            format!("the manager's answer to {path} makes no sense: {error}"),
-        )
-    })
+    client.get(path).map_err(|error| error.0)
 }
 
 /// Whether a lease still holds something.

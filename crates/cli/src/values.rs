@@ -51,6 +51,29 @@ pub fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
+/// Reads `12.5` as billionths: amounts of the site's unit of account.
+pub fn amount(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no amount; write one such as 500 or 0.000004, with at most nine decimals");
+    let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
+    let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
+    if (whole.is_empty() && part.is_empty()) || part.len() > 9 || !digits(whole) || !digits(part) {
+        return Err(wrong());
+    }
+    format!("{whole}{part:0<9}").parse().map_err(|_| wrong())
+}
+
+/// Reads `2026-11-21` as milliseconds since the Unix epoch, at the beginning of that day in UTC.
+pub fn day(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no day; write one such as 2026-11-21");
+    let mut parts = text.splitn(3, '-').map(str::parse::<u16>);
+    let mut next = || parts.next().and_then(Result::ok).ok_or_else(wrong);
+    let (year, month, day) = (next()?, next()?, next()?);
+    let narrow = |number: u16| u8::try_from(number).map_err(|_| wrong());
+    let month = time::Month::try_from(narrow(month)?).map_err(|_| wrong())?;
+    let date = time::Date::from_calendar_date(year.into(), month, narrow(day)?).map_err(|_| wrong())?;
+    u64::try_from(date.midnight().assume_utc().unix_timestamp() * 1000).map_err(|_| wrong())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +94,36 @@ mod tests {
             "18446744073709551615d",
         ] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_exact_to_the_billionth() {
+        assert_eq!(amount("500"), Ok(500_000_000_000));
+        assert_eq!(amount("0.000000001"), Ok(1));
+        assert_eq!(amount(".5"), Ok(500_000_000));
+        for wrong in ["", ".", "-1", "1e3", "0.0000000001", "1.2.3", "99999999999999"] {
+            assert!(amount(wrong).is_err(), "{wrong}");
+        }
+        for billionths in [0, 1, 10, 999_999_999, 1_500_000_000, u64::MAX] {
+            assert_eq!(amount(&crate::output::amount(billionths)), Ok(billionths));
+        }
+    }
+
+    #[test]
+    fn days_begin_at_midnight_in_utc() {
+        assert_eq!(day("1970-01-02"), Ok(86_400_000));
+        assert_eq!(day("2024-02-29").map(crate::output::date), Ok("2024-02-29".into()));
+        for wrong in [
+            "",
+            "2026",
+            "2026-13-01",
+            "2026-02-30",
+            "1969-12-31",
+            "today",
+            "2026-1-1-1",
+        ] {
+            assert!(day(wrong).is_err(), "{wrong}");
         }
     }
 

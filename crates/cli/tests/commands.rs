@@ -152,6 +152,14 @@ fn every_command_explains_itself() {
         &["lease", "create"],
         &["lease", "renew"],
         &["lease", "release"],
+        &["tenant", "list"],
+        &["tenant", "set"],
+        &["token", "list"],
+        &["token", "create"],
+        &["token", "revoke"],
+        &["bill"],
+        &["prices"],
+        &["audit"],
         &["invoke"],
         &["bench"],
         &["version"],
@@ -229,6 +237,100 @@ fn without_a_manager_status_says_how_to_start_one() {
         "{text}"
     );
     assert_eq!(error_of(home.path(), &["top", "--once"]), ("unreachable".into(), 3));
+}
+
+/// Runs a command until what it prints is as wanted.
+fn until(home: &Path, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
+    let limit = Instant::now() + LIMIT;
+    loop {
+        let printed = json_of(home, arguments);
+        if wanted(&printed) {
+            return printed;
+        }
+        assert!(Instant::now() < limit, "{arguments:?}: {printed}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_tenants_people_lease_with_its_token_pay_its_bill_and_stop_at_its_budget() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let _up = Daemon::up(home);
+    let prices = json_of(
+        home,
+        &["prices", "--price-allocation", "1000", "--price-computing", "0.5"],
+    );
+    assert_eq!(prices["computing_per_s"], 500_000_000);
+    let tenant = json_of(
+        home,
+        &["tenant", "set", "astro", "--workers", "4", "--budget", "0.000001"],
+    );
+    assert_eq!(
+        (&tenant["budget"], &tenant["quota"]["workers"]),
+        (&1000.into(), &4.into())
+    );
+    let file = home.join("astro.json");
+    let file = file.to_str().unwrap();
+    let made = json_of(
+        home,
+        &["token", "create", "laptop", "--tenant", "astro", "--output", file],
+    );
+    assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    let astro = |arguments: &[&'static str]| [&["--manager", file][..], arguments].concat();
+
+    assert_eq!(
+        error_of(home, &astro(&["lease", "create", "--workers", "5"])),
+        ("quota_exceeded".into(), 4)
+    );
+    assert_eq!(
+        error_of(home, &astro(&["tenant", "set", "astro", "--no-budget"])),
+        ("forbidden".into(), 4)
+    );
+    let library = area(home);
+    let called = json_of(home, &["--manager", file, "invoke", &library, "area", "--input", SIDES]);
+    assert_eq!(called["output_bytes"], 4, "{called}");
+    let bill = until(home, &astro(&["bill"]), |bill| bill[0]["total"].as_u64() > Some(1000));
+    assert_eq!(
+        (&bill[0]["tenant_name"], &bill[0]["usage"]["calls"]),
+        (&"astro".into(), &2.into())
+    );
+    assert_eq!(
+        error_of(home, &astro(&["lease", "create"])),
+        ("quota_exceeded".into(), 4)
+    );
+
+    let tenants = json_of(home, &["tenant", "list"]);
+    let spent = &tenants[0]["spent"];
+    assert_eq!((&tenants[0]["name"], spent), (&"astro".into(), &bill[0]["total"]));
+    let by_tenant = json_of(home, &["bill", "--by", "tenant"]);
+    assert_eq!(
+        (&by_tenant[0]["what"], &by_tenant[0]["total"]),
+        (&"astro".into(), spent)
+    );
+    let csv = run(home, &["bill", "--by", "day", "--csv"]);
+    let csv = String::from_utf8(csv.stdout).unwrap();
+    assert!(
+        csv.starts_with("day,payer,") && csv.trim_end().ends_with(&spent.to_string()),
+        "{csv}"
+    );
+    let table = run(home, &["bill"]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("PAYS") && table.contains("in all"), "{table}");
+    assert_eq!(json_of(home, &["bill", "--until", "2020-01-01"]), serde_json::json!([]));
+
+    let id = made["token"]["id"].as_str().unwrap();
+    assert_eq!(json_of(home, &["token", "list"])[0]["id"], id);
+    json_of(home, &["token", "revoke", id]);
+    assert_eq!(error_of(home, &astro(&["bill"])), ("unauthorized".into(), 4));
+    let audit = json_of(home, &["audit"]);
+    let actions: Vec<_> = audit
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["action"].as_str().unwrap())
+        .collect();
+    assert_eq!(actions, ["prices.set", "tenant.set", "token.create", "token.revoke"]);
 }
 
 #[test]

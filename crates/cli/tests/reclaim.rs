@@ -74,7 +74,8 @@ fn a_node_that_is_taken_back_without_grace_is_empty_at_once_and_its_clients_are_
         assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
         assert_eq!(code_of(&mut idle, echo, b"x"), Err(Code::LeaseEnded));
         // The bill is booked before the answer.
-        let record = site.client.get("/v1/leases").unwrap()[0].clone();
+        let leases: serde_json::Value = site.client.get("/v1/leases").unwrap();
+        let record = &leases[0];
         assert_eq!(
             (&record["state"], &record["usage"]["failures"]),
             (&"revoked".into(), &1.into())

@@ -13,6 +13,8 @@ use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
 use mayfly_protocol::ids::{CodeHash, NodeId};
 use mayfly_protocol::node_api::{Request, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
 
 use crate::embedded::{Embedded, getrandom_into};
@@ -226,14 +228,24 @@ impl Client {
         self.manager()?.release(lease)
     }
 
-    /// `GET` of any path of the manager's API, as JSON.
-    pub fn get(&self, path: &str) -> Result<serde_json::Value, Error> {
+    /// `GET` of any path of the manager's API.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.manager()?.get(path)
     }
 
-    /// `POST` to any path of the manager's API, as JSON.
-    pub fn post(&self, path: &str, body: &serde_json::Value) -> Result<serde_json::Value, Error> {
+    /// `POST` to any path of the manager's API, with a JSON body.
+    pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
         self.manager()?.post(path, body)
+    }
+
+    /// `PUT` to any path of the manager's API, with a JSON body.
+    pub fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
+        self.manager()?.put(path, body)
+    }
+
+    /// `DELETE` of any path of the manager's API.
+    pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        self.manager()?.delete(path, Duration::ZERO)
     }
 }
 

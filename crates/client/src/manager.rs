@@ -90,29 +90,31 @@ impl ManagerClient {
 
     /// `GET path`.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let request = self
-            .agent
-            .get(format!("{}{path}", self.base))
-            .header("authorization", &self.authorization);
+        let request = self.agent.get(format!("{}{path}", self.base));
+        let request = request.header("authorization", &self.authorization);
         self.read(request.call().map_err(|error| self.failed(error))?)
     }
 
     /// `POST path` with a JSON body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
-        let request = self
-            .agent
-            .post(format!("{}{path}", self.base))
-            .header("authorization", &self.authorization);
+        let request = self.agent.post(format!("{}{path}", self.base));
+        let request = request.header("authorization", &self.authorization);
         self.read(request.send_json(body).map_err(|error| self.failed(error))?)
     }
 
-    fn delete(&self, path: &str) -> Result<(), Error> {
-        let request = self
-            .agent
-            .delete(format!("{}{path}", self.base))
-            .header("authorization", &self.authorization);
-        self.read::<serde_json::Value>(request.call().map_err(|error| self.failed(error))?)
-            .map(|_| ())
+    /// `PUT path` with a JSON body.
+    pub fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
+        let request = self.agent.put(format!("{}{path}", self.base));
+        let request = request.header("authorization", &self.authorization);
+        self.read(request.send_json(body).map_err(|error| self.failed(error))?)
+    }
+
+    /// `DELETE path`, which may take so much longer than other requests.
+    pub fn delete<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
+        let request = self.agent.delete(format!("{}{path}", self.base)).config();
+        let request = request.timeout_global(Some(REQUEST_LIMIT + longer)).build();
+        let request = request.header("authorization", &self.authorization);
+        self.read(request.call().map_err(|error| self.failed(error))?)
     }
 
     pub fn lease(&self, request: &LeaseRequest) -> Result<Grant, Error> {
@@ -129,26 +131,16 @@ impl ManagerClient {
     }
 
     pub fn release(&self, lease: LeaseId) -> Result<(), Error> {
-        self.delete(&format!("/v1/leases/{lease}"))
+        self.delete::<serde_json::Value>(&format!("/v1/leases/{lease}"), Duration::ZERO)
+            .map(drop)
     }
 
     pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
-        let request = self
-            .agent
-            .delete(format!("{}/v1/nodes/{node}?grace={}", self.base, grace.as_secs_f64()))
-            .config()
-            .timeout_global(Some(REQUEST_LIMIT + grace))
-            .build()
-            .header("authorization", &self.authorization);
-        self.read(request.call().map_err(|error| self.failed(error))?)
+        self.delete(&format!("/v1/nodes/{node}?grace={}", grace.as_secs_f64()), grace)
     }
 
     pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
-        let request = self
-            .agent
-            .put(format!("{}/v1/nodes/{node}", self.base))
-            .header("authorization", &self.authorization);
-        self.read(request.send_empty().map_err(|error| self.failed(error))?)
+        self.put(&format!("/v1/nodes/{node}"), &serde_json::Value::Null)
     }
 
     pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {

@@ -196,6 +196,8 @@ impl Control {
         world.keep(bearer.clone());
         Ok(NewToken {
             token,
+            manager: self.url.clone(),
+            ca_pem: self.ca_pem.clone(),
             status: world
                 .token_status(&bearer)
                 .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,

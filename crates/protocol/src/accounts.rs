@@ -130,6 +130,10 @@ pub struct TokenRequest {
 pub struct NewToken {
     /// The secret itself, of which the manager keeps only a hash.
     pub token: String,
+    /// The manager's URL, as clients should use it.
+    pub manager: String,
+    /// The certificate authority that they should trust, PEM.
+    pub ca_pem: String,
     /// What is known of it.
     #[serde(flatten)]
     pub status: TokenStatus,

@@ -274,7 +274,7 @@ pub struct Usage {
     pub polling_us: u64,
     /// Time since first use, times the workers.
     pub allocated_us: u64,
-    /// Invocations that ended.
+    /// Invocations that ended; a worker's loading of a function, which runs code too, counts as one.
     pub calls: u64,
     /// Of them, those that ended in an error.
     pub failures: u64,

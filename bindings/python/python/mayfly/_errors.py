@@ -35,7 +35,7 @@ class RequestError(Error):
 
 
 class AccessError(Error):
-    """Not accepted: token, signature or version."""
+    """Not accepted: token, its role, signature or version."""
 
 
 class LeaseError(Error):
@@ -43,7 +43,7 @@ class LeaseError(Error):
 
 
 class CapacityError(Error):
-    """Not enough free cores, workers or memory just now."""
+    """Not enough free cores, workers or memory just now, or the tenant has no quota or budget left."""
 
 
 class LoadError(Error):
@@ -109,12 +109,14 @@ _FAMILIES: dict[str, type[Error]] = {
     "transport_refused": RequestError,
     "address_in_use": RequestError,
     "unauthorized": AccessError,
+    "forbidden": AccessError,
     "replayed": AccessError,
     "version_mismatch": AccessError,
     "stale_epoch": AccessError,
     "lease_expired": LeaseError,
     "lease_ended": LeaseError,
     "no_capacity": CapacityError,
+    "quota_exceeded": CapacityError,
     "worker_busy": CapacityError,
     "out_of_memory": CapacityError,
     "rejected": CapacityError,

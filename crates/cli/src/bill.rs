@@ -1,0 +1,355 @@
+//! `mayfly bill` and `mayfly audit`: what was spent, and who changed what.
+
+use std::collections::BTreeMap;
+
+use clap::{Args, ValueEnum};
+use mayfly_client::Client;
+use mayfly_protocol::accounts::{AuditEntry, BillLine, BillPage};
+use mayfly_protocol::api::NodeStatus;
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::NodeId;
+use serde::Serialize;
+
+use crate::output::Align::{Left, Right};
+use crate::{Global, connect, output, values};
+
+/// Show what leases cost: yours, or, for operators, everybody's.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly bill
+  mayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
+  mayfly bill --tenant astro --csv > astro.csv
+
+A lease counts when it lived within the time asked for, and then with all that it cost. Leases that live are billed for what
+was metered until some seconds ago. Dates are those of UTC.")]
+pub struct Arguments {
+    /// One tenant's [default: yours; everybody's for operators]
+    #[arg(long)]
+    tenant: Option<String>,
+    /// From the beginning of this day
+    #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
+    from: Option<u64>,
+    /// Up to the beginning of this day
+    #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
+    until: Option<u64>,
+    /// What each line is about
+    #[arg(long, value_enum, default_value = "lease")]
+    by: By,
+    /// Print comma-separated values, with amounts in billionths of the unit of account and times in microseconds
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
+
+/// What a line of the bill is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// One lease
+    Lease,
+    /// All leases of a tenant
+    Tenant,
+    /// All leases on a node
+    Node,
+    /// All leases granted on a day
+    Day,
+}
+
+/// A line of what is printed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+struct Line {
+    what: String,
+    tenant: String,
+    leases: u64,
+    calls: u64,
+    failures: u64,
+    computing_us: u64,
+    polling_us: u64,
+    allocated_us: u64,
+    allocation: u64,
+    computing: u64,
+    polling: u64,
+    total: u64,
+}
+
+impl Line {
+    fn add(&mut self, line: &BillLine) {
+        let parts = [
+            (&mut self.leases, 1),
+            (&mut self.calls, line.usage.calls),
+            (&mut self.failures, line.usage.failures),
+            (&mut self.computing_us, line.usage.computing_us),
+            (&mut self.polling_us, line.usage.polling_us),
+            (&mut self.allocated_us, line.usage.allocated_us),
+            (&mut self.allocation, line.allocation),
+            (&mut self.computing, line.computing),
+            (&mut self.polling, line.polling),
+            (&mut self.total, line.total),
+        ];
+        for (sum, part) in parts {
+            *sum = sum.saturating_add(part);
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let lines = fetch(&client, arguments)?;
+    if global.json && arguments.by == By::Lease {
+        output::line(&output::json(&lines)?);
+        return Ok(());
+    }
+    let names = match arguments.by {
+        By::Node => names(&client)?,
+        _ => BTreeMap::new(),
+    };
+    let lines = gather(&lines, arguments.by, &names);
+    if global.json {
+        output::line(&output::json(&lines)?);
+    } else if arguments.csv {
+        output::line(&csv(&lines, arguments.by));
+    } else {
+        output::line(&table(&lines, arguments.by));
+    }
+    Ok(())
+}
+
+fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failure> {
+    let mut lines = Vec::new();
+    let mut after = None;
+    loop {
+        let mut asked = vec![format!("from={}", arguments.from.unwrap_or(0))];
+        asked.extend(arguments.until.map(|until| format!("until={until}")));
+        // A name that needs quoting in a path is none that any tenant has.
+        let plain = |name: &&String| name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.@".contains(c));
+        asked.extend(arguments.tenant.as_ref().map(|name| match plain(&name) {
+            true => format!("tenant={name}"),
+            false => "tenant=".into(),
+        }));
+        asked.extend(after.map(|after: String| format!("after={after}")));
+        let page: BillPage = client
+            .get(&format!("/v1/bill?{}", asked.join("&")))
+            .map_err(|error| error.0)?;
+        lines.extend(page.lines);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(lines),
+        }
+    }
+}
+
+fn names(client: &Client) -> Result<BTreeMap<NodeId, String>, Failure> {
+    let nodes: Vec<NodeStatus> = client.get("/v1/nodes").map_err(|error| error.0)?;
+    Ok(nodes
+        .into_iter()
+        .map(|node| (node.address.id, node.address.name))
+        .collect())
+}
+
+fn gather(lines: &[BillLine], by: By, names: &BTreeMap<NodeId, String>) -> Vec<Line> {
+    let mut gathered: BTreeMap<(u64, String), Line> = BTreeMap::new();
+    for line in lines {
+        let what = match by {
+            By::Lease => line.lease.to_string(),
+            By::Tenant => line.tenant_name.clone(),
+            By::Node => names.get(&line.node).cloned().unwrap_or_else(|| line.node.to_string()),
+            By::Day => output::date(line.granted_at_ms),
+        };
+        // Leases in the order of their grants, everything else by its name.
+        let order = if by == By::Lease { line.granted_at_ms } else { 0 };
+        let sum = gathered.entry((order, what.clone())).or_insert_with(|| Line {
+            what,
+            tenant: line.tenant_name.clone(),
+            ..Line::default()
+        });
+        if sum.tenant != line.tenant_name {
+            sum.tenant = "several".into();
+        }
+        sum.add(line);
+    }
+    gathered.into_values().collect()
+}
+
+fn heading(by: By) -> &'static str {
+    match by {
+        By::Lease => "lease",
+        By::Tenant => "tenant",
+        By::Node => "node",
+        By::Day => "day",
+    }
+}
+
+fn csv(lines: &[Line], by: By) -> String {
+    let heading = format!(
+        "{},payer,leases,calls,failures,computing_us,polling_us,allocated_us,allocation,computing,polling,total",
+        heading(by)
+    );
+    // Ids, dates and names without commas or quotes: nothing needs quoting but what a node calls itself.
+    let quoted = |text: &str| match text.contains(['"', ',', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    };
+    let row = |line: &Line| {
+        let numbers = [
+            line.leases,
+            line.calls,
+            line.failures,
+            line.computing_us,
+            line.polling_us,
+            line.allocated_us,
+            line.allocation,
+            line.computing,
+            line.polling,
+            line.total,
+        ];
+        let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
+        format!("{},{},{}", quoted(&line.what), quoted(&line.tenant), numbers.join(","))
+    };
+    let rows = std::iter::once(heading).chain(lines.iter().map(row));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+fn table(lines: &[Line], by: By) -> String {
+    let mut table = output::Table::new(&[
+        (
+            match by {
+                By::Lease => "LEASE",
+                By::Tenant => "TENANT",
+                By::Node => "NODE",
+                By::Day => "DAY",
+            },
+            Left,
+        ),
+        ("PAYS", Left),
+        ("LEASES", Right),
+        ("CALLS", Right),
+        ("COMPUTING", Right),
+        ("POLLING", Right),
+        ("ALLOCATION", Right),
+        ("COST", Right),
+    ]);
+    let mut total = 0u64;
+    for line in lines {
+        total = total.saturating_add(line.total);
+        table.row([
+            line.what.clone(),
+            line.tenant.clone(),
+            line.leases.to_string(),
+            line.calls.to_string(),
+            output::span(line.computing_us / 1000),
+            output::span(line.polling_us / 1000),
+            output::span(line.allocated_us / 1000),
+            output::amount(line.total),
+        ]);
+    }
+    let text = table.text(output::colours(&std::io::stdout()));
+    format!("{text}\n\n{} in all", output::amount(total))
+}
+
+/// Show who changed accounts, prices, nodes and other people's leases.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly audit
+  mayfly audit --above 1200 --json")]
+pub struct AuditArguments {
+    /// Number of the last entry that is known already
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    above: u64,
+}
+
+pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let mut entries: Vec<AuditEntry> = Vec::new();
+    loop {
+        let above = entries.last().map_or(arguments.above, |entry| entry.number);
+        let page: Vec<AuditEntry> = client
+            .get(&format!("/v1/audit?above={above}"))
+            .map_err(|error| error.0)?;
+        if page.is_empty() {
+            break;
+        }
+        entries.extend(page);
+    }
+    if global.json {
+        output::line(&output::json(&entries)?);
+        return Ok(());
+    }
+    let mut table = output::Table::new(&[
+        ("NUMBER", Right),
+        ("WHEN", Left),
+        ("TOKEN", Left),
+        ("WHAT", Left),
+        ("TO", Left),
+        ("HOW", Left),
+    ]);
+    for entry in entries {
+        table.row([
+            entry.number.to_string(),
+            output::time(entry.at_ms),
+            entry.token,
+            entry.action,
+            entry.subject,
+            entry.details,
+        ]);
+    }
+    output::line(&table.text(output::colours(&std::io::stdout())));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::accounts::Prices;
+    use mayfly_protocol::api::{Mode, Usage};
+    use mayfly_protocol::ids::{LeaseId, TenantId};
+
+    use super::*;
+
+    fn line(lease: u8, tenant: &str, granted_at_ms: u64, total: u64) -> BillLine {
+        BillLine {
+            lease: LeaseId([lease; 16]),
+            tenant: TenantId([1; 16]),
+            tenant_name: tenant.into(),
+            node: NodeId([1; 16]),
+            state: "released".into(),
+            granted_at_ms,
+            ended_at_ms: 1,
+            workers: 1,
+            memory_bytes: 1,
+            mode: Mode::Warm,
+            usage: Usage {
+                calls: 2,
+                ..Usage::default()
+            },
+            prices: Prices::default(),
+            allocation: 0,
+            computing: total,
+            polling: 0,
+            total,
+        }
+    }
+
+    #[test]
+    fn lines_add_up_whatever_they_are_gathered_by() {
+        let day = 86_400_000;
+        let lines = [line(3, "a", 5, 10), line(1, "b", 6, 20), line(2, "a", day, 40)];
+        let sums = |by| -> Vec<(String, u64, u64)> {
+            let gathered = gather(&lines, by, &BTreeMap::new());
+            let sum = |line: &Line| (line.what.clone(), line.total, line.calls);
+            gathered.iter().map(sum).collect()
+        };
+        assert_eq!(sums(By::Tenant), [("a".into(), 50, 4), ("b".into(), 20, 2)]);
+        assert_eq!(
+            sums(By::Day),
+            [("1970-01-01".into(), 30, 4), ("1970-01-02".into(), 40, 2)]
+        );
+        assert_eq!(sums(By::Node).len(), 1);
+        let totals: Vec<u64> = sums(By::Lease).iter().map(|line| line.1).collect();
+        assert_eq!(totals, [10, 20, 40], "in the order of their grants");
+    }
+
+    #[test]
+    fn a_name_with_a_comma_or_a_quote_is_quoted() {
+        let names = BTreeMap::from([(NodeId([1; 16]), "rack \"7\", left".to_owned())]);
+        let text = csv(&gather(&[line(1, "a", 5, 10)], By::Node, &names), By::Node);
+        let row = text.lines().nth(1).unwrap();
+        assert_eq!(row, "\"rack \"\"7\"\", left\",a,1,2,0,0,0,0,0,10,0,10");
+    }
+}

@@ -1,0 +1,230 @@
+//! `mayfly tenant` and `mayfly prices`: who may hold and spend how much, and what it costs.
+
+use clap::{Args, Subcommand};
+use mayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::output::Align::{Left, Right};
+use crate::{Global, connect, output, values};
+
+/// Show and make tenants, and set what they may hold and spend.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly tenant list
+  mayfly tenant set astro --budget 500 --workers 64
+  mayfly tenant set astro --no-budget --price-computing 0.002
+  mayfly tenant set astro --suspend
+
+A tenant is who holds leases, and pays. Its people use it with tokens: `mayfly token create --tenant astro`.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show tenants, what they hold and what they have spent
+    List,
+    /// Make a tenant, or change one; what is not named stays as it is
+    Set(Box<Set>),
+}
+
+/// Make a tenant, or change one; what is not named stays as it is.
+#[derive(Debug, Args)]
+struct Set {
+    /// Its name
+    name: String,
+    /// The most that it may spend, from its beginning, in the site's unit of account; then it loses its leases
+    #[arg(long, value_name = "AMOUNT", value_parser = values::amount)]
+    budget: Option<u64>,
+    /// Let it spend without limit
+    #[arg(long, conflicts_with = "budget")]
+    no_budget: bool,
+    /// Leases that it may hold at a time
+    #[arg(long, value_name = "N")]
+    leases: Option<u32>,
+    /// Workers that it may hold at a time
+    #[arg(long, value_name = "N")]
+    workers: Option<u32>,
+    /// Cores of all its workers, whether they own or share them
+    #[arg(long, value_name = "N")]
+    cores: Option<u32>,
+    /// Memory that it may hold at a time, such as 64G
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    memory: Option<u64>,
+    /// Let it hold whatever there is
+    #[arg(long, conflicts_with_all = ["leases", "workers", "cores", "memory"])]
+    no_quota: bool,
+    #[command(flatten)]
+    prices: PriceArguments,
+    /// Give it the site's prices
+    #[arg(long, conflicts_with_all = ["allocation", "computing", "polling"])]
+    no_prices: bool,
+    /// Give it nothing for now: it loses its leases
+    #[arg(long)]
+    suspend: bool,
+    /// End that
+    #[arg(long, conflicts_with = "suspend")]
+    resume: bool,
+}
+
+/// Ca, Cc and Ch of the bill.
+#[derive(Debug, Args)]
+struct PriceArguments {
+    /// For one GiB held for one second
+    #[arg(long = "price-allocation", id = "allocation", value_name = "AMOUNT", value_parser = values::amount)]
+    allocation: Option<u64>,
+    /// For one second inside functions
+    #[arg(long = "price-computing", id = "computing", value_name = "AMOUNT", value_parser = values::amount)]
+    computing: Option<u64>,
+    /// For one second of polling
+    #[arg(long = "price-polling", id = "polling", value_name = "AMOUNT", value_parser = values::amount)]
+    polling: Option<u64>,
+}
+
+impl PriceArguments {
+    fn named(&self) -> bool {
+        self.allocation.is_some() || self.computing.is_some() || self.polling.is_some()
+    }
+
+    fn over(&self, prices: Prices) -> Prices {
+        Prices {
+            allocation_per_gib_s: self.allocation.unwrap_or(prices.allocation_per_gib_s),
+            computing_per_s: self.computing.unwrap_or(prices.computing_per_s),
+            polling_per_s: self.polling.unwrap_or(prices.polling_per_s),
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let tenants: Vec<Tenant> = client.get("/v1/tenants").map_err(|error| error.0)?;
+    let shown = match &arguments.what {
+        What::List => tenants,
+        What::Set(set) => {
+            let known = tenants.into_iter().find(|tenant| tenant.name == set.name);
+            let site: Prices = client.get("/v1/prices").map_err(|error| error.0)?;
+            let spec = set.over(known.map(|tenant| tenant.spec).unwrap_or_default(), site);
+            if !set
+                .name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.@".contains(c))
+            {
+                let text = format!(
+                    "`{}` is no name for a tenant; use a-z, A-Z, 0-9, `-`, `_`, `.` and `@`",
+                    set.name
+                );
+                return Err(Failure::new(Code::InvalidRequest, text));
+            }
+            let path = format!("/v1/tenants/{}", set.name);
+            vec![client.put(&path, &spec).map_err(|error| error.0)?]
+        }
+    };
+    if global.json {
+        output::line(&match (&arguments.what, shown.first()) {
+            (What::Set(_), Some(tenant)) => output::json(tenant)?,
+            _ => output::json(&shown)?,
+        });
+        return Ok(());
+    }
+    let mut table = output::Table::new(&[
+        ("TENANT", Left),
+        ("LEASES", Right),
+        ("WORKERS", Right),
+        ("SPENT", Right),
+        ("BUDGET", Right),
+        ("QUOTA", Left),
+        ("STATE", Left),
+    ]);
+    for tenant in shown {
+        table.row([
+            tenant.name.clone(),
+            tenant.leases.to_string(),
+            tenant.workers.to_string(),
+            output::amount(tenant.spent),
+            tenant.spec.budget.map_or_else(|| "-".into(), output::amount),
+            quota(&tenant.spec),
+            state(&tenant).into(),
+        ]);
+    }
+    output::line(&table.text(output::colours(&std::io::stdout())));
+    Ok(())
+}
+
+impl Set {
+    fn over(&self, mut spec: TenantSpec, site: Prices) -> TenantSpec {
+        spec.budget = self.budget.or(spec.budget.filter(|_| !self.no_budget));
+        if self.no_quota {
+            spec.quota = Default::default();
+        }
+        let quota = &mut spec.quota;
+        quota.leases = self.leases.or(quota.leases);
+        quota.workers = self.workers.or(quota.workers);
+        quota.cores = self.cores.or(quota.cores);
+        quota.memory_bytes = self.memory.or(quota.memory_bytes);
+        if self.no_prices {
+            spec.prices = None;
+        } else if self.prices.named() {
+            spec.prices = Some(self.prices.over(spec.prices.unwrap_or(site)));
+        }
+        spec.suspended = self.suspend || spec.suspended && !self.resume;
+        spec
+    }
+}
+
+fn quota(spec: &TenantSpec) -> String {
+    let quota = &spec.quota;
+    let counted = [
+        (quota.leases, "lease"),
+        (quota.workers, "worker"),
+        (quota.cores, "core"),
+    ];
+    let mut parts: Vec<String> = counted
+        .into_iter()
+        .filter_map(|(most, thing)| most.map(|most| output::count(most.into(), thing)))
+        .collect();
+    parts.extend(quota.memory_bytes.map(output::size));
+    if parts.is_empty() { "-".into() } else { parts.join(", ") }
+}
+
+fn state(tenant: &Tenant) -> &'static str {
+    match tenant.spec.budget {
+        _ if tenant.spec.suspended => "suspended",
+        Some(budget) if tenant.spent >= budget => "budget spent",
+        _ => "in order",
+    }
+}
+
+/// Show the site's prices, or set them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly prices
+  mayfly prices --price-allocation 0.000004 --price-computing 0.001 --price-polling 0.0005
+
+A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. It keeps the prices of its
+grant. Amounts have up to nine decimals, in whatever unit the site counts.")]
+pub struct PricesArguments {
+    #[command(flatten)]
+    prices: PriceArguments,
+}
+
+pub fn prices(arguments: &PricesArguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let mut prices: Prices = client.get("/v1/prices").map_err(|error| error.0)?;
+    if arguments.prices.named() {
+        let wanted = arguments.prices.over(prices);
+        prices = client.put("/v1/prices", &wanted).map_err(|error| error.0)?;
+    }
+    output::line(&if global.json {
+        output::json(&prices)?
+    } else {
+        format!(
+            "allocation  {} for one GiB held for one second\ncomputing   {} for one second inside functions\n\
+             polling     {} for one second of polling",
+            output::amount(prices.allocation_per_gib_s),
+            output::amount(prices.computing_per_s),
+            output::amount(prices.polling_per_s)
+        )
+    });
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! `mayfly token`: what people and programs show to the manager.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use mayfly_protocol::accounts::{NewToken, Role, TokenRequest, TokenStatus};
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::json;
+
+use crate::manager::write_private;
+use crate::output::Align::Left;
+use crate::{Global, connect, output, values};
+
+/// Show, make and revoke tokens.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly token create laptop --tenant astro --valid-for 90d --output astro.json
+  mayfly token list
+  mayfly token revoke 5f0c9a1b2c3d4e5f
+
+The file that `create` writes is all that a client needs: MAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
+of each.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show tokens, without their secrets
+    List,
+    /// Make a token, and write a connection file with it
+    Create(Create),
+    /// Make a token worthless, by the id that `list` shows
+    Revoke {
+        /// Its id
+        id: String,
+    },
+}
+
+/// What whoever shows a token may do; each role may do what those before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wanted {
+    /// Lease workers, and see what that costs
+    User,
+    /// Take nodes and give them, and see and revoke everybody's leases
+    Operator,
+    /// Make tenants and tokens, and set prices
+    Administrator,
+}
+
+/// Make a token, and write a connection file with it.
+#[derive(Debug, Args)]
+struct Create {
+    /// What it is for; it replaces that tenant's earlier token of this name
+    name: String,
+    /// Whose it is to be [default: your own tenant's]
+    #[arg(long)]
+    tenant: Option<String>,
+    /// What whoever shows it may do
+    #[arg(long, value_enum, default_value = "user")]
+    role: Wanted,
+    /// For looking only
+    #[arg(long)]
+    read_only: bool,
+    /// How long it is good for
+    #[arg(long, value_name = "DURATION", default_value = "90d", value_parser = values::duration)]
+    valid_for: Duration,
+    /// Where to write the connection file, for you alone [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    match &arguments.what {
+        What::List => list(global),
+        What::Create(wanted) => create(wanted, global),
+        What::Revoke { id } => revoke(id, global),
+    }
+}
+
+fn list(global: &Global) -> Result<(), Failure> {
+    let tokens: Vec<TokenStatus> = connect::manager(global)?.get("/v1/tokens").map_err(|error| error.0)?;
+    if global.json {
+        output::line(&output::json(&tokens)?);
+        return Ok(());
+    }
+    let mut table = output::Table::new(&[
+        ("ID", Left),
+        ("TENANT", Left),
+        ("NAME", Left),
+        ("ROLE", Left),
+        ("EXPIRES", Left),
+    ]);
+    for token in tokens {
+        let role = match token.read_only {
+            true => format!("{}, looking only", token.role),
+            false => token.role.to_string(),
+        };
+        let expires = output::date(token.expires_at_ms);
+        table.row([token.id, token.tenant, token.name, role, expires]);
+    }
+    output::line(&table.text(output::colours(&std::io::stdout())));
+    Ok(())
+}
+
+fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
+    let request = TokenRequest {
+        tenant: wanted.tenant.clone(),
+        name: wanted.name.clone(),
+        role: match wanted.role {
+            Wanted::User => Role::User,
+            Wanted::Operator => Role::Operator,
+            Wanted::Administrator => Role::Administrator,
+        },
+        read_only: wanted.read_only,
+        valid_for_ms: wanted.valid_for.as_millis() as u64,
+    };
+    let client = connect::manager(global)?;
+    let made: NewToken = client.post("/v1/tokens", &request).map_err(|error| error.0)?;
+    let connection = Connection {
+        manager: made.manager,
+        ca_pem: made.ca_pem,
+        token: made.token,
+    };
+    let file =
+        serde_json::to_string_pretty(&connection).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    let Some(path) = &wanted.output else {
+        output::line(&file);
+        return Ok(());
+    };
+    if let Err(failure) = write_private(path, &file) {
+        // Nobody could use it.
+        let _ = client.delete::<TokenStatus>(&format!("/v1/tokens/{}", made.status.id));
+        return Err(failure);
+    }
+    output::line(&if global.json {
+        output::json(&json!({ "output": path, "token": made.status }))?
+    } else {
+        format!(
+            "{} lets whoever has it act for {} until {}: MAYFLY_MANAGER={0}",
+            path.display(),
+            made.status.tenant,
+            output::date(made.status.expires_at_ms)
+        )
+    });
+    Ok(())
+}
+
+fn revoke(id: &str, global: &Global) -> Result<(), Failure> {
+    let is_id = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit());
+    if !is_id {
+        let text = format!("`{id:.80}` is no id of a token; `mayfly token list` shows them");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let client = connect::manager(global)?;
+    let revoked: TokenStatus = client.delete(&format!("/v1/tokens/{id}")).map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&revoked)?
+    } else {
+        format!("The token {} of {} is worthless now.", revoked.name, revoked.tenant)
+    });
+    Ok(())
+}

@@ -9,6 +9,7 @@ pub mod alternate;
 pub mod baseline;
 pub mod busy;
 pub mod cold;
+pub mod control;
 pub mod error;
 pub mod invoke;
 pub mod machine;

@@ -57,6 +57,21 @@ pub fn snapshot() -> Snapshot {
     }
 }
 
+/// Seconds of processor time that a process has used.
+pub fn cpu_s(pid: u32) -> std::io::Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let process = parse_process(&text).ok_or(std::io::ErrorKind::InvalidData)?;
+    Ok(process.ticks as f64 / hertz())
+}
+
+/// Memory that a process has now, in bytes.
+pub fn resident_bytes(pid: u32) -> std::io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.ok_or(std::io::ErrorKind::InvalidData)? << 10)
+}
+
 /// Ticks per second of the kernel's accounts.
 pub fn hertz() -> f64 {
     // SAFETY: sysconf has no preconditions.

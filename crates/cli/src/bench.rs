@@ -1,7 +1,10 @@
 //! `mayfly bench`: what an invocation costs here, beside what this machine can do at best.
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use mayfly_bench::baseline::matching;
@@ -10,12 +13,14 @@ use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, invoke, measure, reclaim};
+use mayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim};
 use mayfly_client::{Client, Runtime, Sandbox, Transport};
+use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
 
 use crate::lease::Level;
+use crate::values;
 
 /// Measure invocations beside the machine's own limits, in the same run.
 #[derive(Debug, Args)]
@@ -25,6 +30,7 @@ use crate::lease::Level;
   mayfly bench invoke --depth 16                       many invocations in flight
   mayfly bench cold --language c --sandbox process     from lease to first result
   mayfly bench reclaim                                 a node given back to its owner, and given again
+  mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   mayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -41,6 +47,8 @@ enum What {
     Cold(ColdArguments),
     /// From taking a node back to its being empty, and from giving it again to the first call on it
     Reclaim(ReclaimArguments),
+    /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
+    Control(ControlArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
     Table(TableArguments),
 }
@@ -154,6 +162,22 @@ struct ReclaimArguments {
 }
 
 #[derive(Debug, Args)]
+struct ControlArguments {
+    /// Simulated nodes, each with a connection of its own to a real manager
+    #[arg(long, default_value_t = 10_000)]
+    nodes: u32,
+    /// Clients that ask for leases, each one after the other
+    #[arg(long, default_value_t = 8)]
+    clients: u32,
+    /// How long each part is measured
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = values::duration)]
+    each: Duration,
+    /// Report although the machine was busy
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
 struct TableArguments {
     /// Directory for latency.png, latency.svg and bench.json
     #[arg(long, default_value = "build/bench")]
@@ -228,7 +252,81 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 json,
             )
         }
+        What::Control(options) => {
+            let manager = BareManager::start()?;
+            let options = control::Options {
+                nodes: options.nodes,
+                clients: options.clients,
+                each: options.each,
+                force: options.force,
+            };
+            let report = control::run(&manager.connection, manager.child.id(), options);
+            print(&report.map_err(|error| failure(&error))?, json)
+        }
         What::Table(options) => table(options, json),
+    }
+}
+
+/// A manager without nodes, in a process and a directory of its own that end with it.
+struct BareManager {
+    child: Child,
+    dir: PathBuf,
+    connection: Connection,
+}
+
+impl BareManager {
+    fn start() -> Result<Self, Failure> {
+        let wrong = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::new(Code::Internal, format!("the measured manager {what}: {error}"))
+        };
+        let dir = std::env::temp_dir().join(format!("mayfly-bench-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|error| wrong("has no directory", &error))?;
+        let binary = std::env::current_exe().map_err(|error| wrong("is not to be found", &error))?;
+        let mut child = Command::new(binary)
+            .args([
+                "manager",
+                "--listen",
+                "127.0.0.1:0",
+                "--heartbeat",
+                "1s",
+                "--json",
+                "--log",
+                "error",
+            ])
+            .arg("--state-dir")
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| wrong("does not start", &error))?;
+        let mut ready = String::new();
+        if let Some(out) = &mut child.stdout {
+            // Its one line, or none when it ends; what it says then stands above.
+            let _ = BufReader::new(out).read_line(&mut ready);
+        }
+        let mut manager = Self {
+            child,
+            connection: Connection {
+                manager: String::new(),
+                ca_pem: String::new(),
+                token: String::new(),
+            },
+            dir,
+        };
+        let file = std::fs::read(manager.dir.join("connection.json")).map_err(|error| wrong("is not ready", &error))?;
+        manager.connection = serde_json::from_slice(&file).map_err(|error| wrong("makes no sense", &error))?;
+        Ok(manager)
+    }
+}
+
+impl Drop for BareManager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -16,6 +16,9 @@ use crate::lease::Level;
 use crate::resources::levels;
 use crate::{Global, connect, output, up, values};
 
+/// Nodes that are asked more often have no time for anything else.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(50);
+
 /// Start a manager alone, or make tokens with which nodes join it.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -37,6 +40,9 @@ pub struct Arguments {
     /// Name or address under which others reach this machine; may be repeated, the first one is handed out
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
+    /// How often nodes send heartbeats; three that are missing make a lost node
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
+    heartbeat: Duration,
     /// How isolated workers may be; may be repeated, the first is for leases that name none
     #[arg(long, value_enum, value_name = "LEVEL", default_value = "isolated")]
     sandbox: Vec<Level>,
@@ -78,6 +84,14 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     options.listen = arguments.listen;
     options.names = up::names(arguments.listen, &arguments.host_name);
     options.sandboxes = levels(&arguments.sandbox);
+    if arguments.heartbeat < SHORTEST_HEARTBEAT {
+        let text = format!(
+            "--heartbeat of less than {} ms; give more",
+            SHORTEST_HEARTBEAT.as_millis()
+        );
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    options.heartbeat = arguments.heartbeat;
     let manager = tokio::select! {
         manager = Manager::start(options) => manager?,
         _ = ending.told() => return Ok(()),

@@ -334,6 +334,42 @@ fn a_tenants_people_lease_with_its_token_pay_its_bill_and_stop_at_its_budget() {
 }
 
 #[test]
+fn one_manager_grants_leases_on_many_simulated_nodes_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let temporary = home.path().join("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let output = mayfly(home.path())
+        .env("TMPDIR", &temporary)
+        .args([
+            "bench",
+            "control",
+            "--nodes",
+            "100",
+            "--clients",
+            "2",
+            "--each",
+            "300ms",
+            "--force",
+            "--json",
+        ])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for figure in [
+        "grants_per_s",
+        "p99_ms",
+        "heartbeat_cpu_percent",
+        "heartbeats_per_s",
+        "joined_s",
+    ] {
+        assert!(report[figure].is_number(), "{figure}: {report}");
+    }
+    assert!(report["grants"]["latency"]["samples"].as_u64() > Some(10), "{report}");
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[test]
 fn up_serves_leases_and_calls_and_leaves_nothing() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();

@@ -24,6 +24,8 @@ pub const SHOWN_MS: u64 = 3_600_000;
 /// A node ends its leases itself; the manager does it in its stead only this long after their expiry, when the node's
 /// own grace and the heartbeats that tell of it are certainly over.
 const OVERDUE_MS: u64 = 60_000;
+/// Between two looks at every lease.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// State and ports of one manager.
 pub struct Control {
@@ -165,41 +167,43 @@ impl Control {
         (bearer.expires_at_ms > now_ms()).then_some(bearer)
     }
 
-    /// What the passing of time demands of the books.
-    pub fn on_tick(&self, now: Instant, wall_ms: u64) {
-        let (lost_nodes, mut ended) = {
-            let mut world = self.world();
-            let deadline = self.options.heartbeat * MISSED;
-            let silent = |heard: Instant| now.saturating_duration_since(heard);
-            let mut lost_nodes = Vec::new();
-            for (id, node) in &mut world.nodes {
-                if node.session.is_some() && silent(node.heard) > deadline {
-                    // Dropping it ends the connection's task and fails what waits for an answer.
-                    node.session = None;
-                    node.reclaims.clear();
-                    lost_nodes.push(*id);
-                }
+    /// Nodes that have been silent for too long are lost.
+    pub fn look_for_lost_nodes(&self, now: Instant) {
+        let deadline = self.options.heartbeat * MISSED;
+        let mut lost = Vec::new();
+        for (id, node) in &mut self.world().nodes {
+            if node.session.is_some() && now.saturating_duration_since(node.heard) > deadline {
+                // Dropping it ends the connection's task and fails what waits for an answer.
+                node.session = None;
+                node.reclaims.clear();
+                lost.push(*id);
             }
-            let mut ended = Vec::new();
+        }
+        for node in lost {
+            tracing::warn!(%node, "lost: {MISSED} heartbeats are missing");
+            self.tell(Event::NodeLost { node });
+        }
+    }
+
+    /// What the passing of time demands of the books: looks at every lease there is, and so not as often.
+    pub fn sweep(&self, now: Instant, wall_ms: u64) {
+        let mut ended = Vec::new();
+        {
+            let mut world = self.world();
             for record in world.leases.values().filter(|record| record.state.is_live()) {
                 let node = world.nodes.get(&record.node);
                 let up = node.is_some_and(|node| node.session.is_some());
-                let lost_for = node.map_or(Duration::MAX, |node| silent(node.heard));
+                let silent = node.map_or(Duration::MAX, |node| now.saturating_duration_since(node.heard));
                 if wall_ms > record.expires_at_ms.saturating_add(OVERDUE_MS) {
                     ended.push((record.lease, State::Expired));
-                } else if !up && lost_for > self.options.lease_lost_after {
+                } else if !up && silent > self.options.lease_lost_after {
                     ended.push((record.lease, State::Lost));
                 }
             }
             world.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
             world.bearers.retain(|_, bearer| bearer.expires_at_ms > wall_ms);
-            (lost_nodes, ended)
-        };
-        for node in lost_nodes {
-            tracing::warn!(%node, "lost: {MISSED} heartbeats are missing");
-            self.tell(Event::NodeLost { node });
         }
-        for (lease, state) in ended.drain(..) {
+        for (lease, state) in ended {
             self.on_lease_ended(lease, state);
         }
     }
@@ -228,10 +232,13 @@ impl Control {
 /// Ticks until the manager stops, often enough that a lost node is noticed within a quarter heartbeat.
 pub async fn keep_time(control: Arc<Control>) {
     let mut stopping = control.stopping.subscribe();
-    let mut ticks = tokio::time::interval((control.options.heartbeat / 4).max(Duration::from_millis(10)));
+    let every = |pace: Duration| tokio::time::interval(pace.max(Duration::from_millis(10)));
+    let mut ticks = every(control.options.heartbeat / 4);
+    let mut sweeps = every(SWEEP.min(control.options.lease_lost_after / 4));
     loop {
         tokio::select! {
-            _ = ticks.tick() => control.on_tick(Instant::now(), now_ms()),
+            _ = ticks.tick() => control.look_for_lost_nodes(Instant::now()),
+            _ = sweeps.tick() => control.sweep(Instant::now(), now_ms()),
             _ = stopped(&mut stopping) => return,
         }
     }

@@ -34,6 +34,8 @@ use crate::world::lease_status;
 
 /// No WebSocket message of a node is larger: a registration with 10,000 leases has under 1 MiB.
 const MOST_MESSAGE_BYTES: usize = 1 << 20;
+/// A heartbeat has a tenth of it, and there may be thousands of sockets.
+const SOCKET_BUFFER_BYTES: usize = 4 << 10;
 /// Longer than an offer to every node that one request tries.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 /// A watcher that hears nothing else hears a ping, so that both sides notice a dead connection.
@@ -281,7 +283,9 @@ pub(crate) async fn connect_node(
     let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
     let upgrade = upgrade
         .max_message_size(MOST_MESSAGE_BYTES)
-        .max_frame_size(MOST_MESSAGE_BYTES);
+        .max_frame_size(MOST_MESSAGE_BYTES)
+        .read_buffer_size(SOCKET_BUFFER_BYTES)
+        .write_buffer_size(0);
     Ok(upgrade.on_upgrade(move |socket| sessions::serve(control, bearer, socket)))
 }
 
@@ -299,7 +303,11 @@ pub(crate) async fn watch_events(
     // Subscribed before the answer, so that nothing that happens after it is missed.
     let events = control.events.subscribe();
     // Watchers say nothing but pongs and a close.
-    let upgrade = upgrade.max_message_size(1024).max_frame_size(1024);
+    let upgrade = upgrade
+        .max_message_size(1024)
+        .max_frame_size(1024)
+        .read_buffer_size(SOCKET_BUFFER_BYTES)
+        .write_buffer_size(0);
     Ok(upgrade.on_upgrade(move |socket| watch(control, caller, events, socket)))
 }
 

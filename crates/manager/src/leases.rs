@@ -9,7 +9,9 @@ use mayfly_lease::quota::Held;
 use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, NodeAddress, Sandbox, Usage};
+use mayfly_protocol::api::{
+    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Sandbox, Usage,
+};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::broadcast::error::RecvError;
@@ -22,7 +24,7 @@ use crate::world::{Account, millis};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
 /// have travels with their heartbeats.
-const OFFERS: usize = 8;
+const OFFERS: usize = 6;
 
 impl Control {
     /// Grants a lease on the best node that takes it. Goes on when the caller goes away, so that no node is left with
@@ -80,8 +82,16 @@ impl Control {
             ));
         }
         request.sandbox = Some(self.sandbox_for(request.sandbox)?);
-        let views = self.world().views();
         let spin = u64::from_le_bytes(random());
+        if let Some(views) = self.few(&request, spin)
+            && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
+        {
+            match self.offer_in_turn(tenant, &request, &candidates, &views).await {
+                Err(failure) if !is_final(&failure) => {}
+                done => return done,
+            }
+        }
+        let views = self.world().views(request.node);
         // What is free is hearsay: a lease may have ended on its node a moment ago. So nodes that would have room if they
         // were empty are asked too, after those that are thought to have it.
         let empty: Vec<View> = views
@@ -104,21 +114,37 @@ impl Control {
         };
         let mut asked = HashSet::new();
         candidates.retain(|node| asked.insert(*node));
-        let asked_memory = request.memory_bytes;
+        self.offer_in_turn(tenant, &request, &candidates, &views).await
+    }
+
+    /// Of many nodes, a few that have room will do; only when these have none are all looked at.
+    fn few(&self, request: &LeaseRequest, spin: u64) -> Option<Vec<View>> {
+        match request.node {
+            None => self.world().sample(spin),
+            Some(_) => None,
+        }
+    }
+
+    /// Offers a lease to one node after the other, until one takes it.
+    async fn offer_in_turn(
+        &self,
+        tenant: TenantId,
+        request: &LeaseRequest,
+        candidates: &[NodeId],
+        views: &[View],
+    ) -> Result<Grant, Failure> {
         let mut refusal = None;
-        for node in candidates.into_iter().take(OFFERS) {
-            let view = views.iter().find(|view| view.node == node).copied();
-            request.memory_bytes = match (asked_memory, view) {
-                (0, Some(view)) => ledger::share_of(&request, &view.capacity, &view.free),
-                _ => asked_memory,
-            };
-            match self.offer(node, tenant, &request).await {
-                Ok(grant) => return Ok(grant),
-                Err(failure) if matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded) => return Err(failure),
-                Err(failure) => {
+        for node in candidates.iter().take(OFFERS) {
+            let mut request = request.clone();
+            if let (0, Some(view)) = (request.memory_bytes, views.iter().find(|view| view.node == *node)) {
+                request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
+            }
+            match self.offer(*node, tenant, &request).await {
+                Err(failure) if !is_final(&failure) => {
                     tracing::debug!(%node, %failure, "an offer was refused");
                     refusal = Some(failure);
                 }
+                done => return done,
             }
         }
         Err(refusal.unwrap_or_else(|| PlacementError::NoNodes.into()))
@@ -145,9 +171,9 @@ impl Control {
     }
 
     async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
-        let lease = LeaseId(random());
-        let start_by_ms = millis(self.options.start_by);
         let granted_at_ms = now_ms();
+        let lease = new_id(granted_at_ms);
+        let start_by_ms = millis(self.options.start_by);
         let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
         let prices = self.world().ask_for(lease, tenant, wanted)?;
         let record = LeaseRecord {
@@ -334,6 +360,30 @@ impl Control {
     fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
         let world = self.world();
         Ok(world.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
+    }
+}
+
+/// An id that nobody can guess, and that is greater than those before it: books grow at their end, which is what disks do best.
+fn new_id(now_ms: u64) -> LeaseId {
+    let mut id: [u8; 16] = random();
+    id[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
+    LeaseId(id)
+}
+
+/// Whether no other node would answer better.
+fn is_final(failure: &Failure) -> bool {
+    matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded)
+}
+
+/// The same request where it may not be warm: a free core on a node that was not looked at is better than none.
+fn hot_if_it_can(request: &LeaseRequest) -> LeaseRequest {
+    let mode = match request.mode {
+        Mode::Auto => Mode::Hot,
+        mode => mode,
+    };
+    LeaseRequest {
+        mode,
+        ..request.clone()
     }
 }
 

@@ -18,8 +18,10 @@ use tokio_rustls::TlsAcceptor;
 use crate::control::stopped;
 use crate::error::Error;
 
-/// Connections at once: a descriptor each, and far fewer than the 65,536 that a service manager gives a daemon.
-const CONNECTIONS: usize = 8_192;
+/// Connections at once, as far as this process may have descriptors: one each.
+const CONNECTIONS: usize = 65_536;
+/// Descriptors that are for other things than connections.
+const KEPT_DESCRIPTORS: usize = 256;
 /// A peer that has not finished its TLS handshake by then is not worth a descriptor.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 /// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests.
@@ -35,10 +37,22 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
+/// Raises the limit on descriptors as far as it goes, and answers how many connections that allows.
+fn connections() -> usize {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where that is not allowed, the limit is what it was.
+    let _ = setrlimit(Resource::Nofile, limit);
+    let most = getrlimit(Resource::Nofile).current;
+    let most = most.map_or(CONNECTIONS, |most| usize::try_from(most).unwrap_or(CONNECTIONS));
+    most.saturating_sub(KEPT_DESCRIPTORS).clamp(1, CONNECTIONS)
+}
+
 /// Serves until told to stop, and then until the requests that run are answered.
 pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, mut stopping: watch::Receiver<bool>) {
     let acceptor = TlsAcceptor::from(tls);
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let room = Arc::new(Semaphore::new(connections()));
     let mut connections = JoinSet::new();
     loop {
         // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.

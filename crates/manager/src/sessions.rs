@@ -182,7 +182,7 @@ impl Control {
         {
             let mut guard = self.world();
             let world = &mut *guard;
-            let known = world.nodes.remove(&id);
+            let known = world.nodes.get_mut(&id);
             let reclaimed = known.as_ref().is_some_and(|node| node.reclaimed);
             if reclaimed {
                 // It may have been away when it was told, or have started anew since.
@@ -192,7 +192,9 @@ impl Control {
                 };
                 let _ = outgoing.try_send(again);
             }
-            let (doubtful, booked) = known.map(|node| (node.doubtful, node.booked)).unwrap_or_default();
+            let (doubtful, booked) = known
+                .map(|node| (std::mem::take(&mut node.doubtful), node.booked))
+                .unwrap_or_default();
             for (lease, remaining_ms) in &held {
                 match world.leases.get_mut(lease) {
                     Some(record) if record.node == id && record.state.is_live() => {
@@ -219,7 +221,7 @@ impl Control {
                 outgoing,
                 waiting: HashMap::new(),
             };
-            world.nodes.insert(
+            world.put(
                 id,
                 Node {
                     address,

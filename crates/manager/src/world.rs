@@ -14,6 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
 
+/// Nodes among which a lease is placed when there are many.
+const SAMPLE: usize = 32;
+
 /// A node's answer to an offer, a renewal or an end.
 pub type Answer = Result<(), Failure>;
 
@@ -131,6 +134,8 @@ impl Account {
 pub struct World {
     /// Every node that ever registered.
     pub nodes: HashMap<NodeId, Node>,
+    /// All of them in some order, to choose from at random.
+    order: Vec<NodeId>,
     /// Leases that live or ended lately.
     pub leases: HashMap<LeaseId, LeaseRecord>,
     /// By the SHA-256 of the token.
@@ -178,6 +183,7 @@ impl World {
             tenants,
             prices: snapshot.prices,
             asked: HashMap::new(),
+            order: snapshot.nodes.iter().map(|record| record.address.id).collect(),
             nodes: snapshot
                 .nodes
                 .into_iter()
@@ -203,15 +209,51 @@ impl World {
         self.next_request
     }
 
-    /// Nodes as placement sees them.
-    pub fn views(&self) -> Vec<View> {
-        let view = |(id, node): (&NodeId, &Node)| View {
-            node: *id,
+    /// A node that was not known, or is known anew.
+    pub fn put(&mut self, id: NodeId, node: Node) {
+        if self.nodes.insert(id, node).is_none() {
+            self.order.push(id);
+        }
+    }
+
+    fn view(&self, id: NodeId) -> Option<View> {
+        let node = self.nodes.get(&id)?;
+        Some(View {
+            node: id,
             up: node.session.is_some() && !node.reclaimed,
             capacity: node.capacity,
             free: node.free,
-        };
-        self.nodes.iter().map(view).collect()
+        })
+    }
+
+    /// All nodes as placement sees them, or the only one that is wanted.
+    pub fn views(&self, only: Option<NodeId>) -> Vec<View> {
+        match only {
+            Some(id) => self.view(id).into_iter().collect(),
+            None => self.order.iter().filter_map(|id| self.view(*id)).collect(),
+        }
+    }
+
+    /// Some nodes as placement sees them, chosen by a random number: the best of a few is nearly as good as the best of all
+    /// (the power of d choices), and costs the same however many there are. None when looking at all is no more work.
+    pub fn sample(&self, random: u64) -> Option<Vec<View>> {
+        let all = self.order.len();
+        if all <= SAMPLE * 2 {
+            return None;
+        }
+        let mut views = Vec::with_capacity(SAMPLE);
+        let mut state = random;
+        for _ in 0..SAMPLE {
+            // SplitMix64, of Steele, Lea and Flood.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let index = (u128::from(mixed ^ (mixed >> 31)) * all as u128) >> 64;
+            views.extend(self.order.get(index as usize).and_then(|id| self.view(*id)));
+        }
+        views.sort_by_key(|view| view.node);
+        views.dedup_by_key(|view| view.node);
+        Some(views)
     }
 
     /// Nodes that are up.
@@ -362,4 +404,61 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
 /// Whole milliseconds of a duration.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use mayfly_protocol::ids::PublicKey;
+
+    use super::*;
+    use crate::store::NodeRecord;
+
+    fn world(nodes: u16) -> World {
+        let capacity = Capacity {
+            cores: 1,
+            memory_bytes: 1,
+            workers: 1,
+        };
+        let record = |n: u16| {
+            let mut id = [0; 16];
+            id[..2].copy_from_slice(&n.to_be_bytes());
+            NodeRecord {
+                address: NodeAddress {
+                    id: NodeId(id),
+                    name: n.to_string(),
+                    host: String::new(),
+                    unix: None,
+                    tcp: None,
+                    key: PublicKey([0; 32]),
+                },
+                capacity,
+                epoch: 1,
+                booked: 0,
+                reclaimed: false,
+            }
+        };
+        let snapshot = Snapshot {
+            nodes: (0..nodes).map(record).collect(),
+            ..Snapshot::default()
+        };
+        World::remembered(snapshot, Instant::now())
+    }
+
+    #[test]
+    fn a_sample_has_few_nodes_each_once_and_in_the_long_run_every_one() {
+        assert!(world(2 * SAMPLE as u16).sample(7).is_none(), "so few are all looked at");
+        let world = world(1_000);
+        let mut seen = BTreeSet::new();
+        for random in 0..1_000 {
+            let sample: Vec<NodeId> = world.sample(random).unwrap().iter().map(|view| view.node).collect();
+            let distinct: BTreeSet<NodeId> = sample.iter().copied().collect();
+            assert_eq!(distinct.len(), sample.len());
+            assert!(sample.len() <= SAMPLE && sample.len() > SAMPLE / 2);
+            seen.extend(distinct);
+        }
+        assert_eq!(seen.len(), 1_000);
+        assert_eq!(world.views(None).len(), 1_000);
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -204,6 +204,8 @@ fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection>
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // See `Log`.
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
     if let Some(pages) = most_pages {
         connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
     }
@@ -212,8 +214,47 @@ fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection>
     Ok(connection)
 }
 
+/// The write-ahead log, which somebody must copy into the file now and then. That takes the disk some milliseconds, for which
+/// every writer waits: so it is done when nobody writes, or else seldom.
+#[derive(Default)]
+struct Log {
+    writes: usize,
+}
+
+impl Log {
+    /// Nobody writes for so long: nobody waits.
+    const QUIET: Duration = Duration::from_millis(100);
+    /// Some 32 MiB, at a page for a write.
+    const MOST_WRITES: usize = 8_192;
+
+    /// The next command. Copies the log when none comes for a while, and when it is long.
+    fn next(&mut self, connection: &Connection, queue: &Receiver<Command>) -> Option<Command> {
+        if self.writes >= Self::MOST_WRITES {
+            self.copy(connection);
+        }
+        if self.writes > 0 {
+            match queue.recv_timeout(Self::QUIET) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Timeout) => self.copy(connection),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        queue.recv().ok()
+    }
+
+    fn copy(&mut self, connection: &Connection) {
+        self.writes = 0;
+        // A disk that is full now has room later; until then the log holds everything.
+        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            tracing::warn!(%error, "the store's log cannot be copied into its file yet");
+        }
+    }
+}
+
 fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
-    while let Ok(first) = queue.recv() {
+    let mut log = Log::default();
+    let mut syncing = false;
+    while let Some(first) = log.next(&connection, queue) {
         let mut group = Vec::new();
         let mut load = None;
         let mut next = Some(first);
@@ -228,7 +269,8 @@ fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
             next = (group.len() < GROUP).then(|| queue.try_recv().ok()).flatten();
         }
         if !group.is_empty() {
-            let result = commit(&mut connection, &mut group).map_err(|error| failed(&error));
+            let result = commit(&mut connection, &mut group, &mut syncing).map_err(|error| failed(&error));
+            log.writes += group.len();
             for job in group {
                 job.finish(result.clone());
             }
@@ -239,9 +281,13 @@ fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
     }
 }
 
-fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>]) -> rusqlite::Result<()> {
+/// Commits a group together. `syncing` is whether the last one was synced to the disk.
+fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>], syncing: &mut bool) -> rusqlite::Result<()> {
     let durable = group.iter().any(|job| job.durable());
-    connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
+    if durable != *syncing {
+        connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
+        *syncing = durable;
+    }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for job in group {
         job.run(&transaction)?;

@@ -1,0 +1,115 @@
+//! HTTP over TLS to one manager, with connections that stay open.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes};
+use hyper::client::conn::http1;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use mayfly_protocol::api::Connection;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::error::Error;
+
+/// An encrypted connection.
+pub type Tls = TlsStream<TcpStream>;
+
+/// A request that takes longer is no measurement.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where the manager is, and how it is trusted.
+pub struct Site {
+    authority: String,
+    token: String,
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Subject(format!("the manager cannot be asked: {error}"))
+}
+
+impl Site {
+    /// As a connection file says.
+    pub fn new(connection: &Connection) -> Result<Self, Error> {
+        let mut roots = rustls::RootCertStore::empty();
+        let ca = rustls::pki_types::CertificateDer::from_pem_slice(connection.ca_pem.as_bytes()).map_err(failed)?;
+        roots.add(ca).map_err(failed)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let authority = connection.manager.trim_start_matches("https://").to_owned();
+        let host = authority.rsplit_once(':').map_or(authority.as_str(), |(host, _)| host);
+        Ok(Self {
+            name: ServerName::try_from(host.to_owned()).map_err(failed)?,
+            authority,
+            token: connection.token.clone(),
+            connector: TlsConnector::from(Arc::new(config)),
+        })
+    }
+
+    /// `host:port`.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// A new connection.
+    pub async fn connect(&self) -> Result<Tls, Error> {
+        let stream = TcpStream::connect(&self.authority).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        self.connector.connect(self.name.clone(), stream).await.map_err(failed)
+    }
+
+    /// A new connection for requests.
+    pub async fn requests(self: &Arc<Self>) -> Result<Requests, Error> {
+        let stream = TokioIo::new(self.connect().await?);
+        let (sender, connection) = http1::handshake(stream).await.map_err(failed)?;
+        tokio::spawn(connection);
+        Ok(Requests {
+            site: Arc::clone(self),
+            sender,
+        })
+    }
+}
+
+/// A connection on which one request follows the other.
+pub struct Requests {
+    site: Arc<Site>,
+    sender: http1::SendRequest<String>,
+}
+
+impl Requests {
+    /// Sends a request and reads the whole answer: its status and its body.
+    pub async fn send(&mut self, method: Method, path: &str, body: String) -> Result<(u16, Vec<u8>), Error> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", &self.site.authority)
+            .header("authorization", format!("Bearer {}", self.site.token))
+            .header("content-type", "application/json")
+            .body(body)
+            .map_err(failed)?;
+        let asked = async {
+            self.sender.ready().await?;
+            let response = self.sender.send_request(request).await?;
+            let status = response.status().as_u16();
+            let mut body = std::pin::pin!(response.into_body());
+            let mut bytes = Vec::new();
+            while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
+                let data: Option<Bytes> = frame?.into_data().ok();
+                bytes.extend_from_slice(&data.unwrap_or_default());
+            }
+            Ok::<_, hyper::Error>((status, bytes))
+        };
+        let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(failed)?;
+        answer.map_err(failed)
+    }
+}

@@ -1,0 +1,157 @@
+//! Simulated nodes: each speaks to a real manager over its own real TLS WebSocket, takes every lease, and runs nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
+use mayfly_protocol::ids::{NodeId, PublicKey};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+use super::https::{Site, Tls};
+use crate::error::Error;
+
+/// What each has: room for everything that a measurement asks for.
+const CAPACITY: Capacity = Capacity {
+    cores: 16,
+    memory_bytes: 64 << 30,
+    workers: 1_024,
+};
+/// There are thousands of sockets.
+const SOCKET_BUFFER_BYTES: usize = 4 << 10;
+/// A manager that says nothing for so long has forgotten the node.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What simulated nodes did.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Heartbeats sent.
+    pub heartbeats: AtomicU64,
+    /// Leases taken.
+    pub leases: AtomicU64,
+    /// Connections that broke.
+    pub broken: AtomicU64,
+}
+
+fn broken(what: &str, error: impl std::fmt::Display) -> Error {
+    Error::Subject(format!("a simulated node cannot {what}: {error}"))
+}
+
+/// Registers node `number`, and leaves it to itself: from then on it answers, and sends heartbeats.
+pub async fn join(site: Arc<Site>, number: u32, token: String, counts: Arc<Counts>) -> Result<(), Error> {
+    let mut request = format!("wss://{}/v1/nodes/connect", site.authority())
+        .into_client_request()
+        .map_err(|error| broken("name the manager", error))?;
+    let bearer = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|error| broken("show its token", error))?;
+    request.headers_mut().insert("authorization", bearer);
+    let stream = site.connect().await?;
+    let small = WebSocketConfig::default()
+        .read_buffer_size(SOCKET_BUFFER_BYTES)
+        .write_buffer_size(0);
+    let (mut socket, _) = tokio_tungstenite::client_async_with_config(request, stream, Some(small))
+        .await
+        .map_err(|error| broken("connect", error))?;
+    let mut id = [0; 16];
+    id[..4].copy_from_slice(&number.to_be_bytes());
+    let mut key = [0; 32];
+    key[..4].copy_from_slice(&number.to_be_bytes());
+    let registration = NodeMessage::Register {
+        version: WIRE_VERSION,
+        address: NodeAddress {
+            id: NodeId(id),
+            name: format!("simulated-{number}"),
+            host: "simulated".into(),
+            unix: None,
+            tcp: Some("127.0.0.1:1".into()),
+            key: PublicKey(key),
+        },
+        capacity: CAPACITY,
+        free: CAPACITY,
+        leases: Vec::new(),
+    };
+    say(&mut socket, &registration).await?;
+    let pace = loop {
+        match hear(&mut socket).await? {
+            ManagerMessage::Registered { heartbeat_ms, .. } => break Duration::from_millis(heartbeat_ms),
+            ManagerMessage::Refused(failure) => return Err(broken("register", failure)),
+            _ => {}
+        }
+    };
+    tokio::spawn(async move {
+        if live(&mut socket, pace, number, &counts).await.is_err() {
+            counts.broken.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
+
+async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, counts: &Counts) -> Result<(), Error> {
+    // Spread over the whole of a heartbeat, as those of machines that were not started by one command are.
+    let phase = pace.mul_f64(f64::from(number % 1_000) / 1_000.0);
+    let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + phase, pace);
+    let heartbeat = NodeMessage::Heartbeat {
+        free: CAPACITY,
+        clock_ms: 0,
+    };
+    loop {
+        let message = tokio::select! {
+            message = hear(socket) => message?,
+            _ = beats.tick() => {
+                say(socket, &with_clock(&heartbeat)).await?;
+                counts.heartbeats.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+        };
+        let (request, mode) = match message {
+            ManagerMessage::Offer { request, .. } => {
+                counts.leases.fetch_add(1, Ordering::Relaxed);
+                (request, Some(Mode::Warm))
+            }
+            ManagerMessage::Renew { request, .. } | ManagerMessage::End { request, .. } => (request, None),
+            _ => continue,
+        };
+        let answer = NodeMessage::Answer {
+            request,
+            refused: None,
+            mode,
+        };
+        say(socket, &answer).await?;
+    }
+}
+
+fn with_clock(message: &NodeMessage) -> NodeMessage {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    match message {
+        NodeMessage::Heartbeat { free, .. } => NodeMessage::Heartbeat {
+            free: *free,
+            clock_ms: now.map_or(0, |since| since.as_millis() as u64),
+        },
+        other => other.clone(),
+    }
+}
+
+async fn say(socket: &mut WebSocketStream<Tls>, message: &NodeMessage) -> Result<(), Error> {
+    let text = serde_json::to_string(message).map_err(|error| broken("write a message", error))?;
+    let sent = socket.send(Message::text(text)).await;
+    sent.map_err(|error| broken("speak", error))
+}
+
+async fn hear(socket: &mut WebSocketStream<Tls>) -> Result<ManagerMessage, Error> {
+    loop {
+        let message = tokio::time::timeout(PATIENCE, socket.next()).await;
+        match message.map_err(|error| broken("hear anything", error))? {
+            Some(Ok(Message::Text(text))) => {
+                return serde_json::from_str(&text).map_err(|error| broken("understand", error));
+            }
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(broken("hear", error)),
+            None => return Err(broken("hear", "the manager closed the connection")),
+        }
+    }
+}

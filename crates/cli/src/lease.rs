@@ -15,13 +15,14 @@ use serde_json::json;
 use crate::manager::write_private;
 use crate::{Global, connect, output, status, values};
 
-/// List, create, renew and release leases.
+/// List, create, renew, release and revoke leases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mayfly lease list
   mayfly lease create --workers 2 --for 10m --output lease.json
   mayfly lease renew 5f0c... --for 1h
   mayfly lease release 5f0c...
+  mayfly lease revoke 5f0c... --grace 30s
 
 A lease has 1 to 1,024 workers. Client libraries lease and release by themselves; this is for looking and mending.")]
 pub struct Arguments {
@@ -39,6 +40,8 @@ enum What {
     Renew(Renew),
     /// Give a lease back: its calls end
     Release(Release),
+    /// Take a lease away from whoever holds it
+    Revoke(Revoke),
 }
 
 /// Show leases.
@@ -145,6 +148,22 @@ struct Release {
     leases: Vec<LeaseId>,
 }
 
+/// Take a lease away from whoever holds it.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly lease revoke 5f0c...
+  mayfly lease revoke 5f0c... --grace 30s     calls that run may end within half a minute
+
+Its clients are told at once, and nothing new begins. Returns when it has ended and its last bill is booked. Another tenant's
+lease takes an operator.")]
+struct Revoke {
+    /// Which, as `mayfly lease list` shows it
+    lease: LeaseId,
+    /// How long running calls may go on
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
+    grace: Duration,
+}
+
 /// What `lease create --output` writes: all that it takes to use the lease.
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -174,6 +193,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         What::Create(wanted) => create(wanted, global),
         What::Renew(wanted) => renew(wanted, global),
         What::Release(wanted) => release(wanted, global),
+        What::Revoke(wanted) => revoke(wanted, global),
     }
 }
 
@@ -259,6 +279,16 @@ fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
             grant.lease,
             output::span(grant.duration_ms)
         )
+    });
+    Ok(())
+}
+
+fn revoke(wanted: &Revoke, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let revoked = client.revoke(wanted.lease, wanted.grace).map_err(|error| error.0)?;
+    output::line(&match global.json {
+        true => output::json(&revoked)?,
+        false => format!("Lease {} has ended as {}.", revoked.lease, revoked.state),
     });
     Ok(())
 }

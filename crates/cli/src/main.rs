@@ -96,7 +96,7 @@ enum Command {
     Status(status::Arguments),
     /// Watch leases work
     Top(top::Arguments),
-    /// List, create, renew and release leases
+    /// List, create, renew, release and revoke leases
     Lease(lease::Arguments),
     /// Show and make tenants, and set what they may hold and spend
     Tenant(tenant::Arguments),

@@ -152,6 +152,7 @@ fn every_command_explains_itself() {
         &["lease", "create"],
         &["lease", "renew"],
         &["lease", "release"],
+        &["lease", "revoke"],
         &["tenant", "list"],
         &["tenant", "set"],
         &["token", "list"],

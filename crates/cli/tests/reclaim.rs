@@ -116,6 +116,43 @@ fn running_calls_end_within_the_grace_and_nothing_else_begins() {
 }
 
 #[test]
+fn a_revoked_lease_ends_as_a_reclaimed_one_does_and_no_other_is_concerned() {
+    let site = Site::new();
+    let (lease, other) = (site.lease(2, |_| {}), site.lease(1, |_| {}));
+    let (mut busy, nap) = open(&lease, 0, "sleep_ms");
+    let (mut idle, echo) = open(&lease, 1, "echo");
+    let (mut others, others_echo) = open(&other, 0, "echo");
+    let running = std::thread::spawn(move || code_of(&mut busy, nap, &300u32.to_le_bytes()));
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    let revoked = std::thread::scope(|scope| {
+        let revoke = scope.spawn(|| site.client.revoke(lease.grant().lease, LONG).unwrap());
+        while code_of(&mut idle, echo, b"x") != Err(Code::LeaseEnded) {
+            assert!(begun.elapsed() < Duration::from_millis(190), "{:?}", begun.elapsed());
+        }
+        revoke.join().unwrap()
+    });
+    assert_eq!(running.join().unwrap(), Ok(()));
+    assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+    assert_eq!(revoked.state, "revoked");
+    // Two functions were loaded, and both called: the whole bill is there.
+    assert!(
+        revoked.usage.calls >= 4 && revoked.usage.computing_us > 250_000,
+        "{:?}",
+        revoked.usage
+    );
+    assert_eq!(code_of(&mut others, others_echo, b"x"), Ok(()));
+    let again = site.lease(2, |_| {});
+    let (mut busy, endless) = open(&again, 0, "loop");
+    let running = std::thread::spawn(move || code_of(&mut busy, endless, b""));
+    std::thread::sleep(Duration::from_millis(50));
+    let begun = Instant::now();
+    site.client.revoke(again.grant().lease, Duration::from_millis(200)).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
+    assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
+}
+
+#[test]
 fn a_call_that_outlives_the_grace_is_ended() {
     let site = Site::new();
     let lease = site.lease(1, |_| {});

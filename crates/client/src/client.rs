@@ -228,6 +228,11 @@ impl Client {
         self.manager()?.release(lease)
     }
 
+    /// Takes a lease away from whoever holds it; running calls may go on for `grace`. Returns when it has ended.
+    pub fn revoke(&self, lease: mayfly_protocol::ids::LeaseId, grace: Duration) -> Result<LeaseStatus, Error> {
+        self.manager()?.revoke(lease, grace)
+    }
+
     /// `GET` of any path of the manager's API.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.manager()?.get(path)

@@ -97,7 +97,17 @@ impl ManagerClient {
 
     /// `POST path` with a JSON body.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
-        let request = self.agent.post(format!("{}{path}", self.base));
+        self.post_patiently(path, body, Duration::ZERO)
+    }
+
+    fn post_patiently<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        longer: Duration,
+    ) -> Result<T, Error> {
+        let request = self.agent.post(format!("{}{path}", self.base)).config();
+        let request = request.timeout_global(Some(REQUEST_LIMIT + longer)).build();
         let request = request.header("authorization", &self.authorization);
         self.read(request.send_json(body).map_err(|error| self.failed(error))?)
     }
@@ -133,6 +143,11 @@ impl ManagerClient {
     pub fn release(&self, lease: LeaseId) -> Result<(), Error> {
         self.delete::<serde_json::Value>(&format!("/v1/leases/{lease}"), Duration::ZERO)
             .map(drop)
+    }
+
+    pub fn revoke(&self, lease: LeaseId, grace: Duration) -> Result<LeaseStatus, Error> {
+        let path = format!("/v1/leases/{lease}/revoke?grace={}", grace.as_secs_f64());
+        self.post_patiently(&path, &serde_json::Value::Null, grace)
     }
 
     pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {

@@ -95,8 +95,28 @@ impl Control {
         offer: Option<LeaseRecord>,
         question: impl FnOnce(u64, u64) -> ManagerMessage,
     ) -> Answer {
-        let (request, answer) = self.send(node, offer, question)?;
-        match tokio::time::timeout(ANSWER_DEADLINE, answer).await {
+        let asked = self.send(node, offer, question)?;
+        self.wait_for(node, asked, ANSWER_DEADLINE).await
+    }
+
+    /// The same, of something that may take so much longer.
+    pub async fn ask_patiently(
+        &self,
+        node: NodeId,
+        longer: Duration,
+        question: impl FnOnce(u64, u64) -> ManagerMessage,
+    ) -> Answer {
+        let asked = self.send(node, None, question)?;
+        self.wait_for(node, asked, ANSWER_DEADLINE + longer).await
+    }
+
+    async fn wait_for(
+        &self,
+        node: NodeId,
+        (request, answer): (u64, oneshot::Receiver<Answer>),
+        deadline: Duration,
+    ) -> Answer {
+        match tokio::time::timeout(deadline, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(Failure::new(
                 Code::Unreachable,
@@ -110,7 +130,7 @@ impl Control {
                     Code::TimedOut,
                     format!(
                         "node {node} did not answer within {} s; look at its log",
-                        ANSWER_DEADLINE.as_secs()
+                        deadline.as_secs()
                     ),
                 ))
             }

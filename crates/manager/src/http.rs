@@ -86,8 +86,10 @@ pub fn router(control: Api) -> Router {
 }
 
 async fn limit_time(request: Request, next: Next) -> Response {
-    // Taking a node back waits for its running calls, within a deadline of its own.
-    if request.method() == Method::DELETE && request.uri().path().starts_with("/v1/nodes/") {
+    // Taking back a node or a lease waits for running calls, within a deadline of its own.
+    let path = request.uri().path();
+    let takes_node = request.method() == Method::DELETE && path.starts_with("/v1/nodes/");
+    if takes_node || path.ends_with("/revoke") {
         return next.run(request).await;
     }
     // Upgrades answer at once too; what follows on the socket has deadlines of its own.
@@ -186,22 +188,25 @@ pub(crate) async fn release_lease(
     Ok(Json(lease_status(&control.end(lease, State::Released).await?)))
 }
 
-/// Takes a lease away from its holder: one's own, or, for operators, anybody's.
-#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path)), security(("bearer" = [])),
+/// Takes a lease away from its holder: one's own, or, for operators, anybody's. Answers when it has ended and its last bill is
+/// booked. Running calls may go on for `grace` seconds; clients are told at once, and nothing new begins.
+#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path), Grace), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_lease(
     caller: Caller,
     Shared(control): Shared<Api>,
     path: LeasePath,
+    query: Result<Query<Grace>, QueryRejection>,
 ) -> Result<Json<LeaseStatus>, Refusal> {
     caller.changes_as(Role::User)?;
     let record = control.lease_seen(&caller, named(path)?)?;
+    let grace = grace(query)?;
     if record.tenant != caller.bearer.tenant {
         control
             .audit(&caller, "lease.revoke", record.lease, &record.tenant)
             .await?;
     }
-    Ok(Json(lease_status(&control.end(record.lease, State::Revoked).await?)))
+    Ok(Json(lease_status(&control.revoke(record.lease, grace).await?)))
 }
 
 /// A lease that the caller may give back.

@@ -225,7 +225,9 @@ impl Control {
             // The node must not hold what no book will remember.
             self.on_lease_ended(lease, State::Revoked);
             let _ = self
-                .ask(node, None, |request, _| end_message(request, lease, State::Revoked))
+                .ask(node, None, |request, _| {
+                    end_message(request, lease, State::Revoked, Duration::ZERO)
+                })
                 .await;
             return Err(error.into());
         }
@@ -250,7 +252,9 @@ impl Control {
             node.doubtful.insert(lease);
             if let Some(session) = &node.session {
                 // If this does not get through, the node's own start-by time will do.
-                let _ = session.outgoing.try_send(end_message(request, lease, State::Revoked));
+                let _ = session
+                    .outgoing
+                    .try_send(end_message(request, lease, State::Revoked, Duration::ZERO));
             }
         }
     }
@@ -340,13 +344,27 @@ impl Control {
         self.grant_of(&record)
     }
 
-    /// Ends a lease as `released` or `revoked`. An unreachable node is told when it comes back.
+    /// Ends a lease as `released` or `revoked`, at once. An unreachable node is told when it comes back.
     pub async fn end(&self, lease: LeaseId, state: State) -> Result<LeaseRecord, Failure> {
+        self.end_within(lease, state, Duration::ZERO).await
+    }
+
+    /// Takes a lease away: nothing new begins on it, and running calls may go on for the grace. Answers when it has ended and its
+    /// last bill is booked. Goes on when the caller goes away.
+    pub async fn revoke(self: &Arc<Self>, lease: LeaseId, grace: Duration) -> Result<LeaseRecord, Failure> {
+        let control = Arc::clone(self);
+        let revoked = tokio::spawn(async move { control.end_within(lease, State::Revoked, grace).await });
+        revoked.await.unwrap_or_else(|error| {
+            let text = format!("revoking the lease failed: {error}; report this");
+            Err(Failure::new(Code::Internal, text))
+        })
+    }
+
+    async fn end_within(&self, lease: LeaseId, state: State, grace: Duration) -> Result<LeaseRecord, Failure> {
         let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if record.state.is_live() {
-            let answer = self
-                .ask(record.node, None, |request, _| end_message(request, lease, state))
-                .await;
+            let message = |request, _| end_message(request, lease, state, grace);
+            let answer = self.ask_patiently(record.node, grace, message).await;
             if let Err(failure) = answer
                 && !matches!(failure.code, Code::NotFound | Code::LeaseEnded | Code::LeaseExpired)
             {
@@ -405,11 +423,12 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello
 }
 
 /// The message that ends a lease on its node.
-pub fn end_message(request: u64, lease: LeaseId, state: State) -> ManagerMessage {
+pub fn end_message(request: u64, lease: LeaseId, state: State, grace: Duration) -> ManagerMessage {
     ManagerMessage::End {
         request,
         lease,
         state: state.name().into(),
+        grace_ms: millis(grace),
     }
 }
 

@@ -13,18 +13,11 @@ use crate::world::millis;
 
 /// A node that was told has this long, beyond the grace for running calls, to say that it is empty.
 const EMPTY_DEADLINE: Duration = Duration::from_secs(20);
-/// The longest grace: whoever wants more may as well wait for the leases' own end.
-pub const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 impl Control {
     /// Takes a node back for its owner. From here on it gets no lease; the answer comes when it is empty. A node that cannot
     /// be told now is told when it comes back.
     pub async fn reclaim(self: &Arc<Self>, node: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
-        if grace > MOST_GRACE {
-            let most = MOST_GRACE.as_secs();
-            let text = format!("a grace of {} s; give at most {most} s", grace.as_secs());
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
         let control = Arc::clone(self);
         // Goes on when the caller goes away: half a reclaim helps nobody.
         let taken = tokio::spawn(async move { control.take_back(node, grace).await }).await;

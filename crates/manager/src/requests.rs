@@ -187,7 +187,10 @@ pub type NodePath = Result<Path<NodeId>, PathRejection>;
 /// The end of a path that is a name.
 pub type NamePath = Result<Path<String>, PathRejection>;
 
-/// What follows the path of `DELETE /v1/nodes/{id}`.
+/// The longest grace: whoever wants more may as well wait for the leases' own end.
+const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
+
+/// What follows the path of `DELETE /v1/nodes/{id}` and `POST /v1/leases/{id}/revoke`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 pub struct Grace {
     /// Seconds that running calls may go on for; none by default.
@@ -206,10 +209,11 @@ pub fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
 /// The grace that a request names.
 pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Refusal> {
     let wanted = asked(query)?.grace;
-    Duration::try_from_secs_f64(wanted).map_err(|_| {
-        refuse(
+    match Duration::try_from_secs_f64(wanted) {
+        Ok(grace) if grace <= MOST_GRACE => Ok(grace),
+        _ => Err(refuse(
             Code::InvalidRequest,
-            format!("a grace of {wanted} s; give a number of seconds, 0 or more"),
-        )
-    })
+            format!("a grace of {wanted} s; give 0 to {} seconds", MOST_GRACE.as_secs()),
+        )),
+    }
 }

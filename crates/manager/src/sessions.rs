@@ -202,10 +202,10 @@ impl Control {
                     }
                     // It ended while the node was away, or its answer never came: the node is to let go.
                     Some(record) if record.node == id => {
-                        let _ = outgoing.try_send(end_message(0, *lease, record.state));
+                        let _ = outgoing.try_send(end_message(0, *lease, record.state, Duration::ZERO));
                     }
                     _ if doubtful.contains(lease) => {
-                        let _ = outgoing.try_send(end_message(0, *lease, State::Revoked));
+                        let _ = outgoing.try_send(end_message(0, *lease, State::Revoked, Duration::ZERO));
                     }
                     // A lease that the node granted by itself is its own affair.
                     _ => {}

@@ -363,14 +363,27 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             let renewed = node.held_lease(lease).and_then(|run| run.renew(duration_ms));
             let _ = answers.try_send(answer(request, renewed.err(), None));
         }
-        ManagerMessage::End { request, lease, state } => {
+        ManagerMessage::End {
+            request,
+            lease,
+            state,
+            grace_ms,
+        } => {
             let node = node.clone();
             node.clone().task(async move {
+                let grace = Duration::from_millis(grace_ms);
                 let refused = match node.held_lease(lease) {
                     Ok(run) => {
                         let wanted = State::from_name(&state).filter(|state| !state.is_live());
-                        run.end(wanted.unwrap_or(State::Revoked));
-                        run.gone(END_PATIENCE).await;
+                        let state = wanted.unwrap_or(State::Revoked);
+                        match state {
+                            State::Revoked => run.recall(grace),
+                            state => run.end(state),
+                        }
+                        run.gone(grace + END_PATIENCE).await;
+                        if state == State::Revoked {
+                            told_last_bill(&node).await;
+                        }
                         None
                     }
                     Err(failure) => Some(failure),
@@ -385,13 +398,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
                 let leases = node.reclaim(Duration::from_millis(grace_ms)).await as u32;
                 let empty_us = begun.elapsed().as_micros() as u64;
                 tracing::info!(leases, empty_us, "taken back");
-                node.news.notify_one();
-                // The last bill goes first.
-                while begun.elapsed() < Duration::from_millis(grace_ms) + BOOKED_PATIENCE
-                    && (node.journal.entry().is_some() || !node.journal.untold().is_empty())
-                {
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
+                told_last_bill(&node).await;
                 let reclaimed = NodeMessage::Reclaimed {
                     request,
                     leases,
@@ -407,6 +414,15 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
         ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),
         ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
+    }
+}
+
+/// Waits until the manager has booked what ended leases used: whoever takes something back wants to see the whole bill.
+async fn told_last_bill(node: &Node) {
+    node.news.notify_one();
+    let begun = Instant::now();
+    while begun.elapsed() < BOOKED_PATIENCE && (node.journal.entry().is_some() || !node.journal.untold().is_empty()) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

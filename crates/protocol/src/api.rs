@@ -432,6 +432,9 @@ pub enum ManagerMessage {
         lease: LeaseId,
         /// How its record ends.
         state: String,
+        /// Milliseconds that its running calls may go on for.
+        #[serde(default)]
+        grace_ms: u64,
     },
     /// Take no more leases, end those there are as [`LeaseStatus::state`] `revoked`, and say when the node is empty.
     Reclaim {

@@ -24,7 +24,7 @@ A lease counts when it lived within the time asked for, and then with all that i
 was metered until some seconds ago. Dates are those of UTC.")]
 pub struct Arguments {
     /// One tenant's [default: yours; everybody's for operators]
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     tenant: Option<String>,
     /// From the beginning of this day
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
@@ -118,12 +118,7 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
     loop {
         let mut asked = vec![format!("from={}", arguments.from.unwrap_or(0))];
         asked.extend(arguments.until.map(|until| format!("until={until}")));
-        // A name that needs quoting in a path is none that any tenant has.
-        let plain = |name: &&String| name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.@".contains(c));
-        asked.extend(arguments.tenant.as_ref().map(|name| match plain(&name) {
-            true => format!("tenant={name}"),
-            false => "tenant=".into(),
-        }));
+        asked.extend(arguments.tenant.as_ref().map(|name| format!("tenant={name}")));
         asked.extend(after.map(|after: String| format!("after={after}")));
         let page: BillPage = client
             .get(&format!("/v1/bill?{}", asked.join("&")))

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use mayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
-use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::error::Failure;
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
@@ -33,6 +33,7 @@ enum What {
 #[derive(Debug, Args)]
 struct Set {
     /// Its name
+    #[arg(value_parser = values::name)]
     name: String,
     /// The most that it may spend, from its beginning, in the site's unit of account; then it loses its leases
     #[arg(long, value_name = "AMOUNT", value_parser = values::amount)]
@@ -105,17 +106,6 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             let known = tenants.into_iter().find(|tenant| tenant.name == set.name);
             let site: Prices = client.get("/v1/prices").map_err(|error| error.0)?;
             let spec = set.over(known.map(|tenant| tenant.spec).unwrap_or_default(), site);
-            if !set
-                .name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.@".contains(c))
-            {
-                let text = format!(
-                    "`{}` is no name for a tenant; use a-z, A-Z, 0-9, `-`, `_`, `.` and `@`",
-                    set.name
-                );
-                return Err(Failure::new(Code::InvalidRequest, text));
-            }
             let path = format!("/v1/tenants/{}", set.name);
             vec![client.put(&path, &spec).map_err(|error| error.0)?]
         }

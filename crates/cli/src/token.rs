@@ -55,9 +55,10 @@ enum Wanted {
 #[derive(Debug, Args)]
 struct Create {
     /// What it is for; it replaces that tenant's earlier token of this name
+    #[arg(value_parser = values::name)]
     name: String,
     /// Whose it is to be [default: your own tenant's]
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     tenant: Option<String>,
     /// What whoever shows it may do
     #[arg(long, value_enum, default_value = "user")]

@@ -62,6 +62,15 @@ pub fn amount(text: &str) -> Result<u64, String> {
     format!("{whole}{part:0<9}").parse().map_err(|_| wrong())
 }
 
+/// Reads the name of a tenant or a token, which stands in paths of the API as it is.
+pub fn name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
+    if text.is_empty() || !text.chars().all(plain) {
+        return Err(format!("`{text}` is no name; use a-z, A-Z, 0-9, `-`, `_`, `.` and `@`"));
+    }
+    Ok(text.to_owned())
+}
+
 /// Reads `2026-11-21` as milliseconds since the Unix epoch, at the beginning of that day in UTC.
 pub fn day(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no day; write one such as 2026-11-21");
@@ -107,6 +116,14 @@ mod tests {
         }
         for billionths in [0, 1, 10, 999_999_999, 1_500_000_000, u64::MAX] {
             assert_eq!(amount(&crate::output::amount(billionths)), Ok(billionths));
+        }
+    }
+
+    #[test]
+    fn names_stand_in_paths_as_they_are() {
+        assert_eq!(name("astro.1@site_2-x"), Ok("astro.1@site_2-x".into()));
+        for wrong in ["", "two words", "a/b", "a&b", "ä"] {
+            assert!(name(wrong).is_err(), "{wrong}");
         }
     }
 

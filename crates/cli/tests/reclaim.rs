@@ -147,7 +147,9 @@ fn a_revoked_lease_ends_as_a_reclaimed_one_does_and_no_other_is_concerned() {
     let running = std::thread::spawn(move || code_of(&mut busy, endless, b""));
     std::thread::sleep(Duration::from_millis(50));
     let begun = Instant::now();
-    site.client.revoke(again.grant().lease, Duration::from_millis(200)).unwrap();
+    site.client
+        .revoke(again.grant().lease, Duration::from_millis(200))
+        .unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
     assert_eq!(running.join().unwrap(), Err(Code::MaybeExecuted));
 }

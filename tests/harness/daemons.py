@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.leaks import descendants, die_with_parent, kill
-from harness.programs import clean_environment, program, run_json
+from harness.network import Host
+from harness.programs import clean_environment, program, run, run_json
 
 
 class DaemonError(AssertionError):
@@ -33,6 +34,7 @@ class Daemon:
         env: dict[str, str] | None = None,
         timeout: float = 20,
         expect_ready: bool = True,
+        host: Host | None = None,
     ) -> None:
         state.mkdir(parents=True, exist_ok=True)
         self.state = state
@@ -41,7 +43,7 @@ class Daemon:
         self.environment = clean_environment(**(env or {}))
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [program(), *args, "--state-dir", state, "--json"],
+                [*(host.prefix if host else ()), program(), *args, "--state-dir", state, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -83,6 +85,10 @@ class Daemon:
     def cli(self, *args: str, timeout: float = 60) -> Any:
         """``mayfly ARGS --json`` against this daemon."""
         return run_json(*args, timeout=timeout, env=self.client_environment())
+
+    def cli_on(self, host: Host, *args: str, timeout: float = 60) -> str:
+        """``mayfly ARGS`` against this daemon, on a host of a test's own network."""
+        return run(*host.prefix, program(), *args, timeout=timeout, env=self.client_environment()).stdout
 
     def client_environment(self) -> dict[str, str]:
         """An environment in which every client finds this daemon."""

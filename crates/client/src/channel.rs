@@ -1,6 +1,7 @@
 //! One channel to one worker, used by one thread at a time.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{
@@ -16,6 +17,7 @@ use mayfly_protocol::slot::{Geometry, Status};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{CallError, Error};
+use crate::keepalive::Keepalive;
 use crate::lease::Lease;
 use crate::node;
 use crate::opening::Opening;
@@ -65,6 +67,8 @@ pub struct Channel {
     outstanding: u16,
     /// Keeps the connection on which the node sees that this client lives. Streams are that connection themselves.
     control: Option<OwnedFd>,
+    /// Watches over the node, if it is on another host.
+    keepalive: Option<Arc<Keepalive>>,
 }
 
 /// The output of a call, where it landed. Dropping it frees its slot.
@@ -169,6 +173,10 @@ impl Channel {
                 None,
             ),
         };
+        let keepalive = inner.keepalive(transport == Transport::Shm)?;
+        if let (Some(watch), AnyLink::Stream(link)) = (&keepalive, &link) {
+            watch.guard(link.socket());
+        }
         opening.opened()?;
         Ok(Self {
             link,
@@ -180,6 +188,7 @@ impl Channel {
             spin: options.spin,
             outstanding: 0,
             control,
+            keepalive,
         })
     }
 
@@ -479,8 +488,18 @@ impl Channel {
         }
     }
 
+    /// That its node is lost, if it is.
+    pub(crate) fn check_lost(&self) -> Result<(), Error> {
+        self.keepalive.as_ref().map_or(Ok(()), |watch| watch.check())
+    }
+
+    pub(crate) fn id(&self) -> ChannelId {
+        self.id
+    }
+
     /// What became of this channel, once the node knows why it ended.
     pub fn fate(&self) -> Result<Fate, Error> {
+        self.check_lost()?;
         let until = Instant::now() + FATE_LIMIT;
         loop {
             let fate = self.lease.inner.fate(self.id)?;

@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
 
 use crate::embedded::{Embedded, getrandom_into};
+use crate::keepalive::Keepalives;
 use crate::lease::{Lease, LeaseOptions};
 use crate::manager::ManagerClient;
 use crate::node::Control;
@@ -50,6 +51,7 @@ struct Inner {
     /// Code that nodes are known to keep, so that it is neither sent nor asked about twice.
     known_code: Mutex<HashSet<(NodeId, CodeHash)>>,
     holder: OnceLock<SigningKey>,
+    keepalives: Keepalives,
 }
 
 /// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
@@ -109,12 +111,17 @@ impl Client {
                 embedded: Mutex::new(embedded),
                 known_code: Mutex::default(),
                 holder: OnceLock::new(),
+                keepalives: Keepalives::default(),
             }),
         })
     }
 
     pub(crate) fn known_code(&self) -> &Mutex<HashSet<(NodeId, CodeHash)>> {
         &self.inner.known_code
+    }
+
+    pub(crate) fn keepalives(&self) -> &Keepalives {
+        &self.inner.keepalives
     }
 
     fn embedded_manager(&self) -> MutexGuard<'_, Option<Embedded>> {

@@ -15,7 +15,8 @@ use mayfly_protocol::node_api::{Fate, Request, Response};
 use sha2::{Digest, Sha256};
 
 use crate::client::{Source, parse_token};
-use crate::node::{Control, best_transport};
+use crate::keepalive::Keepalive;
+use crate::node::{Control, best_transport, is_local, is_on_loopback};
 use crate::opening::Opening;
 use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions};
 
@@ -102,6 +103,8 @@ pub(crate) struct Inner {
     pub(crate) node: NodeAddress,
     pub(crate) holder: SigningKey,
     control: Mutex<Option<Control>>,
+    /// Who watches over the node, once something here has led off this host.
+    watch: Mutex<Option<Arc<Keepalive>>>,
     /// Code that this lease's isolated workers may load.
     shown_code: Mutex<HashSet<CodeHash>>,
     released: AtomicBool,
@@ -136,6 +139,7 @@ impl Lease {
             grant: Mutex::new(grant),
             holder,
             control: Mutex::new(None),
+            watch: Mutex::new(None),
             shown_code: Mutex::default(),
             released: AtomicBool::new(false),
             owned,
@@ -249,9 +253,28 @@ impl Inner {
             }
         }
         let mut fresh = Control::open(&self.node, &self.token(), &self.holder)?;
+        if let Some(watch) = self.keepalive(is_local(&self.node))? {
+            watch.guard(fresh.end());
+        }
         let result = request(&mut fresh);
         *control = Some(fresh);
         result
+    }
+
+    /// The watch over the lease's node, for a connection that leaves this host.
+    pub(crate) fn keepalive(&self, unix: bool) -> Result<Option<Arc<Keepalive>>, Error> {
+        if unix || is_on_loopback(&self.node) {
+            return Ok(None);
+        }
+        let watch = self.client.keepalives().of(&self.node, &self.token(), &self.holder)?;
+        *lock(&self.watch) = Some(watch.clone());
+        Ok(Some(watch))
+    }
+
+    /// Tells the node that this client has given a channel up.
+    pub(crate) fn close(&self, channel: ChannelId) -> Result<(), Error> {
+        self.with_control(|control| control.ask(&Request::Close { channel }))
+            .map(drop)
     }
 
     /// What became of a channel.

@@ -26,6 +26,7 @@ mod client;
 mod discover;
 mod embedded;
 mod error;
+mod keepalive;
 mod lease;
 mod manager;
 mod node;

@@ -4,17 +4,18 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mayfly_fabric::{Transport, descriptors};
+use mayfly_fabric::{Transport, descriptors, tls};
 use mayfly_lease::SigningKey;
 use mayfly_lease::token::{Opening, check_verdict};
 use mayfly_protocol::api::NodeAddress;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{Token, VERDICT_BYTES, Verdict};
-use mayfly_protocol::ids::{ChannelId, CodeHash};
+use mayfly_protocol::ids::{ChannelId, CodeHash, PublicKey};
 use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
+use rustls::{ClientConnection, StreamOwned};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Error;
@@ -28,24 +29,35 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 pub enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 impl Socket {
-    fn set_limit(&self, limit: Duration) -> std::io::Result<()> {
-        match self {
-            Self::Unix(socket) => socket
-                .set_read_timeout(Some(limit))
-                .and_then(|()| socket.set_write_timeout(Some(limit))),
-            Self::Tcp(socket) => socket
-                .set_read_timeout(Some(limit))
-                .and_then(|()| socket.set_write_timeout(Some(limit))),
-        }
+    pub fn set_limit(&self, limit: Duration) -> std::io::Result<()> {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        set_socket_timeout(self, Timeout::Recv, Some(limit))?;
+        set_socket_timeout(self, Timeout::Send, Some(limit))?;
+        Ok(())
+    }
+
+    /// Goes on under TLS with whoever holds `peer`'s private key.
+    fn encrypt(self, holder: &SigningKey, peer: &PublicKey) -> std::io::Result<Self> {
+        let Self::Tcp(socket) = self else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        let identity = tls::Identity {
+            pkcs8: holder.to_pkcs8(),
+            public: holder.public(),
+        };
+        let session = tls::client(&identity, peer).map_err(std::io::Error::other)?;
+        Ok(Self::Tls(Box::new(StreamOwned::new(session, socket))))
     }
 
     pub fn into_fd(self) -> OwnedFd {
         match self {
             Self::Unix(socket) => socket.into(),
             Self::Tcp(socket) => socket.into(),
+            Self::Tls(session) => session.sock.into(),
         }
     }
 }
@@ -55,6 +67,7 @@ impl AsFd for Socket {
         match self {
             Self::Unix(socket) => socket.as_fd(),
             Self::Tcp(socket) => socket.as_fd(),
+            Self::Tls(session) => session.sock.as_fd(),
         }
     }
 }
@@ -64,6 +77,7 @@ impl Read for Socket {
         match self {
             Self::Unix(socket) => socket.read(bytes),
             Self::Tcp(socket) => socket.read(bytes),
+            Self::Tls(session) => session.read(bytes),
         }
     }
 }
@@ -73,10 +87,14 @@ impl Write for Socket {
         match self {
             Self::Unix(socket) => socket.write(bytes),
             Self::Tcp(socket) => socket.write(bytes),
+            Self::Tls(session) => session.write(bytes),
         }
     }
     fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        match self {
+            Self::Unix(_) | Self::Tcp(_) => Ok(()),
+            Self::Tls(session) => session.flush(),
+        }
     }
 }
 
@@ -106,12 +124,19 @@ pub fn best_transport(node: &NodeAddress) -> Transport {
     if is_local(node) {
         return Transport::Shm;
     }
-    let loopback = node
-        .tcp
-        .as_ref()
+    if is_on_loopback(node) {
+        Transport::Tcp
+    } else {
+        Transport::Tls
+    }
+}
+
+/// Whether what is said to the node leaves this host.
+pub fn is_on_loopback(node: &NodeAddress) -> bool {
+    let address = node.tcp.as_ref();
+    address
         .and_then(|address| address.to_socket_addrs().ok()?.next())
-        .is_some_and(|address| address.ip().is_loopback());
-    if loopback { Transport::Tcp } else { Transport::Tls }
+        .is_some_and(|address| address.ip().is_loopback())
 }
 
 /// Connects by Unix socket when `unix`, else by TCP.
@@ -177,12 +202,12 @@ pub fn open(
     let mut bytes = [0; VERDICT_BYTES];
     let (mut filled, mut file) = (0, None);
     while filled < VERDICT_BYTES {
-        let received = match socket {
+        let received = match &mut *socket {
             Socket::Unix(unix) => descriptors::receive(&*unix, &mut bytes[filled..]).map(|(length, files)| {
                 file = files.into_iter().next().or(file.take());
                 length
             }),
-            Socket::Tcp(tcp) => tcp.read(&mut bytes[filled..]),
+            other => other.read(&mut bytes[filled..]),
         };
         match received {
             Ok(0) => return Err(unreachable(node, "it closed the connection before its verdict")),
@@ -201,28 +226,53 @@ pub fn open(
     Ok((verdict, file))
 }
 
+/// A connection for framed requests, under TLS if it leaves this host.
+pub fn open_control(node: &NodeAddress, unix: bool, token: &Token, holder: &SigningKey) -> Result<Socket, Error> {
+    let mut socket = connect(node, unix)?;
+    let encrypted = !unix && !is_on_loopback(node);
+    let opening = Opening::Control { encrypted };
+    open(node, &mut socket, opening, token, holder, random_channel()?)?;
+    match encrypted {
+        true => socket
+            .encrypt(holder, &node.key)
+            .map_err(|error| unreachable(node, error)),
+        false => Ok(socket),
+    }
+}
+
 /// Framed requests to a node.
 pub struct Control {
     node: NodeAddress,
     socket: Socket,
+    /// The same socket, for whoever must end it from another thread.
+    end: Arc<OwnedFd>,
 }
 
 impl Control {
     pub fn open(node: &NodeAddress, token: &Token, holder: &SigningKey) -> Result<Self, Error> {
-        let mut socket = connect(node, is_local(node))?;
-        open(node, &mut socket, Opening::Control, token, holder, random_channel()?)?;
+        let socket = open_control(node, is_local(node), token, holder)?;
+        let end = socket.as_fd().try_clone_to_owned();
         Ok(Self {
             node: node.clone(),
+            end: Arc::new(end.map_err(|error| unreachable(node, error))?),
             socket,
         })
+    }
+
+    /// What to shut down in order to end it.
+    pub fn end(&self) -> &Arc<OwnedFd> {
+        &self.end
     }
 
     fn write(&mut self, request: &Request) -> Result<(), Error> {
         let json = serde_json::to_vec(request).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         let frame = [&(json.len() as u32).to_le_bytes()[..], &json].concat();
-        self.socket
-            .write_all(&frame)
-            .map_err(|error| unreachable(&self.node, error))
+        self.send(&frame)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let sent = self.socket.write_all(bytes).and_then(|()| self.socket.flush());
+        sent.map_err(|error| unreachable(&self.node, error))
     }
 
     fn read(&mut self) -> Result<Response, Error> {
@@ -263,9 +313,7 @@ impl Control {
             hash,
             length: code.len() as u64,
         })?;
-        self.socket
-            .write_all(code)
-            .map_err(|error| unreachable(&self.node, error))?;
+        self.send(code)?;
         self.read().map(|_| ())
     }
 }

@@ -92,8 +92,8 @@ impl StreamLink {
     }
 
     /// A link over a connected TCP socket under TLS; returns when the handshake is done.
-    pub fn tls(socket: OwnedFd, session: rustls::Connection, geometry: Geometry) -> Result<Self, LinkError> {
-        let mut wire = Wire::tls(socket, session)?;
+    pub fn tls(socket: OwnedFd, session: impl Into<rustls::Connection>, geometry: Geometry) -> Result<Self, LinkError> {
+        let mut wire = Wire::tls(socket, session.into())?;
         wire.handshake(Instant::now() + HANDSHAKE_LIMIT)?;
         Ok(Self::over(wire, geometry))
     }
@@ -735,6 +735,11 @@ impl Link for StreamLink {
 }
 
 impl StreamLink {
+    /// Its socket, for whoever must end the link from another thread.
+    pub fn socket(&self) -> &Arc<OwnedFd> {
+        self.wire.socket()
+    }
+
     pub(crate) fn prepare_sleep(&mut self) -> Option<Arc<OwnedFd>> {
         let idle = !self.gone && self.queue.is_empty() && !self.wire.has_plaintext();
         idle.then(|| self.wire.socket().clone())

@@ -1,5 +1,5 @@
-//! TLS 1.3 between a client and a worker, with raw public keys: each side knows the one key it will accept, from the
-//! lease's token and from the node's signed verdict, so no certificate is involved.
+//! TLS 1.3 between a client and a worker or node, with raw public keys: each side knows the one key it will accept, from the
+//! lease's token, the grant and the node's signed verdict, so no certificate is involved.
 
 use std::sync::Arc;
 
@@ -12,8 +12,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{AlwaysResolvesServerRawPublicKeys, ServerConnection};
 use rustls::sign::CertifiedKey;
 use rustls::{
-    CertificateError, ClientConfig, Connection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
-    SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
 
 /// DER of a SubjectPublicKeyInfo up to the 32 bytes of an Ed25519 key (RFC 8410).
@@ -141,12 +140,12 @@ pub struct Identity {
     pub public: PublicKey,
 }
 
-/// The client's half of a session with the worker that holds `worker`'s private key.
-pub fn client(identity: &Identity, worker: &PublicKey) -> Result<Connection, Error> {
+/// How a client meets whoever holds `peer`'s private key, and nobody else.
+fn client_config(identity: &Identity, peer: &PublicKey) -> Result<Arc<ClientConfig>, Error> {
     let provider = provider();
     let own = certified(&provider, &identity.pkcs8, &identity.public)?;
     let only = OnlyThis {
-        spki: spki(worker),
+        spki: spki(peer),
         provider: provider.clone(),
     };
     let config = ClientConfig::builder_with_provider(provider)
@@ -154,12 +153,11 @@ pub fn client(identity: &Identity, worker: &PublicKey) -> Result<Connection, Err
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(only))
         .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(own)));
-    let name = ServerName::try_from("worker.mayfly.invalid").map_err(|_| Error::General("name".into()))?;
-    Ok(ClientConnection::new(Arc::new(config), name)?.into())
+    Ok(Arc::new(config))
 }
 
-/// The worker's half of a session with the client that holds `holder`'s private key.
-pub fn worker(identity: &Identity, holder: &PublicKey) -> Result<Connection, Error> {
+/// How a worker or a node meets the client that holds `holder`'s private key, and nobody else.
+pub fn server_config(identity: &Identity, holder: &PublicKey) -> Result<Arc<ServerConfig>, Error> {
     let provider = provider();
     let own = certified(&provider, &identity.pkcs8, &identity.public)?;
     let only = OnlyThis {
@@ -170,9 +168,21 @@ pub fn worker(identity: &Identity, holder: &PublicKey) -> Result<Connection, Err
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(only))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(own)));
-    // A session is never resumed: a channel has one handshake.
+    // A session is never resumed: a connection has one handshake.
     config.send_tls13_tickets = 0;
-    Ok(ServerConnection::new(Arc::new(config))?.into())
+    Ok(Arc::new(config))
+}
+
+/// The client's half of a session with the worker or node that holds `peer`'s private key.
+pub fn client(identity: &Identity, peer: &PublicKey) -> Result<ClientConnection, Error> {
+    // A raw key has no name; this one is sent to nobody who could take it for one.
+    let name = ServerName::try_from("worker.mayfly.invalid").map_err(|_| Error::General("name".into()))?;
+    ClientConnection::new(client_config(identity, peer)?, name)
+}
+
+/// The worker's half of a session with the client that holds `holder`'s private key.
+pub fn worker(identity: &Identity, holder: &PublicKey) -> Result<ServerConnection, Error> {
+    ServerConnection::new(server_config(identity, holder)?)
 }
 
 impl Identity {

@@ -270,7 +270,10 @@ pub enum Opening {
         options: u32,
     },
     /// A control connection.
-    Control,
+    Control {
+        /// Whether both sides go on under TLS after the verdict.
+        encrypted: bool,
+    },
 }
 
 impl Opening {
@@ -294,7 +297,10 @@ impl Opening {
                 hello.stride_bytes = geometry.stride_bytes.into();
                 hello.bulk_bytes = geometry.bulk_bytes.into();
             }
-            Self::Control => hello.purpose = purpose::CONTROL,
+            Self::Control { encrypted } => {
+                hello.purpose = purpose::CONTROL;
+                hello.transport = if encrypted { transport::TLS } else { 0 };
+            }
         }
         hello.channel = channel;
         hello.sent_at_ms = now_ms.into();
@@ -345,7 +351,7 @@ pub fn check_hello(
                 return Err(TokenError::Worker { worker, workers });
             }
         }
-        (purpose::CONTROL, 0) => {}
+        (purpose::CONTROL, 0 | transport::TLS) => {}
         _ => return Err(TokenError::Malformed("hello")),
     }
     window.accept(hello.channel, hello.sent_at_ms.get(), now_ms)

@@ -176,7 +176,7 @@ fn an_allowance_opens_no_channel_but_a_control_connection() {
     .sign(&manager());
     let channel = channel_to(0).sign(allowance, ChannelId([6; 16]), NOW, &holder());
     assert_eq!(check(&channel), Err(TokenError::AllowanceOpensNothing));
-    let control = Opening::Control.sign(allowance, ChannelId([6; 16]), NOW, &holder());
+    let control = Opening::Control { encrypted: false }.sign(allowance, ChannelId([6; 16]), NOW, &holder());
     assert_eq!(check(&control), Ok(()));
 }
 

@@ -56,7 +56,7 @@ fn lease_of(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Result<
                 "shared memory is to be had on the node's Unix socket only; ask for tcp or tls",
             ));
         }
-        (transport::TCP, Connection::Tcp(_, peer)) if !peer.ip().is_loopback() && !node.options.trust_fabric => {
+        (transport::TCP, _) if connection.is_exposed() && !node.options.trust_fabric => {
             return Err(Failure::new(
                 Code::TransportRefused,
                 "this site allows no payloads in clear off the loopback; ask for tls",
@@ -129,5 +129,6 @@ fn copy(connection: &Connection) -> std::io::Result<std::os::fd::OwnedFd> {
     match connection {
         Connection::Unix(stream) => stream.as_fd().try_clone_to_owned(),
         Connection::Tcp(stream, _) => stream.as_fd().try_clone_to_owned(),
+        Connection::Tls(_) => Err(std::io::ErrorKind::Unsupported.into()),
     }
 }

@@ -9,7 +9,7 @@ use mayfly_lease::State;
 use mayfly_lease::token;
 use mayfly_protocol::api::LeaseRequest;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{Hello, Token, kind};
+use mayfly_protocol::hello::{Hello, Token, kind, transport};
 use mayfly_protocol::ids::{CodeHash, Incarnation, LeaseId, PublicKey};
 use mayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
@@ -26,10 +26,23 @@ const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
 
 /// Serves a control connection to its end.
 pub async fn serve(node: &Arc<Node>, hello: &Hello, mut connection: Connection) {
+    let encrypted = hello.transport == transport::TLS;
+    if connection.is_exposed() && !encrypted && !node.options.trust_fabric {
+        let text = "this site allows no requests in clear off the loopback; use a client that asks for TLS";
+        let refusal = token::refuse(&Failure::new(Code::TransportRefused, text));
+        let _ = connection.answer(&refusal).await;
+        return;
+    }
     let nothing = PublicKey([0; 32]);
     let verdict = token::accept(&hello.channel, Incarnation(0), 0, 0, nothing, &node.key);
     if connection.answer(&verdict).await.is_err() {
         return;
+    }
+    if encrypted {
+        connection = match connection.encrypt(node, &hello.token.holder).await {
+            Ok(connection) => connection,
+            Err(error) => return tracing::debug!(%error, "a control connection could not be encrypted"),
+        };
     }
     loop {
         let (response, go_on) = match next_frame(&mut connection).await {
@@ -111,6 +124,7 @@ async fn serve_one(node: &Arc<Node>, token: &Token, connection: &mut Connection,
             let shown = if present { show_code(node, token, hash) } else { Ok(()) };
             shown.map(|()| Response::Code { present })
         }
+        Request::Ping => Ok(Response::Done),
         Request::Lease(request) => lease(node, token, *request).await,
         of_lease => with_lease(node, token, of_lease).await,
     };
@@ -203,8 +217,12 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             Ok(Response::Done)
         }
         Request::Cancel { channel, sequence } => node.lease(token)?.cancel(channel, sequence).map(|()| Response::Done),
+        Request::Close { channel } => {
+            node.lease(token)?.client_gone(channel);
+            Ok(Response::Done)
+        }
         Request::Fate { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::Fate),
-        Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } => {
+        Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } | Request::Ping => {
             Err(Failure::new(Code::Internal, "a request went astray"))
         }
     }

@@ -6,13 +6,16 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use mayfly_fabric::descriptors;
+use mayfly_fabric::{descriptors, tls};
 use mayfly_lease::token;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
+use mayfly_protocol::ids::PublicKey;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::Node;
@@ -22,10 +25,15 @@ use crate::{NodeError, Options, channel, clock, control};
 const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 /// A verdict that the peer does not take in this time is not taken at all.
 const VERDICT_DEADLINE: Duration = Duration::from_secs(1);
+/// A TLS handshake that takes longer is given up.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Connections whose hello is not verified yet. Each costs a task and a hello's bytes.
 const MOST_UNVERIFIED: usize = 1024;
 /// Control connections that are open at once.
 const MOST_CONTROL: usize = 4096;
+
+/// The kernel asks a silent peer whether it is there after this long, and as often again, three times.
+const KEEPALIVE: Duration = Duration::from_secs(3);
 
 /// What the kernel's `sockaddr_un` has room for, less the zero that ends it.
 const MOST_PATH_BYTES: usize = 107;
@@ -35,6 +43,7 @@ const MOST_PATH_BYTES: usize = 107;
 pub enum Connection {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Connection {
@@ -43,6 +52,7 @@ impl Connection {
         match self {
             Self::Unix(stream) => stream.read_exact(bytes).await.map(drop),
             Self::Tcp(stream, _) => stream.read_exact(bytes).await.map(drop),
+            Self::Tls(stream) => stream.read_exact(bytes).await.map(drop),
         }
     }
 
@@ -51,14 +61,19 @@ impl Connection {
         match self {
             Self::Unix(stream) => stream.read(bytes).await,
             Self::Tcp(stream, _) => stream.read(bytes).await,
+            Self::Tls(stream) => stream.read(bytes).await,
         }
     }
 
-    /// Writes all of it.
+    /// Writes all of it, and holds nothing back.
     pub async fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match self {
             Self::Unix(stream) => stream.write_all(bytes).await,
             Self::Tcp(stream, _) => stream.write_all(bytes).await,
+            Self::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
         }
     }
 
@@ -67,6 +82,28 @@ impl Connection {
         tokio::time::timeout(VERDICT_DEADLINE, self.write_all(verdict.as_bytes()))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Goes on under TLS with whoever holds `holder`'s private key.
+    pub async fn encrypt(self, node: &Node, holder: &PublicKey) -> std::io::Result<Self> {
+        let Self::Tcp(stream, _) = self else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        let identity = tls::Identity {
+            pkcs8: node.key.to_pkcs8(),
+            public: node.key.public(),
+        };
+        let config = tls::server_config(&identity, holder).map_err(std::io::Error::other)?;
+        let handshake = TlsAcceptor::from(config).accept(stream);
+        let stream = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake)
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+        Ok(Self::Tls(Box::new(stream)))
+    }
+
+    /// Whether what is said on it may be read or changed on its way.
+    pub fn is_exposed(&self) -> bool {
+        matches!(self, Self::Tcp(_, peer) if !peer.ip().is_loopback())
     }
 
     /// Sends a verdict with a descriptor beside it; on the Unix socket only. It is the first thing ever written there,
@@ -159,7 +196,7 @@ impl Sockets {
                 loop {
                     match tcp.accept().await {
                         Ok((stream, peer)) => {
-                            let _ = stream.set_nodelay(true);
+                            settle(&stream);
                             gate.admit(&mine, Connection::Tcp(stream, peer));
                         }
                         Err(error) => rest(error).await,
@@ -168,6 +205,17 @@ impl Sockets {
             });
         }
     }
+}
+
+/// Sends at once what there is to send, and notices within seconds when the peer's host is gone.
+fn settle(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let _ = stream.set_nodelay(true);
+    // A kernel that knows none of these still serves.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
 /// Accepting fails when descriptors run out; trying again at once would only burn a core.

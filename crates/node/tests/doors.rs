@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use common::*;
+use mayfly_fabric::tls;
 use mayfly_lease::SigningKey;
 use mayfly_lease::token::{Claims, Opening, sign_hello, sign_token};
 use mayfly_protocol::api::Sandbox;
@@ -13,6 +14,7 @@ use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{HELLO_BYTES, VERDICT_BYTES, transport};
 use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, TenantId};
 use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
+use zerocopy::IntoBytes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_are() {
@@ -274,7 +276,44 @@ async fn a_client_of_the_same_user_finds_its_allowance_in_the_state_directory() 
     let holder = SigningKey::from_seed(seed);
     let allowance = hex::decode(file["token"].as_str().unwrap()).unwrap();
     let allowance = zerocopy::FromBytes::read_from_bytes(&allowance).unwrap();
-    let hello = Opening::Control.sign(allowance, ChannelId(random()), now_ms(), &holder);
+    let hello = Opening::Control { encrypted: false }.sign(allowance, ChannelId(random()), now_ms(), &holder);
     site.knock(hello).await.unwrap();
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_travel_encrypted_between_the_node_and_the_holder_and_nobody_else() {
+    let site = Site::start().await;
+    let (address, node_key) = (site.tcp(), site.handle.address().key);
+    let allowance = site.handle.allowance(site.holder.public());
+    let hello = || Opening::Control { encrypted: true }.sign(allowance, ChannelId(random()), now_ms(), &site.holder);
+    let ping = move |hello: mayfly_protocol::hello::Hello, key: SigningKey, node: mayfly_protocol::ids::PublicKey| {
+        blocking(move || {
+            let mut stream = std::net::TcpStream::connect(address)?;
+            stream.set_read_timeout(Some(LIMIT))?;
+            stream.write_all(hello.as_bytes())?;
+            let mut verdict = [0; VERDICT_BYTES];
+            stream.read_exact(&mut verdict)?;
+            let identity = tls::Identity::from_pkcs8(key.to_pkcs8()).unwrap();
+            let session = tls::client(&identity, &node).map_err(std::io::Error::other)?;
+            let mut stream = rustls::StreamOwned::new(session, stream);
+            let question = serde_json::to_vec(&Request::Ping)?;
+            stream.write_all(&[&(question.len() as u32).to_le_bytes()[..], &question].concat())?;
+            stream.flush()?;
+            let mut length = [0; 4];
+            stream.read_exact(&mut length)?;
+            let mut answer = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut answer)?;
+            Ok::<Response, std::io::Error>(serde_json::from_slice(&answer)?)
+        })
+    };
+    let answer = ping(hello(), site.holder.clone(), node_key).await.unwrap();
+    assert_eq!(answer, Response::Done);
+    // Whoever forwards the holder's hello cannot go on in its place; nor does the client take anybody else for the node.
+    let stranger = SigningKey::from_seed([66; 32]);
+    ping(hello(), stranger.clone(), node_key).await.unwrap_err();
+    ping(hello(), site.holder.clone(), stranger.public()).await.unwrap_err();
+    // The node goes on.
+    ping(hello(), site.holder.clone(), node_key).await.unwrap();
     site.handle.shutdown().await;
 }

@@ -99,7 +99,8 @@ pub struct Hello {
     pub version: U16,
     /// One of [`purpose`].
     pub purpose: u8,
-    /// One of [`transport`]; 0 for control.
+    /// One of [`transport`]. For control 0, or [`transport::TLS`] when both sides go on under TLS after the verdict, the node
+    /// with its own key, the client with the token's holder key.
     pub transport: u8,
     /// Wanted worker.
     pub worker: U16,

@@ -51,6 +51,13 @@ pub enum Request {
         /// The broken channel.
         channel: ChannelId,
     },
+    /// The client has given a channel up that the node may still take for open, since the network between them was cut.
+    Close {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// Nothing; whoever gets the answer knows that the node is there.
+    Ping,
 }
 
 /// The node's answer.
@@ -61,7 +68,7 @@ pub enum Response {
     Granted(Box<Grant>),
     /// To `Renew`: a fresh grant with a later expiry.
     Renewed(Box<Grant>),
-    /// To `Release`, `PutCode`, `Cancel`.
+    /// To `Release`, `PutCode`, `Cancel`, `Close`, `Ping`.
     Done,
     /// To `HasCode`.
     Code {

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mayfly_fabric::LinkError;
 use mayfly_protocol::error::Code;
@@ -18,6 +19,10 @@ use crate::channel::{Channel, ChannelOptions, verdict_on};
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::opening::Opening;
+
+/// A worker that was cut off with its node may still be in the middle of a call; its node ends that after 10 s.
+const OLD_CALL_LIMIT: Duration = Duration::from_secs(12);
+const OLD_CALL_LOOK: Duration = Duration::from_millis(50);
 
 /// What a broken channel leaves to be decided.
 pub struct Broken {
@@ -60,11 +65,24 @@ impl Repair {
             opening,
         } = self;
         let fate = channel.fate();
+        let (id, lost) = (channel.id(), channel.check_lost());
         drop(channel);
         tell(&fate);
-        match fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
-            Some(error) => Err(error),
-            None => Channel::open(&lease, WorkerIndex(index as u16), &options, &opening).map_err(CallError::from),
+        if lost.is_err() {
+            // Should the node be back by now: it has not heard that the old channel ended.
+            lease.inner.close(id).map_err(CallError::from)?;
+        }
+        if let Some(error) = fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
+            return Err(error);
+        }
+        let until = Instant::now() + if lost.is_err() { OLD_CALL_LIMIT } else { Duration::ZERO };
+        loop {
+            match Channel::open(&lease, WorkerIndex(index as u16), &options, &opening) {
+                Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => {
+                    std::thread::sleep(OLD_CALL_LOOK);
+                }
+                opened => return opened.map_err(CallError::from),
+            }
         }
     }
 }

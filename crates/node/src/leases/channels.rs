@@ -271,11 +271,15 @@ impl Run {
     }
 }
 
-/// Notes that a channel's client is gone, and tells the worker if the socket itself does not.
+/// Notes that a channel's client is gone, and tells the worker.
 fn leave(channel: &mut Channel) {
     channel.gone = Some(Instant::now());
-    if let Some(memory) = &channel.memory {
-        memory.close(End::ClientGone);
+    match &channel.memory {
+        Some(memory) => memory.close(End::ClientGone),
+        // The socket itself says nothing when its client left over a network that was cut.
+        None => {
+            let _ = rustix::net::shutdown(&channel.socket, rustix::net::Shutdown::Both);
+        }
     }
 }
 

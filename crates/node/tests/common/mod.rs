@@ -174,7 +174,7 @@ impl Site {
     pub async fn control(&self, token: Token) -> Result<Control, Failure> {
         let (socket, holder, key) = (self.socket(), self.holder.clone(), self.handle.address().key);
         blocking(move || {
-            let hello = Opening::Control.sign(token, ChannelId(random()), now_ms(), &holder);
+            let hello = Opening::Control { encrypted: false }.sign(token, ChannelId(random()), now_ms(), &holder);
             let mut stream = connect(&socket);
             stream.write_all(hello.as_bytes()).unwrap();
             let (verdict, _) = read_verdict(&stream);

@@ -1,0 +1,70 @@
+"""Hosts on one machine: network namespaces of their own, joined by a cable that can be pulled."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from types import TracebackType
+
+from harness.programs import run
+
+_numbers = itertools.count(1)
+
+
+def unavailable() -> str | None:
+    """Why no hosts can be made here, if so."""
+    if os.geteuid() != 0:
+        return "making network namespaces needs root"
+    if shutil.which("ip") is None:
+        return "ip not found; install iproute2"
+    return None
+
+
+class Host:
+    """One end of a cable: a name, an address, and how to run something there."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        # What to put before a command.
+        self.prefix = ("nsenter", f"--net=/run/netns/{name}")
+
+
+class Cable:
+    """Two hosts that reach nobody but each other."""
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        # Test processes run side by side, and their namespaces have one list of names.
+        key = f"mf-{os.getpid()}-{number}"
+        self.hosts = (Host(f"{key}a", "10.77.0.1"), Host(f"{key}b", "10.77.0.2"))
+        self._interfaces = ("mf-a", "mf-b")
+
+    def __enter__(self) -> Cable:
+        first, second = self.hosts
+        for host in self.hosts:
+            run("ip", "netns", "add", host.name)
+            run("ip", "-n", host.name, "link", "set", "lo", "up")
+        run(
+            *("ip", "link", "add", self._interfaces[0], "netns", first.name, "type", "veth"),
+            *("peer", "name", self._interfaces[1], "netns", second.name),
+        )
+        for host, interface in zip(self.hosts, self._interfaces, strict=True):
+            run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", interface)
+            run("ip", "-n", host.name, "link", "set", interface, "up")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for host in self.hosts:
+            run("ip", "netns", "delete", host.name, check=False)
+
+    def pull(self) -> None:
+        """Nothing gets through any more, and nobody is told."""
+        run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "down")
+
+    def plug(self) -> None:
+        """What comes from now on gets through again."""
+        run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "up")

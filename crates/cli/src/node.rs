@@ -72,7 +72,7 @@ pub struct Arguments {
 enum What {
     /// Take a node back for its owner
     Reclaim(Reclaim),
-    /// Give a node that was taken back to leases again
+    /// Give a node that was taken back, or is suspended, to leases again
     Resume(Resume),
 }
 
@@ -92,7 +92,7 @@ struct Reclaim {
     grace: Duration,
 }
 
-/// Give a node that was taken back to leases again.
+/// Give a node that was taken back, or is suspended, to leases again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mayfly node resume 5f0c...

@@ -59,7 +59,13 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     text += &if nodes.is_empty() {
         "No nodes. Add one: `mayfly manager join-token`, then `mayfly node --join` on the machine.".into()
     } else {
-        node_table(&nodes).text(bold)
+        let mut table = node_table(&nodes).text(bold);
+        for node in &nodes {
+            if let Some(why) = &node.why {
+                table += &format!("\n{} kept failing: {why}", node.address.name);
+            }
+        }
+        table
     };
     text += "\n\n";
     text += &if leases.is_empty() {
@@ -92,6 +98,7 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
         // Of one that is not heard from any more, since when.
         let state = match node.state.as_str() {
             "lost" | "left" => format!("{} for {}", node.state, output::span(node.heartbeat_age_ms)),
+            "suspended" => format!("suspended, {} more", output::span(node.suspended_ms)),
             state => state.to_owned(),
         };
         table.row([

@@ -8,10 +8,12 @@
 //! - [`state`]: the life of one lease by its node's monotonic clock;
 //! - [`ledger`]: what one node has and who holds it;
 //! - [`placement`]: which node should get a lease;
+//! - [`health`]: which nodes keep failing, and get none for a while;
 //! - [`billing`]: what a lease used, and what it costs;
 //! - [`quota`]: what a tenant may hold and spend.
 
 pub mod billing;
+pub mod health;
 pub mod key;
 pub mod ledger;
 pub mod placement;

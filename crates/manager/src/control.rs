@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::store::{As, Bearer, Change, LeaseRecord, Store};
-use crate::world::{Answer, Waiting, World, millis};
+use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 
 /// A node answers an offer from memory; one that takes longer is stuck, and the next node is asked.
@@ -168,9 +168,18 @@ impl Control {
     /// A lease ended: books, journal, watchers. False when it had ended before.
     pub fn on_lease_ended(&self, lease: LeaseId, state: State) -> bool {
         let at_ms = now_ms();
-        let Some(node) = self.world().end(lease, state, at_ms).map(|record| record.node) else {
+        let mut world = self.world();
+        let was_active = world
+            .leases
+            .get(&lease)
+            .is_some_and(|record| record.state == State::Active);
+        let Some(node) = world.end(lease, state, at_ms).map(|record| record.node) else {
             return false;
         };
+        if let (true, State::Released | State::Expired, Some(node)) = (was_active, state, world.nodes.get_mut(&node)) {
+            node.health.succeeded();
+        }
+        drop(world);
         self.journal.note(Change::Ended { lease, state, at_ms });
         self.tell(Event::Lease {
             lease,
@@ -202,14 +211,40 @@ impl Control {
         for node in lost {
             tracing::warn!(%node, "lost: {MISSED} heartbeats are missing");
             self.tell(Event::NodeLost { node });
+            self.on_failed(node, "its heartbeats were missing");
         }
+    }
+
+    /// A node failed; one that keeps failing gets no leases for a while.
+    pub fn on_failed(&self, id: NodeId, why: &str) {
+        let now_ms = clock_ms(Instant::now());
+        let mut world = self.world();
+        let node = world.nodes.get_mut(&id);
+        let Some(suspension) = node.and_then(|node| node.health.failed(now_ms, why).cloned()) else {
+            return;
+        };
+        drop(world);
+        let for_ms = suspension.until_ms.saturating_sub(now_ms);
+        tracing::warn!(node = %id, for_ms, why, "suspended: it keeps failing");
+        self.tell(Event::NodeSuspended {
+            node: id,
+            for_ms,
+            why: suspension.why,
+        });
     }
 
     /// What the passing of time demands of the books: looks at every lease there is, and so not as often.
     pub fn sweep(&self, now: Instant, wall_ms: u64) {
         let mut ended = Vec::new();
+        let mut back = Vec::new();
         {
             let mut world = self.world();
+            let clock_ms = clock_ms(now);
+            for (id, node) in &mut world.nodes {
+                if node.health.tick(clock_ms) && node.session.is_some() {
+                    back.push(*id);
+                }
+            }
             for record in world.leases.values().filter(|record| record.state.is_live()) {
                 let node = world.nodes.get(&record.node);
                 let up = node.is_some_and(|node| node.session.is_some());
@@ -225,6 +260,10 @@ impl Control {
         }
         for (lease, state) in ended {
             self.on_lease_ended(lease, state);
+        }
+        for node in back {
+            tracing::info!(%node, "gets leases again");
+            self.tell(Event::NodeUp { node });
         }
     }
 
@@ -245,6 +284,7 @@ impl Control {
         } else {
             tracing::warn!(node = %id, "lost: its connection broke");
             self.tell(Event::NodeLost { node: id });
+            self.on_failed(id, "its connection broke");
         }
     }
 }

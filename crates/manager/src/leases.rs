@@ -10,7 +10,7 @@ use mayfly_lease::state::DEFAULT_GRACE_MS;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{State, ledger};
 use mayfly_protocol::api::{
-    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Sandbox, Usage,
+    Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
@@ -104,10 +104,11 @@ impl Control {
         let mut candidates = match (choose(&request, &views, spin), choose(&request, &empty, spin)) {
             (Ok(free), Ok(perhaps)) => [free, perhaps].concat(),
             (Err(PlacementError::NoCapacity { .. }), Ok(perhaps)) => perhaps,
-            (Err(PlacementError::NoNodes), _) if self.world().nodes.values().any(|node| node.reclaimed) => {
+            (Err(PlacementError::NoNodes), _) if self.world().nodes.values().any(|node| node.session.is_some()) => {
                 return Err(Failure::new(
                     Code::NoCapacity,
-                    "every node of this manager was taken back by its owner; wait until one is given again, or start another",
+                    "every node of this manager was taken back by its owner, or is suspended since it kept failing; wait until \
+                     one is there again, or start another (`mayfly status` tells why)",
                 ));
             }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
@@ -211,6 +212,9 @@ impl Control {
             self.world().asked_for(lease);
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
+            }
+            if is_nodes_own(&failure, &request.runtime) {
+                self.on_failed(node, &failure.message);
             }
             // Also when the write failed: one that was only slow may yet succeed.
             self.journal.note(Change::Refused { lease });
@@ -386,6 +390,16 @@ fn new_id(now_ms: u64) -> LeaseId {
     let mut id: [u8; 16] = random();
     id[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
     LeaseId(id)
+}
+
+/// Whether a node that answers an offer so has failed by no fault of the tenant's: nobody shall be able to have nodes suspended
+/// with an interpreter that does not start, or with functions that kill their executor.
+fn is_nodes_own(failure: &Failure, runtime: &Runtime) -> bool {
+    match failure.code {
+        Code::TimedOut | Code::Internal | Code::StoreFailed => true,
+        Code::ExecutorFailed => *runtime == Runtime::Native,
+        _ => false,
+    }
 }
 
 /// Whether no other node would answer better.

@@ -75,9 +75,15 @@ impl Control {
         }
     }
 
-    /// Gives a node that was taken back to leases again.
+    /// Gives a node that was taken back, or is suspended, to leases again.
     pub async fn resume(&self, id: NodeId) -> Result<NodeStatus, Failure> {
-        let was_reclaimed = self.world().nodes.get(&id).ok_or_else(|| no_such_node(id))?.reclaimed;
+        let (was_reclaimed, was_suspended) = {
+            let mut world = self.world();
+            let node = world.nodes.get_mut(&id).ok_or_else(|| no_such_node(id))?;
+            let was_suspended = node.health.suspension().is_some();
+            node.health.forgive();
+            (node.reclaimed, was_suspended)
+        };
         if was_reclaimed {
             self.store.reclaim(id, false).wait().await?;
             let told = self
@@ -92,6 +98,8 @@ impl Control {
                 node.reclaimed = false;
                 node.free = node.capacity;
             }
+        }
+        if was_reclaimed || was_suspended {
             self.tell(Event::NodeUp { node: id });
         }
         let world = self.world();

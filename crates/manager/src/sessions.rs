@@ -192,8 +192,14 @@ impl Control {
                 };
                 let _ = outgoing.try_send(again);
             }
-            let (doubtful, booked) = known
-                .map(|node| (std::mem::take(&mut node.doubtful), node.booked))
+            let (doubtful, booked, health) = known
+                .map(|node| {
+                    (
+                        std::mem::take(&mut node.doubtful),
+                        node.booked,
+                        std::mem::take(&mut node.health),
+                    )
+                })
                 .unwrap_or_default();
             for (lease, remaining_ms) in &held {
                 match world.leases.get_mut(lease) {
@@ -230,6 +236,7 @@ impl Control {
                     session: Some(session),
                     left: false,
                     reclaimed,
+                    health,
                     reclaims: HashMap::new(),
                     heard: Instant::now(),
                     booked,

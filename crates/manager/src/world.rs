@@ -1,8 +1,10 @@
 //! What the manager knows now: nodes, leases and bearers, in memory and behind one lock that is never held over a wait.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use mayfly_lease::health::Health;
 use mayfly_lease::placement::View;
 use mayfly_lease::quota::{self, Held};
 use mayfly_lease::{State, billing};
@@ -62,6 +64,8 @@ pub struct Node {
     pub left: bool,
     /// Whether its owner took it back; then it gets no lease until it is given again.
     pub reclaimed: bool,
+    /// How it does.
+    pub health: Health,
     /// Who waits until it is empty.
     pub reclaims: HashMap<u64, oneshot::Sender<Empty>>,
     /// When it was last heard, or when this manager started.
@@ -168,6 +172,7 @@ impl World {
             doubtful: HashSet::new(),
             left: false,
             reclaimed: record.reclaimed,
+            health: Health::default(),
             reclaims: HashMap::new(),
         };
         let mut tenants: HashMap<TenantId, Account> = HashMap::new();
@@ -220,7 +225,7 @@ impl World {
         let node = self.nodes.get(&id)?;
         Some(View {
             node: id,
-            up: node.session.is_some() && !node.reclaimed,
+            up: node.session.is_some() && !node.reclaimed && node.health.suspension().is_none(),
             capacity: node.capacity,
             free: node.free,
         })
@@ -366,13 +371,18 @@ impl World {
             .values()
             .filter(|record| record.node == *id && record.state.is_live())
             .count();
+        let suspension = node.health.suspension();
+        let ends_ms = suspension.map_or(0, |suspension| suspension.until_ms);
         NodeStatus {
+            suspended_ms: ends_ms.saturating_sub(clock_ms(now)),
+            why: suspension.map(|suspension| suspension.why.clone()),
             address: node.address.clone(),
             capacity: node.capacity,
             free: node.free,
             state: match (&node.session, node.left) {
                 (Some(_), _) if node.reclaimed && held > 0 => "leaving",
                 (Some(_), _) if node.reclaimed => "reclaimed",
+                (Some(_), _) if suspension.is_some() => "suspended",
                 (Some(_), _) => "up",
                 (None, true) => "left",
                 (None, false) => "lost",
@@ -399,6 +409,12 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
         expires_at_ms: record.expires_at_ms,
         usage: record.usage,
     }
+}
+
+/// A clock that only goes forward, in milliseconds, from some time on before this manager.
+pub fn clock_ms(now: Instant) -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    millis(now.saturating_duration_since(*START))
 }
 
 /// Whole milliseconds of a duration.

@@ -230,8 +230,15 @@ pub struct NodeStatus {
     pub capacity: Capacity,
     /// What is not leased.
     pub free: Capacity,
-    /// `up`; `leaving` while it is taken back and `reclaimed` when it is empty; `left` when it was stopped in order, else `lost`.
+    /// `up`; `suspended` when it kept failing and gets no leases for a while; `leaving` while it is taken back and `reclaimed`
+    /// when it is empty; `left` when it was stopped in order, else `lost`.
     pub state: String,
+    /// For a suspended one, for how many milliseconds more.
+    #[serde(default)]
+    pub suspended_ms: u64,
+    /// For a suspended one, what failed last.
+    #[serde(default)]
+    pub why: Option<String>,
     /// Milliseconds since its last heartbeat.
     pub heartbeat_age_ms: u64,
     /// Leases it holds.
@@ -478,6 +485,15 @@ pub enum Event {
     NodeReclaimed {
         /// Which.
         node: NodeId,
+    },
+    /// A node kept failing, and gets no leases for a while.
+    NodeSuspended {
+        /// Which.
+        node: NodeId,
+        /// For how many milliseconds.
+        for_ms: u64,
+        /// What failed last.
+        why: String,
     },
     /// A lease changed its state.
     Lease {

@@ -68,6 +68,8 @@ pub enum Manner {
     Honest,
     Full,
     Silent,
+    /// Its executors do not start.
+    Broken,
 }
 
 pub struct FakeNode {
@@ -201,6 +203,10 @@ fn answer(
         (_, Manner::Silent) => return None,
         (ManagerMessage::Offer { request, .. }, Manner::Full) => {
             (*request, Some(Failure::new(Code::NoCapacity, "the fake is full")), None)
+        }
+        (ManagerMessage::Offer { request, .. }, Manner::Broken) => {
+            let failure = Failure::new(Code::ExecutorFailed, "the fake has no executor");
+            (*request, Some(failure), None)
         }
         (
             ManagerMessage::Offer {

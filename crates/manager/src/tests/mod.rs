@@ -200,6 +200,73 @@ async fn the_next_node_is_asked_when_one_refuses() {
 }
 
 #[tokio::test]
+async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it_is_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut events = manager.events();
+    let mut broken = FakeNode::join(&manager, 1, Manner::Broken).await;
+    let mut client = Client::new(&manager).await;
+    for _ in 0..3 {
+        assert_eq!(
+            client.lease(&request(Mode::Warm)).await,
+            Err(Code::ExecutorFailed),
+            "there is no other node"
+        );
+    }
+    let status = manager.nodes().remove(0);
+    assert_eq!(
+        (status.state.as_str(), status.why.as_deref()),
+        ("suspended", Some("the fake has no executor"))
+    );
+    assert!(
+        status.suspended_ms > 8_000 && status.suspended_ms <= 10_000,
+        "{status:?}"
+    );
+    let told = tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap() {
+                return node;
+            }
+        }
+    });
+    assert_eq!(told.await.unwrap(), broken.id);
+    // It is not asked any more, and whoever asks for a lease hears why there is none.
+    while broken.heard.try_recv().is_ok() {}
+    assert_eq!(client.lease(&request(Mode::Warm)).await, Err(Code::NoCapacity));
+    assert!(broken.heard.try_recv().is_err());
+    // Nor does a new connection make it well.
+    drop(broken);
+    event(&mut events, Event::NodeLost { node: NodeId([1; 16]) }).await;
+    let honest = FakeNode::join(&manager, 1, Manner::Honest).await;
+    assert_eq!(client.lease(&request(Mode::Warm)).await, Err(Code::NoCapacity));
+    let resume = format!("/v1/nodes/{}", honest.id);
+    assert_eq!(client.send("PUT", &resume, "").await.0, 200);
+    client.lease(&request(Mode::Warm)).await.unwrap();
+    assert_eq!(manager.nodes()[0].state, "up");
+}
+
+#[tokio::test]
+async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _node = FakeNode::join(&manager, 1, Manner::Broken).await;
+    let mut client = Client::new(&manager).await;
+    let request = LeaseRequest {
+        runtime: Runtime::Python {
+            version: "3.11.7".into(),
+            cloudpickle: "3.1.0".into(),
+            executable: Some("/bin/false".into()),
+            path: Vec::new(),
+        },
+        ..request(Mode::Warm)
+    };
+    for _ in 0..10 {
+        assert_eq!(client.lease(&request).await, Err(Code::ExecutorFailed));
+    }
+    assert_eq!(manager.nodes()[0].state, "up");
+}
+
+#[tokio::test]
 async fn requests_that_cannot_be_granted_say_why() {
     let directory = tempfile::tempdir().unwrap();
     let manager = start(directory.path()).await;

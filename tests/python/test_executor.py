@@ -37,6 +37,19 @@ def boom(text):
     raise BoomError(text)
 
 
+def test_calls_that_find_no_core_go_to_another_worker_and_run_soon_whoever_holds_the_cores(client):
+    # More workers than cores, and functions that hold their cores without computing.
+    many = 3 * len(os.sched_getaffinity(0))
+    with client.lease(workers=many, mode="warm") as lease:
+        list(lease.map(abs, range(many)))
+        begin = time.monotonic()
+        futures = [lease.submit(time.sleep, 0.5) for _ in range(many)]
+        for future in futures:
+            future.result(timeout=20)
+        assert time.monotonic() - begin < 1.5, "they ran side by side"
+        assert lease.incarnations() == [1] * many
+
+
 def test_a_lease_is_an_executor(lease):
     assert isinstance(lease, cf.Executor)
     future = lease.submit(square, 12)

@@ -381,3 +381,34 @@ def test_a_site_isolates_everybodys_code_unless_its_owner_says_otherwise(site, t
             client.lease(readable=[tmp_path])
         with pytest.raises(mayfly.Error, match="network"):
             client.lease(network=True)
+
+
+def test_a_worker_that_keeps_the_shared_cores_from_others_is_ended_and_their_calls_run_all_the_same(client, lease):
+    def hoard():
+        import fcntl
+        import struct
+
+        # Every place there may be: the file is the only one here that can be locked for writing from byte 64 on.
+        taken = 0
+        for descriptor in range(3, 64):
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 64, 4032, 0)
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_SETLK, lock)
+                taken += 1
+            except OSError:
+                pass
+        return taken
+
+    with client.lease(workers=1, mode="warm", sandbox="isolated") as hostile:
+        assert hostile.call(hoard) > 0
+        begin = time.monotonic()
+        for x in range(20):
+            assert lease.call(pow, x, 2) == x * x
+        assert time.monotonic() - begin < 5
+        # The node looks once a second, and the worker is replaced.
+        deadline = time.monotonic() + 10
+        while hostile.incarnations() == [1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            # It is honest from now on as far as its calls go, and keeps what it took.
+            assert hostile.options(idempotent=True).call(abs, -1) == 1

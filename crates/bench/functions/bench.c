@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 uint32_t echo(void *in, uint32_t size, void *out) {
     memcpy(out, in, size);
@@ -13,5 +14,30 @@ int32_t echo_checked(void *context, const void *in, size_t in_len, void *out, si
     if (in_len > capacity) return 1;
     memcpy(out, in, in_len);
     *out_len = in_len;
+    return 0;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Computes for as many milliseconds as its input says. */
+uint32_t compute(void *in, uint32_t size, void *out) {
+    uint32_t ms;
+    if (size != sizeof ms) return 0;
+    memcpy(&ms, in, sizeof ms);
+    for (double until = seconds() + ms * 1e-3; seconds() < until;) {}
+    return 0;
+}
+
+/* Waits for as many milliseconds as its input says. */
+uint32_t doze(void *in, uint32_t size, void *out) {
+    uint32_t ms;
+    if (size != sizeof ms) return 0;
+    memcpy(&ms, in, sizeof ms);
+    struct timespec time = {ms / 1000, (long)(ms % 1000) * 1000000};
+    nanosleep(&time, NULL);
     return 0;
 }

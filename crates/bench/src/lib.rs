@@ -16,6 +16,7 @@ pub mod machine;
 pub mod picture;
 pub mod proc;
 pub mod reclaim;
+pub mod reject;
 pub mod report;
 pub mod stats;
 pub mod subject;

@@ -13,7 +13,7 @@ use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim};
+use mayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim, reject};
 use mayfly_client::{Client, Runtime, Sandbox, Transport};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
@@ -30,6 +30,7 @@ use crate::values;
   mayfly bench invoke --depth 16                       many invocations in flight
   mayfly bench cold --language c --sandbox process     from lease to first result
   mayfly bench reclaim                                 a node given back to its owner, and given again
+  mayfly bench reject                                  a warm call that finds no core
   mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   mayfly bench table --out build/bench                 everything, with a picture
 
@@ -47,6 +48,8 @@ enum What {
     Cold(ColdArguments),
     /// From taking a node back to its being empty, and from giving it again to the first call on it
     Reclaim(ReclaimArguments),
+    /// How soon a caller hears that a warm worker found no core
+    Reject(RejectArguments),
     /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
     Control(ControlArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
@@ -162,6 +165,19 @@ struct ReclaimArguments {
 }
 
 #[derive(Debug, Args)]
+struct RejectArguments {
+    /// Calls of each kind
+    #[arg(long, default_value_t = 2_000)]
+    calls: usize,
+    /// How isolated the workers are
+    #[arg(long, value_enum, default_value = "process")]
+    sandbox: Level,
+    /// Report although the machine was busy
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
 struct ControlArguments {
     /// Simulated nodes, each with a connection of its own to a real manager
     #[arg(long, default_value_t = 10_000)]
@@ -249,6 +265,18 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             };
             print(
                 &reclaim::run(&client, &mine, options).map_err(|error| failure(&error))?,
+                json,
+            )
+        }
+        What::Reject(options) => {
+            let (client, mine) = own_manager(1)?;
+            let options = reject::Options {
+                calls: options.calls,
+                sandbox: options.sandbox.into(),
+                force: options.force,
+            };
+            print(
+                &reject::run(&client, &mine, options).map_err(|error| failure(&error))?,
                 json,
             )
         }

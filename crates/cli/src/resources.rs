@@ -32,6 +32,16 @@ pub struct NodeArguments {
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS))
     )]
     workers: Option<u16>,
+    /// Calls of warm workers that may run at once, for each core that they share; 0 for any number. A call that finds no core
+    /// goes to another worker, and runs all the same when none has one
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        env = "MAYFLY_CALLS_PER_CORE",
+        hide_env_values = true
+    )]
+    calls_per_core: u16,
     /// Python interpreter that has the mayfly module, for clients that bring none of their own; may be repeated
     #[arg(long, value_name = "EXE")]
     python: Vec<PathBuf>,
@@ -79,6 +89,7 @@ impl NodeArguments {
             .collect::<Result<_, _>>()?;
         options.warm_native = self.warm_pool.into();
         options.warm_python = self.warm_pool.into();
+        options.calls_per_core = self.calls_per_core;
         options.trust_fabric = self.trust_fabric;
         let sandboxes = self.sandboxes();
         if !sandboxes.is_empty() {

@@ -247,6 +247,12 @@ impl Channel {
         read_index(&reply)
     }
 
+    /// Says whether calls that are sent from now on may be answered by [`Code::Rejected`] when a warm worker wakes up and every
+    /// core that it shares is busy. Else they run all the same, and share one. A [`crate::Pool`] does this by itself.
+    pub fn set_rejectable(&mut self, rejectable: bool) {
+        self.link.set_rejectable(rejectable);
+    }
+
     /// Calls a function and waits. Every earlier [`Channel::submit`] must have been answered.
     #[inline]
     pub fn call(&mut self, function: FunctionIndex, input: &[u8]) -> Result<Reply<'_>, CallError> {
@@ -554,7 +560,7 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
         Some(End::Released) => "the lease was released".to_owned(),
         Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
         Some(End::ClientGone) => "the node saw this client go away".to_owned(),
-        Some(End::Violation) => "the node saw a violation of the protocol".to_owned(),
+        Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),
     };
     let began = fate.started.wrapping_sub(sequence) < u32::MAX / 2;
     if !began {

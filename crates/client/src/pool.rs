@@ -250,12 +250,12 @@ impl Inner {
             if self.spin.is_some_and(|spin| idle_since.elapsed() >= spin)
                 && let Some(sleepers) = state.dispatch.prepare_sleep()
             {
-                let repairing = state.dispatch.is_repairing();
+                let (repairing, patience) = (state.dispatch.is_repairing(), state.dispatch.patience());
                 drop(state);
                 let left = limit.saturating_sub(since.elapsed());
                 // An error shows again at the next poll of the link that has it.
                 let nap = if repairing { REPAIR_LOOK } else { SLEEP_LIMIT };
-                let _ = sleep_any(&sleepers, left.min(nap));
+                let _ = sleep_any(&sleepers, left.min(nap).min(patience));
                 drop(sleepers);
                 state = self.lock();
             }

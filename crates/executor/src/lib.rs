@@ -6,10 +6,11 @@
 //! worker that died. It ends when its node does.
 //!
 //! A worker ([`worker`]) serves one channel at a time, runs one invocation at a time, and writes what it does into its
-//! [`meter`], which survives it. What a function *is* lies behind the [`Runtime`] trait: [`native`] loads shared
+//! [`meter`], which survives it; a warm one runs calls while it has a place among the node's [`cores`]. What a function *is* lies behind the [`Runtime`] trait: [`native`] loads shared
 //! libraries; the Python module implements the same trait inside the user's own interpreter.
 
 pub mod call;
+pub mod cores;
 pub mod meter;
 pub mod native;
 mod parent;

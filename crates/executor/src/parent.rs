@@ -37,7 +37,8 @@ struct Slot {
 /// What every worker is told first, also one that replaces another.
 struct Assignment {
     packet: Vec<u8>,
-    meters: OwnedFd,
+    /// The meters, and the cores that warm workers share.
+    files: Vec<OwnedFd>,
     cores: Vec<u16>,
     cores_per_worker: u16,
     shared_cores: Vec<u16>,
@@ -172,14 +173,14 @@ impl<R: Runtime> Parent<'_, R> {
                 if self.assignment.is_some() {
                     return Err(ExecutorError::Protocol("assigned twice".into()));
                 }
-                let Some(meters) = files.into_iter().next() else {
+                let Some(meters) = files.first() else {
                     return Err(ExecutorError::Protocol("assigned without meters".into()));
                 };
                 // What cannot be mapped is said once, here, and not by worker after worker.
-                Mapping::of(&meters, meters_length(workers))?;
+                Mapping::of(meters, meters_length(workers))?;
                 self.assignment = Some(Assignment {
                     packet: packet.to_vec(),
-                    meters,
+                    files,
                     cores,
                     cores_per_worker,
                     shared_cores,
@@ -225,7 +226,8 @@ impl<R: Runtime> Parent<'_, R> {
                 pin(Some(slot.pid), assignment.cores_of(index));
             }
             // A worker that just died cannot take it; its death is heard of next.
-            let _ = descriptors::send(&slot.socket, &assignment.packet, &[assignment.meters.as_fd()]);
+            let files: Vec<_> = assignment.files.iter().map(AsFd::as_fd).collect();
+            let _ = descriptors::send(&slot.socket, &assignment.packet, &files);
         }
         let started = FromExecutor::WorkerStarted {
             worker: WorkerIndex(index),
@@ -351,7 +353,7 @@ mod tests {
     fn each_worker_of_a_hot_lease_gets_all_of_its_cores_and_a_warm_one_those_that_are_shared() {
         let assignment = |cores: &[u16], cores_per_worker| Assignment {
             packet: Vec::new(),
-            meters: std::fs::File::open("/dev/null").unwrap().into(),
+            files: Vec::new(),
             cores: cores.to_vec(),
             cores_per_worker,
             shared_cores: vec![0, 1],

@@ -14,6 +14,7 @@ use mayfly_protocol::slot::{Geometry, Status};
 
 use rustix::process::Pid;
 
+use crate::cores::Place;
 use crate::meter::{Activity, Meter, meters_length};
 use crate::{Call, Runtime};
 
@@ -26,11 +27,19 @@ const STREAM_POLLS_PER_LOOK: u32 = 16;
 /// kernel notification of a dead node would.
 const SLEEP_LIMIT: Duration = Duration::from_secs(60);
 
+/// Calls this short are not worth asking for a core, which takes some 2 us after a sleep.
+const SHORT_CALL_US: u64 = 50;
+
 /// A worker of a lease.
 struct Worker<'a, R: Runtime> {
     runtime: &'a mut R,
     index: WorkerIndex,
     meter: Meter,
+    /// Its claim on a core, if it shares cores.
+    place: Option<Place>,
+    /// Ticks that its last call took, and below which a call is short.
+    last_call: u64,
+    short_call: u64,
     code_dir: PathBuf,
     hot_for_ms: u32,
     max_output_bytes: u64,
@@ -72,8 +81,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 worker_memory_bytes,
                 ..
             },
-            Some(meters),
-        ) = (message, files.first())
+            [meters, rest @ ..],
+        ) = (message, &files[..])
         else {
             return Err(std::io::ErrorKind::InvalidData.into());
         };
@@ -85,7 +94,15 @@ impl<'a, R: Runtime> Worker<'a, R> {
             };
             rustix::process::setrlimit(rustix::process::Resource::Data, limit)?;
         }
+        let place = match rest.first() {
+            // Workers of different leases have the same numbers, and process ids lie side by side.
+            Some(file) => Some(Place::new(file.try_clone()?, std::process::id())),
+            None => None,
+        };
         Ok(Self {
+            place,
+            last_call: u64::MAX,
+            short_call: clock::ticks_of_us(SHORT_CALL_US),
             meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
             runtime,
             index,
@@ -109,7 +126,9 @@ impl<'a, R: Runtime> Worker<'a, R> {
             self.meter.set_activity(Activity::Awake);
             match open(message, files) {
                 Ok(mut link) => {
-                    if let Err(error) = self.serve_channel(&mut link)
+                    let served = self.serve_channel(&mut link);
+                    self.leave_core();
+                    if let Err(error) = served
                         && !matches!(error, LinkError::Ended(_) | LinkError::PeerGone)
                     {
                         eprintln!("mayfly worker {}: channel {channel} ended: {error}", self.index.0);
@@ -148,7 +167,11 @@ impl<'a, R: Runtime> Worker<'a, R> {
         loop {
             match link.poll() {
                 Ok(Some(meta)) => {
-                    since = self.run(link, meta, since)?;
+                    since = if self.may_run(meta.rejectable) {
+                        self.run(link, meta, since)?
+                    } else {
+                        self.reject(link, since)?
+                    };
                     polls = 0;
                 }
                 Ok(None) => {
@@ -177,10 +200,37 @@ impl<'a, R: Runtime> Worker<'a, R> {
         if self.hot_for_ms > 0 {
             self.meter.polled(clock::ticks() - since);
         }
+        self.leave_core();
         self.meter.set_activity(Activity::Asleep);
         let result = link.wait(SLEEP_LIMIT);
         self.meter.set_activity(Activity::Awake);
         result.map(|()| clock::ticks())
+    }
+
+    /// Whether a call may run: on a core of our own, or on one of those that are shared, for which we ask now. A call that must
+    /// run does so all the same, and takes a core from others only if it may be long.
+    #[inline(always)]
+    fn may_run(&mut self, rejectable: bool) -> bool {
+        match &mut self.place {
+            None => true,
+            Some(_) if !rejectable && self.last_call < self.short_call => true,
+            Some(place) => place.claim() || !rejectable,
+        }
+    }
+
+    fn leave_core(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.give_back();
+        }
+    }
+
+    #[cold]
+    fn reject(&mut self, link: &mut AnyLink, since: u64) -> Result<u64, LinkError> {
+        let mut call = Call::new(link, self.max_output_bytes, 0, since);
+        call.fail("every core that warm workers share is busy; the call was not started");
+        let sent = call.send(Status::Rejected);
+        link.done();
+        sent.map(|_| since)
     }
 
     #[inline(always)]
@@ -196,6 +246,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
         let end = clock::ticks();
         // Waiting before a call on a warm channel is sleep, which nobody pays for.
         let polling = if self.hot_for_ms > 0 { start - since } else { 0 };
+        self.last_call = end - start;
         self.meter
             .finish(meta.sequence, status != Status::Ok, end - start, polling);
         link.done();

@@ -46,7 +46,12 @@ pub fn ticks_per_us() -> f64 {
 
 /// Ticks in so many milliseconds.
 pub fn ticks_of_ms(ms: u64) -> u64 {
-    (ms as f64 * 1000.0 * ticks_per_us()) as u64
+    ticks_of_us(ms.saturating_mul(1000))
+}
+
+/// Ticks in so many microseconds.
+pub fn ticks_of_us(us: u64) -> u64 {
+    (us as f64 * ticks_per_us()) as u64
 }
 
 /// Microseconds in so many ticks.

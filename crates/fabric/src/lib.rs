@@ -102,6 +102,8 @@ pub struct Meta {
     pub function: u16,
     /// In a request the milliseconds of execution allowed, 0 for no limit.
     pub deadline_ms: u32,
+    /// In a request whether a worker that finds no core free may reject it.
+    pub rejectable: bool,
 }
 
 /// Room for the reply in the caller's own buffer, to be named in a request. The caller keeps the buffer until the
@@ -183,6 +185,8 @@ pub trait Link: Send {
     fn input(&self) -> &[u8];
     /// Whether the current message was written into the room that its request named; then its length.
     fn arrived_in_room(&self) -> Option<usize>;
+    /// Says whether requests that are posted from now on may be rejected by a warm worker that finds no core free.
+    fn set_rejectable(&mut self, rejectable: bool);
     /// Says in the next response that the current request's payload, taken along, is still in use.
     fn retain(&mut self);
     /// Takes the current payload along if it is not in the slot; none if it is, and must be copied.
@@ -291,6 +295,9 @@ impl Link for AnyLink {
     #[inline]
     fn arrived_in_room(&self) -> Option<usize> {
         each!(self, link => link.arrived_in_room())
+    }
+    fn set_rejectable(&mut self, rejectable: bool) {
+        each!(self, link => link.set_rejectable(rejectable));
     }
     fn retain(&mut self) {
         each!(self, link => link.retain());

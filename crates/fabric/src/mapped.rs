@@ -67,6 +67,8 @@ pub struct MappedLink {
     next_out: u32,
     next_in: u32,
     misses: u32,
+    /// Flags of every message that is sent.
+    marks: u16,
     /// Whether the next response tells that its request's block is still in use.
     retaining: bool,
     /// Request blocks that this link keeps until their response is done with, by slot.
@@ -145,6 +147,7 @@ impl MappedLink {
             next_out: 1,
             next_in: 1,
             misses: 0,
+            marks: 0,
             retaining: false,
             kept: (0..geometry.slots).map(|_| None).collect(),
             kept_count: 0,
@@ -174,6 +177,7 @@ impl MappedLink {
     fn publish(&mut self, function: u16, set: u16, length: u32, deadline_ms: u32) -> u32 {
         let sequence = self.next_out;
         let slot = self.slot(self.outgoing, sequence);
+        let set = set | self.marks;
         let set = if self.retaining { set | flags::RETAINED } else { set };
         self.retaining = false;
         let header = Header {
@@ -238,6 +242,7 @@ impl MappedLink {
             sequence: self.next_in,
             function: header.function,
             deadline_ms: header.deadline_ms,
+            rejectable: header.flags & flags::REJECTABLE != 0,
         };
         let inline = slot + HEADER_BYTES;
         if header.flags == 0 {
@@ -444,6 +449,10 @@ impl Link for MappedLink {
     #[inline(always)]
     fn arrived_in_room(&self) -> Option<usize> {
         self.current.in_room.then_some(self.current.length)
+    }
+
+    fn set_rejectable(&mut self, rejectable: bool) {
+        self.marks = if rejectable { flags::REJECTABLE } else { 0 };
     }
 
     fn retain(&mut self) {

@@ -76,6 +76,8 @@ pub struct StreamLink {
     spares: Vec<Buffer>,
     compose: Vec<u8>,
     rooms: Vec<Option<Room>>,
+    /// Flags of every message that is sent.
+    marks: u16,
     next_out: u32,
     next_in: u32,
     gone: bool,
@@ -112,6 +114,7 @@ impl StreamLink {
             spares: Vec::new(),
             compose: vec![0; stride],
             rooms: vec![None; geometry.slots as usize],
+            marks: 0,
             next_out: 1,
             next_in: 1,
             gone: false,
@@ -182,6 +185,7 @@ impl StreamLink {
                 sequence: header.sequence,
                 function: header.function,
                 deadline_ms: header.deadline_ms,
+                rejectable: false,
             },
             place: Place::Inline(self.start + HEADER_BYTES),
             length,
@@ -212,6 +216,7 @@ impl StreamLink {
             sequence: header.sequence,
             function: header.function,
             deadline_ms: header.deadline_ms,
+            rejectable: header.flags & flags::REJECTABLE != 0,
         };
         let mut descriptor = Descriptor::default();
         let mut head = HEADER_BYTES;
@@ -484,7 +489,7 @@ impl StreamLink {
         Header {
             sequence,
             function,
-            flags: set,
+            flags: set | self.marks,
             length,
             deadline_ms,
         }
@@ -647,6 +652,10 @@ impl Link for StreamLink {
             }) => Some(*length),
             _ => None,
         }
+    }
+
+    fn set_rejectable(&mut self, rejectable: bool) {
+        self.marks = if rejectable { flags::REJECTABLE } else { 0 };
     }
 
     fn retain(&mut self) {}

@@ -252,6 +252,28 @@ impl Run {
         inner.slots.iter().filter(|slot| slot.up).map(|slot| slot.pid).collect()
     }
 
+    /// Which of its workers this process is.
+    pub fn worker_of(&self, process: u32) -> Option<WorkerIndex> {
+        let inner = self.inner();
+        let index = inner.slots.iter().position(|slot| slot.up && slot.pid == process)?;
+        Some(WorkerIndex(index as u16))
+    }
+
+    /// How many calls this worker has made, if it says that it sleeps.
+    pub fn calls_before_sleep(&self, worker: WorkerIndex) -> Option<u64> {
+        let reading = self.meters.get(usize::from(worker.0))?.read();
+        (!reading.awake).then_some(reading.calls)
+    }
+
+    /// Ends a worker; another takes its place.
+    pub fn kill_worker(&self, worker: WorkerIndex, end: End) {
+        let mut inner = self.inner();
+        let Inner { slots, control, .. } = &mut *inner;
+        if let Some(slot) = slots.get_mut(usize::from(worker.0)) {
+            slot.kill(control.as_ref(), usize::from(worker.0), end);
+        }
+    }
+
     /// Counts its length anew.
     pub fn renew(&self, duration_ms: u64) -> Result<(), Failure> {
         self.inner().life.renew(clock::now_ms(), duration_ms)?;

@@ -2,6 +2,7 @@
 
 mod books;
 mod managed;
+mod places;
 mod rights;
 pub(crate) mod state_dir;
 
@@ -12,6 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use mayfly_executor::cores::Places;
 use mayfly_lease::token::Claims;
 use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, replay};
 use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox};
@@ -45,6 +47,8 @@ pub struct Node {
     pub(crate) window: Mutex<ReplayWindow>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) hangups: Arc<Hangups>,
+    /// The cores that warm workers share.
+    pub(crate) places: Places,
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) journal: Journal,
     /// Rings when there is something to tell the manager.
@@ -157,6 +161,7 @@ impl Node {
             trusted: RwLock::new(vec![key.public()]),
             window: Mutex::new(ReplayWindow::new(tolerance_ms, replay::DEFAULT_CAPACITY)),
             hangups: Arc::new(Hangups::new()?),
+            places: Places::new()?,
             closing: watch::channel(false).0,
             books: Mutex::new(Books {
                 ledger: Ledger::new(resources),
@@ -175,6 +180,7 @@ impl Node {
             address,
             options,
         });
+        node.share(node.shared_cores().len());
         if node.options.manager.is_none() {
             node.write_allowance()?;
         }
@@ -190,6 +196,8 @@ impl Node {
         }
         let hangups = node.hangups.clone();
         node.background(async move { hangups.serve().await });
+        let guard = node.clone();
+        node.background(async move { guard.guard_places().await });
         let housekeeper = node.clone();
         node.background(async move { housekeeper.keep_house().await });
         if let Some(link) = node.options.manager.clone() {

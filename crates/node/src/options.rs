@@ -42,6 +42,8 @@ pub struct Options {
     pub writable: Vec<PathBuf>,
     /// Most bytes of temporary files of an isolated executor, in each of its two places; they count as its memory.
     pub scratch_bytes: u64,
+    /// Calls of warm workers that may run at once, for each core that they share; 0 for any number.
+    pub calls_per_core: u16,
     /// Whether payloads may travel in clear off the loopback.
     pub trust_fabric: bool,
     /// How far clocks may differ.
@@ -97,6 +99,7 @@ impl Options {
             readable: Vec::new(),
             writable: Vec::new(),
             scratch_bytes: 1 << 30,
+            calls_per_core: 1,
             trust_fabric: false,
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
             grace: Duration::from_secs(1),

@@ -159,7 +159,11 @@ async fn start(
         },
     };
     let control = executor.control();
-    if let Err(error) = control.send(&assign, &[run.meters_file.as_fd()]) {
+    let mut files = vec![run.meters_file.as_fd()];
+    if granted.reservation.mode != Mode::Hot && node.options.calls_per_core > 0 {
+        files.push(node.places.file().as_fd());
+    }
+    if let Err(error) = control.send(&assign, &files) {
         executor.end().await;
         return Err(Failure::new(
             Code::ExecutorFailed,

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use mayfly_fabric::LinkError;
+use mayfly_fabric::{Link, LinkError};
 use mayfly_protocol::api::Mode;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{options, transport};
@@ -280,5 +280,78 @@ async fn seventy_thousand_calls_pass_over_one_channel() {
     })
     .await;
     until("the meter of the last call", || site.usage().calls == 70_001).await;
+    site.handle.shutdown().await;
+}
+
+/// A site where warm workers share one core, and two channels to workers of one lease, with a long call running on the first.
+async fn one_core_that_is_taken(site: &Site, nap_ms: u32) -> (Channel, Channel, u16) {
+    let grant = site.lease(|request| request.workers = 2).await.unwrap();
+    let hash = site.put_library(&grant).await;
+    let (mut first, nap) = site.channel(&grant, 0).await.unwrap().load(hash, "nap").await;
+    let (second, echo) = site.channel(&grant, 1).await.unwrap().load(hash, "echo").await;
+    first.post(nap, 0, &nap_ms.to_ne_bytes());
+    (first, second, echo)
+}
+
+fn one_core(options: &mut mayfly_node::Options) {
+    options.resources.as_mut().unwrap().cores = vec![0];
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warm_call_that_finds_no_core_is_rejected_unless_it_must_run() {
+    let site = Site::with(one_core).await;
+    let (first, mut second, echo) = one_core_that_is_taken(&site, 1_000).await;
+    second.link.set_rejectable(true);
+    let begun = Instant::now();
+    loop {
+        // The first call may not have woken its worker yet.
+        let (next, result) = second.call(echo, 0, b"x").await;
+        second = next;
+        match result.unwrap() {
+            (Status::Rejected, text) => {
+                assert!(String::from_utf8_lossy(&text).contains("every core"));
+                break;
+            }
+            (status, _) => assert_eq!(status, Status::Ok),
+        }
+        assert!(begun.elapsed() < Duration::from_millis(800), "nothing was rejected");
+    }
+    second.link.set_rejectable(false);
+    let (mut second, result) = second.call(echo, 0, b"x").await;
+    assert_eq!(result.unwrap(), (Status::Ok, b"x".to_vec()), "it shares the core");
+    // Rejected calls are no calls, and nobody pays for them.
+    let result = blocking({
+        let mut first = first;
+        move || first.receive()
+    });
+    assert_eq!(result.await.unwrap().0, Status::Ok);
+    second.link.set_rejectable(true);
+    let begun = Instant::now();
+    loop {
+        let (next, result) = second.call(echo, 0, b"y").await;
+        second = next;
+        if result.unwrap().0 == Status::Ok {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT, "the core did not become free");
+    }
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_site_may_let_any_number_of_warm_calls_share_its_cores() {
+    let site = Site::with(|options| {
+        one_core(options);
+        options.calls_per_core = 0;
+    })
+    .await;
+    let (_first, mut second, echo) = one_core_that_is_taken(&site, 300).await;
+    second.link.set_rejectable(true);
+    for _ in 0..20 {
+        let (next, result) = second.call(echo, 0, b"x").await;
+        second = next;
+        assert_eq!(result.unwrap().0, Status::Ok);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     site.handle.shutdown().await;
 }

@@ -16,8 +16,8 @@ pub const CONTROL_FD: i32 = 3;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToExecutor {
-    /// Become the executor of a lease: see to its workers, each of which gets this packet too. Descriptor: the meters
-    /// file ([`crate::executor::METER_BYTES`] for each worker).
+    /// Become the executor of a lease: see to its workers, each of which gets this packet too. Descriptors: the meters
+    /// file ([`crate::executor::METER_BYTES`] for each worker), and for a warm lease the file of the cores that it shares.
     Assign {
         /// How many workers.
         workers: u16,

@@ -46,8 +46,10 @@ pub mod flags {
     pub const IN_ROOM: u16 = 4;
     /// In a response: the worker still uses the request's bulk block and will mark it free itself.
     pub const RETAINED: u16 = 8;
+    /// In a request: a warm worker that finds no core free may answer [`super::Status::Rejected`] instead of running it.
+    pub const REJECTABLE: u16 = 16;
     /// Every flag that this version knows; a message with another is malformed.
-    pub const KNOWN: u16 = BULK | ROOM | IN_ROOM | RETAINED;
+    pub const KNOWN: u16 = BULK | ROOM | IN_ROOM | RETAINED | REJECTABLE;
     /// The flags under which a [`super::Descriptor`] precedes the inline payload.
     pub const DESCRIBED: u16 = BULK | ROOM | IN_ROOM;
 }

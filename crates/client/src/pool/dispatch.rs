@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
 use mayfly_protocol::error::{Code, Retry};
@@ -21,6 +21,11 @@ use crate::opening::Opening;
 /// Work that a worker may have waiting: enough to bridge the caller's own pauses, little enough that no worker idles
 /// while another has a queue.
 const WAITING_NS: f64 = 200_000.0;
+/// A call that was rejected for want of a core is tried on other workers for so long; then it runs all the same, sharing one.
+const REJECTED_AT_MOST: Duration = Duration::from_millis(1);
+/// A worker that rejected a call gets no other for so long, and twice as long each time that it rejects again.
+const FIRST_REST: Duration = Duration::from_micros(100);
+const MOST_DOUBLINGS: u32 = 7;
 /// A worker that is busy with long calls still has one more waiting, so that it never idles between two.
 const SMALLEST_DEPTH: usize = 2;
 
@@ -39,13 +44,25 @@ struct Pending {
     input: Input,
     options: CallOptions,
     tries: u8,
+    /// When it was first rejected for want of a core.
+    rejected: Option<Instant>,
 }
 
 /// What an outstanding message of a worker's is about.
 pub enum InFlight {
     Load(FunctionId),
-    /// A call, with its input kept if it may be tried again and travelled as bytes.
-    Call(CallId, FunctionId, Option<Input>, CallOptions, u8),
+    Call(Sent),
+}
+
+/// A call that was sent.
+pub struct Sent {
+    pub id: CallId,
+    function: FunctionId,
+    /// Kept if it may be tried again and travelled as bytes.
+    input: Option<Input>,
+    options: CallOptions,
+    tries: u8,
+    rejected: Option<Instant>,
 }
 
 enum Loaded {
@@ -69,6 +86,9 @@ struct Worker {
     broken: Option<Broken>,
     /// Why it is gone for good.
     gone: Option<CallError>,
+    /// How often in a row it found no core, and up to when it is left alone for that.
+    rejections: u32,
+    rests_until: Option<Instant>,
 }
 
 pub struct Dispatch {
@@ -86,6 +106,10 @@ pub struct Dispatch {
     next_call: u64,
     ended: usize,
     pending: usize,
+    /// Whether a worker may find no core, and another may have one.
+    rejectable: bool,
+    /// When the first of those workers may be tried again that found no core.
+    next_try: Option<Instant>,
 }
 
 impl Dispatch {
@@ -102,6 +126,8 @@ impl Dispatch {
                 last: None,
                 broken: None,
                 gone: None,
+                rejections: 0,
+                rests_until: None,
             });
         }
         Ok(Self {
@@ -118,6 +144,8 @@ impl Dispatch {
             next_call: 1,
             ended: 0,
             pending: 0,
+            rejectable: !lease.is_hot() && lease.workers() > 1,
+            next_try: None,
         })
     }
 
@@ -160,9 +188,10 @@ impl Dispatch {
             input,
             options,
             tries: 0,
+            rejected: None,
         });
         if self.queue.is_empty()
-            && let Some(worker) = self.choose(&options)
+            && let Some(worker) = self.choose(&options, false)
         {
             self.assign(worker, id, pending);
         } else {
@@ -183,8 +212,8 @@ impl Dispatch {
         depth.clamp(SMALLEST_DEPTH.min(slots), slots)
     }
 
-    /// The worker with least to do that may take the call.
-    fn choose(&self, options: &CallOptions) -> Option<usize> {
+    /// The worker with least to do that may take the call. One that found no core lately only gets calls that must run.
+    fn choose(&self, options: &CallOptions, must_run: bool) -> Option<usize> {
         let load = |worker: &Worker| worker.in_flight.len() + worker.parked.len();
         self.workers
             .iter()
@@ -193,8 +222,9 @@ impl Dispatch {
                 worker.channel.is_some()
                     && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
                     && load(worker) < self.depth(worker)
+                    && (must_run || worker.rests_until.is_none() || options.worker.is_some())
             })
-            .min_by_key(|(_, worker)| load(worker))
+            .min_by_key(|(_, worker)| (worker.rests_until.is_some(), load(worker)))
             .map(|(index, _)| index)
     }
 
@@ -237,6 +267,7 @@ impl Dispatch {
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
         worker.loaded.insert(function, Loaded::Asked);
+        channel.link().set_rejectable(false);
         let sent = load_request(*hash, form).and_then(|request| channel.submit(FunctionIndex::LOAD, &request, 0));
         match sent {
             Ok(sequence) => worker.in_flight.push_back((sequence, InFlight::Load(function))),
@@ -255,6 +286,7 @@ impl Dispatch {
             input,
             options,
             tries,
+            rejected,
         } = *pending;
         if worker.in_flight.is_empty() {
             worker.last = Some(Instant::now());
@@ -268,6 +300,11 @@ impl Dispatch {
             },
         };
         let place = room.as_mut().map(|buffer| channel.link().room(buffer));
+        if self.rejectable {
+            let leaves = matches!(input, Input::Buffer(..)) && (!inline || place.is_some()) && !options.idempotent;
+            let elsewhere = !leaves && options.worker.is_none() && options.incarnation.is_none();
+            channel.link().set_rejectable(elsewhere && !must_run(rejected));
+        }
         let (sent, kept) = match input {
             Input::Buffer(buffer, length) if !inline || place.is_some() => {
                 // A call that may run twice keeps its input; a buffer leaves with its first try.
@@ -308,9 +345,17 @@ impl Dispatch {
                 if let Some(room) = room {
                     worker.rooms.push_back((sequence, room));
                 }
-                worker
-                    .in_flight
-                    .push_back((sequence, InFlight::Call(id, function_id, kept, options, tries)));
+                worker.in_flight.push_back((
+                    sequence,
+                    InFlight::Call(Sent {
+                        id,
+                        function: function_id,
+                        input: kept,
+                        options,
+                        tries,
+                        rejected,
+                    }),
+                ));
                 self.calls.insert(id, Call::Sent(index));
             }
             Err(error) => self.end(id, Err(error)),
@@ -359,10 +404,30 @@ impl Dispatch {
                 }
             }
         }
-        if came {
+        if came || self.end_rests() {
             self.feed();
         }
         came
+    }
+
+    /// Whether a worker that found no core may be tried again from now on.
+    fn end_rests(&mut self) -> bool {
+        let Some(next) = self.next_try else { return false };
+        let now = Instant::now();
+        if now < next {
+            return false;
+        }
+        for worker in &mut self.workers {
+            worker.rests_until.take_if(|until| *until <= now);
+        }
+        self.next_try = self.workers.iter().filter_map(|worker| worker.rests_until).min();
+        true
+    }
+
+    /// How long nobody needs to look for what only time brings about.
+    pub fn patience(&self) -> Duration {
+        self.next_try
+            .map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()))
     }
 
     /// Finds channels whose node died without a word.
@@ -385,7 +450,7 @@ impl Dispatch {
                 continue;
             };
             let options = pending.options;
-            match self.choose(&options) {
+            match self.choose(&options, must_run(pending.rejected)) {
                 Some(worker) => {
                     if let Some(Call::Waiting(pending)) = self.calls.remove(&id) {
                         self.assign(worker, id, pending);
@@ -433,8 +498,14 @@ impl Dispatch {
             in_room,
         }: Completion,
     ) {
+        if status == Status::Rejected as u16 {
+            return self.on_rejected(index);
+        }
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
+        if worker.rejections > 0 {
+            (worker.rejections, worker.rests_until) = (0, None);
+        }
         if let Some(last) = worker.last {
             let now = Instant::now();
             worker.pace_ns += ((now - last).as_nanos() as f64 - worker.pace_ns) / 8.0;
@@ -472,12 +543,38 @@ impl Dispatch {
                     outcome.and_then(|output| read_index(output.as_slice())),
                 );
             }
-            InFlight::Call(id, function, input, options, tries) => match outcome {
-                Err(error) if error.code().retry() == Retry::Elsewhere => {
-                    self.retry(id, function, input, options, tries, error);
-                }
-                outcome => self.end(id, outcome),
+            InFlight::Call(sent) => match outcome {
+                Err(error) if error.code().retry() == Retry::Elsewhere => self.retry(sent, error),
+                outcome => self.end(sent.id, outcome),
             },
+        }
+    }
+
+    /// A worker found no core for a call, which goes to another one.
+    fn on_rejected(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        let Some(channel) = &mut worker.channel else { return };
+        let error = CallError::answered(Status::Rejected as u16, channel.output());
+        channel.done();
+        let now = Instant::now();
+        let rest = FIRST_REST * (1 << worker.rejections.min(MOST_DOUBLINGS));
+        worker.rejections += 1;
+        worker.rests_until = Some(now + rest);
+        self.next_try = Some(self.next_try.map_or(now + rest, |next| next.min(now + rest)));
+        match worker.in_flight.pop_front() {
+            Some((sequence, InFlight::Call(mut sent))) => {
+                if worker.rooms.front().is_some_and(|(wanted, _)| *wanted == sequence) {
+                    worker.rooms.pop_front();
+                }
+                sent.rejected.get_or_insert(now);
+                match must_run(sent.rejected) {
+                    // It is no try: nothing was lost by it.
+                    false => self.again(sent, error),
+                    true => self.retry(sent, error),
+                }
+            }
+            Some((_, InFlight::Load(function))) => self.on_loaded(index, function, Err(error)),
+            None => {}
         }
     }
 
@@ -500,33 +597,40 @@ impl Dispatch {
         }
     }
 
-    fn retry(
-        &mut self,
-        id: CallId,
-        function: FunctionId,
-        input: Option<Input>,
-        options: CallOptions,
-        tries: u8,
-        error: CallError,
-    ) {
-        match input {
-            Some(input) if tries < self.options.retries && options.incarnation.is_none() => {
-                if matches!(self.calls.get(&id), Some(Call::Forgotten)) {
-                    return self.end(id, Err(error));
-                }
-                self.calls.insert(
-                    id,
-                    Call::Waiting(Box::new(Pending {
-                        function,
-                        input,
-                        options,
-                        tries: tries + 1,
-                    })),
-                );
-                self.queue.push_front(id);
-            }
-            _ => self.end(id, Err(error)),
+    fn retry(&mut self, mut sent: Sent, error: CallError) {
+        if sent.input.is_some() && sent.tries < self.options.retries && sent.options.incarnation.is_none() {
+            sent.tries += 1;
+            self.again(sent, error);
+        } else {
+            self.end(sent.id, Err(error));
         }
+    }
+
+    /// Puts a call that was sent back into the queue, unless nobody waits for it.
+    fn again(&mut self, sent: Sent, error: CallError) {
+        let Sent {
+            id,
+            function,
+            input: Some(input),
+            options,
+            tries,
+            rejected,
+        } = sent
+        else {
+            return self.end(sent.id, Err(error));
+        };
+        if matches!(self.calls.get(&id), Some(Call::Forgotten)) {
+            return self.end(id, Err(error));
+        }
+        let pending = Box::new(Pending {
+            function,
+            input,
+            options,
+            tries,
+            rejected,
+        });
+        self.calls.insert(id, Call::Waiting(pending));
+        self.queue.push_front(id);
     }
 
     /// A channel broke. Its calls wait for the verdict of a [`Repair`], which the pool runs.
@@ -571,18 +675,16 @@ impl Dispatch {
             .map(|(sequence, message)| (verdict(fate, sequence, &broken.error), message))
             .collect();
         for (failure, message) in judged.into_iter().rev() {
-            let InFlight::Call(id, function, input, options, tries) = message else {
-                continue;
-            };
+            let InFlight::Call(sent) = message else { continue };
             let again = match failure.code().retry() {
                 Retry::Elsewhere => true,
-                Retry::IfIdempotent => options.idempotent && failure.code() == Code::MaybeExecuted,
+                Retry::IfIdempotent => sent.options.idempotent && failure.code() == Code::MaybeExecuted,
                 Retry::Never | Retry::Later => false,
             };
             if again {
-                self.retry(id, function, input, options, tries, failure);
+                self.retry(sent, failure);
             } else {
-                self.end(id, Err(failure));
+                self.end(sent.id, Err(failure));
             }
         }
         for id in parked.into_iter().rev() {
@@ -717,7 +819,7 @@ impl Dispatch {
             return Ok(());
         }
         let sequence = worker.in_flight.iter().find_map(|(sequence, message)| match message {
-            InFlight::Call(id, ..) if *id == call => Some(*sequence),
+            InFlight::Call(sent) if sent.id == call => Some(*sequence),
             _ => None,
         });
         match (&worker.channel, sequence) {
@@ -822,4 +924,9 @@ impl Dispatch {
         let of = |worker: &Worker| worker.channel.as_ref().map_or(0, |channel| channel.incarnation().0);
         self.workers.iter().map(of).collect()
     }
+}
+
+/// Whether a call that was first rejected then goes to a worker that may not reject it.
+fn must_run(rejected: Option<Instant>) -> bool {
+    rejected.is_some_and(|first| first.elapsed() >= REJECTED_AT_MOST)
 }

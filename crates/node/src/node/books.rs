@@ -226,6 +226,7 @@ impl Node {
             let warm: Vec<_> = runs.flat_map(|run| run.processes()).collect();
             (shared, warm)
         };
+        self.share(shared.len());
         for process in warm {
             affinity::pin(process, &shared);
         }

@@ -1,0 +1,188 @@
+//! Cores that warm workers share: more of them may be awake than there are cores, but only so many run calls at once.
+//!
+//! A worker that wakes up claims one of a number of places, and gives it back before it sleeps again. The places are bytes of a
+//! memory file that every warm worker of a node has, and a claim is a lock on one of them. So nobody shares memory that
+//! another tenant could write, the kernel gives a dead worker's place back, and the node can ask the kernel who holds what.
+//! The file says how many places there are; only the node can change it.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use mayfly_fabric::memory::Mapping;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+/// Places that a worker tries before it takes the node for full: each costs a system call.
+const MOST_TRIES: u32 = 32;
+const FILE_BYTES: usize = 4096;
+/// The first byte that is a place. Those before it say how many there are.
+const FIRST: u32 = 64;
+/// There are never more.
+pub const MOST_PLACES: u32 = FILE_BYTES as u32 - FIRST;
+
+/// The node's side: how many places there are, and who holds them.
+#[derive(Debug)]
+pub struct Places {
+    file: OwnedFd,
+    memory: Mapping,
+}
+
+impl Places {
+    /// A file of no places.
+    pub fn new() -> std::io::Result<Self> {
+        let file = rustix::fs::memfd_create("mayfly-cores", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
+        let memory = Mapping::of(&file, FILE_BYTES)?;
+        // Whoever gets the file can lock in it and read it. What was mapped before can still be written.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        Ok(Self { file, memory })
+    }
+
+    /// What workers get.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// From now on there are so many.
+    pub fn set(&self, places: u32) {
+        self.memory.word(0).store(places.min(MOST_PLACES), Ordering::Relaxed);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.memory.word(0).load(Ordering::Relaxed)
+    }
+
+    /// Process ids of those who hold a place, as this process counts, each as often as it holds one.
+    pub fn holders(&self) -> Vec<u32> {
+        let holder = |place| {
+            let mut wanted = lock_on(place, libc::F_WRLCK as i16);
+            // SAFETY: the request reads and writes the one struct that it gets.
+            let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &mut wanted) };
+            (asked == 0 && wanted.l_type != libc::F_UNLCK as i16).then_some(wanted.l_pid.max(0) as u32)
+        };
+        (0..MOST_PLACES)
+            .take(self.count() as usize)
+            .filter_map(holder)
+            .collect()
+    }
+}
+
+/// A worker's side.
+#[derive(Debug)]
+pub struct Place {
+    file: OwnedFd,
+    held: Option<u32>,
+    /// Where it looks first: workers that look in different places meet less often.
+    first: u32,
+}
+
+impl Place {
+    /// None is held yet. `number` tells this worker from others.
+    pub fn new(file: OwnedFd, number: u32) -> Self {
+        Self {
+            file,
+            held: None,
+            first: number,
+        }
+    }
+
+    /// Claims a place if it has none. False if there is none to be had.
+    pub fn claim(&mut self) -> bool {
+        if self.held.is_some() {
+            return true;
+        }
+        let mut count = [0; 4];
+        let count = match rustix::io::pread(&self.file, &mut count, 0) {
+            Ok(4) => u32::from_ne_bytes(count),
+            _ => return false,
+        };
+        self.held = (0..count.min(MOST_TRIES))
+            .map(|offset| (self.first.wrapping_add(offset)) % count)
+            .find(|place| set_lock(&self.file, *place, libc::F_WRLCK as i16));
+        // The last one that was to be had is the likeliest to be free again.
+        self.first = self.held.unwrap_or(self.first.wrapping_add(MOST_TRIES));
+        self.held.is_some()
+    }
+
+    /// Gives it back, if it has one.
+    pub fn give_back(&mut self) {
+        if let Some(place) = self.held.take() {
+            set_lock(&self.file, place, libc::F_UNLCK as i16);
+        }
+    }
+}
+
+fn lock_on(place: u32, kind: i16) -> libc::flock {
+    // SAFETY: all zero is a value of this plain struct.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = i64::from(FIRST + place);
+    lock.l_len = 1;
+    lock
+}
+
+/// Locks or unlocks a place for this process, without waiting. Whether that could be done.
+fn set_lock(file: impl AsFd, place: u32, kind: i16) -> bool {
+    let lock = lock_on(place, kind);
+    // SAFETY: the request reads the one struct that it gets.
+    unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_SETLK, &lock) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs in a process of its own, since a process never contends with itself, and answers its exit status.
+    fn in_child(run: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child makes system calls only, and ends without unwinding or exit handlers.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let status = run();
+            // SAFETY: ends this child alone.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        libc::WEXITSTATUS(status)
+    }
+
+    fn place(places: &Places) -> Place {
+        Place::new(places.file().try_clone().unwrap(), 0)
+    }
+
+    #[test]
+    fn as_many_processes_hold_a_place_as_there_are_and_the_kernel_gives_back_what_the_dead_held() {
+        let places = Places::new().unwrap();
+        let mut own = place(&places);
+        assert!(!own.claim(), "there is none yet");
+        places.set(1);
+        let mut other = place(&places);
+        assert_eq!(in_child(|| i32::from(other.claim())), 1, "and the child dies with it");
+        assert!(own.claim());
+        assert_eq!(in_child(|| i32::from(other.claim())), 0);
+        places.set(2);
+        assert_eq!(in_child(|| i32::from(other.claim())), 1);
+        own.give_back();
+        places.set(1);
+        assert_eq!(in_child(|| i32::from(other.claim())), 1);
+    }
+
+    #[test]
+    fn the_node_sees_who_holds_a_place_and_nobody_else_can_say_how_many_there_are() {
+        let places = Places::new().unwrap();
+        places.set(3);
+        let file = places.file().try_clone().unwrap();
+        let mut own = Place::new(file.try_clone().unwrap(), 1);
+        assert!(own.claim());
+        let me = std::process::id();
+        // Only others' locks are seen.
+        let seen = in_child(|| i32::from(places.holders() == [me]));
+        assert_eq!(seen, 1);
+        assert!(rustix::io::pwrite(&file, &[9], 0).is_err());
+        assert!(Mapping::of(&file, FILE_BYTES).is_err(), "nor map it for writing");
+        assert_eq!(places.count(), 3);
+    }
+}

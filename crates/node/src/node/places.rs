@@ -1,0 +1,66 @@
+//! The cores that warm workers share: how many there are, and that nobody takes more than belongs to one call.
+
+use std::collections::HashMap;
+
+use mayfly_protocol::node_api::End;
+use rustix::process::{Pid, Signal};
+
+use super::*;
+
+/// How often the node looks who holds places. Others are only slowed down by one that takes them: calls that were rejected
+/// for a while run all the same.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Node {
+    /// Warm workers share so many cores from now on.
+    pub(super) fn share(&self, cores: usize) {
+        let calls = u32::from(self.options.calls_per_core);
+        self.places.set(calls.saturating_mul(cores as u32));
+    }
+
+    /// Ends, for ever, workers that hold what they may not.
+    pub(super) async fn guard_places(&self) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            self.look_at_places();
+        }
+    }
+
+    /// Ends those who hold more than one place, or hold one in their sleep.
+    fn look_at_places(&self) {
+        let held = self.holders();
+        if held.is_empty() {
+            return;
+        }
+        let runs: Vec<_> = self.books().leases.values().cloned().collect();
+        for (process, places) in held {
+            let Some((run, worker)) = runs.iter().find_map(|run| Some((run, run.worker_of(process)?))) else {
+                // Something that a worker started: nobody else has the file.
+                tracing::warn!(
+                    process,
+                    "a process that is no worker held cores that are shared, and was ended"
+                );
+                if let Some(process) = Pid::from_raw(process as i32) {
+                    let _ = rustix::process::kill_process(process, Signal::KILL);
+                }
+                continue;
+            };
+            // An honest one gives its place back before it says that it sleeps, and claims one after it said that it does not.
+            let asleep = run.calls_before_sleep(worker);
+            let holds = places > 1 || asleep.is_some() && self.holders().contains_key(&process);
+            if places > 1 || holds && run.calls_before_sleep(worker) == asleep {
+                self.incident(run, format!("kept {places} of the shared cores from others"));
+                run.kill_worker(worker, End::Violation);
+            }
+        }
+    }
+
+    /// Who holds places, and how many.
+    fn holders(&self) -> HashMap<u32, usize> {
+        let mut held = HashMap::new();
+        for process in self.places.holders() {
+            *held.entry(process).or_default() += 1;
+        }
+        held
+    }
+}

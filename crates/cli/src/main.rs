@@ -15,6 +15,7 @@ mod logging;
 mod manager;
 mod node;
 mod output;
+mod page;
 mod python;
 #[cfg(test)]
 mod reference;
@@ -96,6 +97,8 @@ enum Command {
     Status(status::Arguments),
     /// Watch leases work
     Top(top::Arguments),
+    /// Print the address of the manager's page
+    Page(page::Arguments),
     /// List, create, renew, release and revoke leases
     Lease(lease::Arguments),
     /// Show and make tenants, and set what they may hold and spend
@@ -144,6 +147,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Node(arguments) => node::run(arguments, global),
         Command::Status(arguments) => status::run(arguments, global),
         Command::Top(arguments) => top::run(arguments, global),
+        Command::Page(arguments) => page::run(arguments, global),
         Command::Lease(arguments) => lease::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),

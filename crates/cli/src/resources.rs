@@ -1,5 +1,6 @@
 //! What a node offers, as its command line says.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -67,6 +68,9 @@ pub struct NodeArguments {
     /// Let isolated workers that ask for it share the host's network
     #[arg(long)]
     share_network: bool,
+    /// Where to answer Prometheus (GET /metrics), in clear and to whoever asks; port 0 for any
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
     /// Let payloads travel in clear off the loopback: only where everybody on the network is trusted
     #[arg(long)]
     trust_fabric: bool,
@@ -89,6 +93,7 @@ impl NodeArguments {
             .collect::<Result<_, _>>()?;
         options.warm_native = self.warm_pool.into();
         options.warm_python = self.warm_pool.into();
+        options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
         options.trust_fabric = self.trust_fabric;
         let sandboxes = self.sandboxes();

@@ -1,12 +1,14 @@
 //! What a worker writes down about itself, in memory that its node also maps, so that nothing of it dies with the worker.
 //!
-//! Each worker has three 128-byte blocks: one for the call that runs, one for the counters, one spare. All are written by
+//! Each worker has three 128-byte blocks: one for the call that runs, one for the counters, one for how
+//! long calls took. All are written by
 //! the worker alone and read by the node, which believes no more than the clock allows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mayfly_fabric::memory::Mapping;
+use mayfly_protocol::durations::{DURATION_BUCKETS, duration_bucket};
 use mayfly_protocol::executor::METER_BYTES;
 
 const STARTED: usize = 0;
@@ -18,6 +20,8 @@ const COMPUTING: usize = 128;
 const POLLING: usize = 136;
 const CALLS: usize = 144;
 const FAILURES: usize = 152;
+/// The third block: calls by how long they took.
+const DURATIONS: usize = 256;
 
 /// Bytes of the meters file of so many workers.
 pub fn meters_length(workers: u16) -> usize {
@@ -38,6 +42,8 @@ pub enum Activity {
 pub struct Meter {
     memory: Arc<Mapping>,
     start: usize,
+    /// Nanoseconds in 2^20 ticks.
+    ns_of_mega: u64,
 }
 
 /// One reading of a meter.
@@ -85,7 +91,11 @@ impl Meter {
             start + METER_BYTES <= memory.length(),
             "the meters file is too short for worker {index}"
         );
-        Self { memory, start }
+        Self {
+            memory,
+            start,
+            ns_of_mega: ((1 << 20) as f64 * 1000.0 / mayfly_fabric::clock::ticks_per_us()) as u64,
+        }
     }
 
     #[inline(always)]
@@ -129,6 +139,14 @@ impl Meter {
         if failed {
             add(FAILURES, 1);
         }
+        // An hour has under 2^44 ticks.
+        let ns = computing.saturating_mul(self.ns_of_mega) >> 20;
+        add(DURATIONS + 8 * duration_bucket(ns), 1);
+    }
+
+    /// How many calls took how long, as [`mayfly_protocol::durations::duration_bucket`] sorts them.
+    pub fn durations(&self) -> [u64; DURATION_BUCKETS] {
+        std::array::from_fn(|bucket| self.long(DURATIONS + 8 * bucket).load(Ordering::Relaxed))
     }
 
     /// More polling, without a call after it.

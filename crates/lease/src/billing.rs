@@ -36,6 +36,17 @@ pub fn add(a: Usage, b: Usage) -> Usage {
     }
 }
 
+/// What `a` is more than `b`.
+pub fn subtract(a: Usage, b: Usage) -> Usage {
+    Usage {
+        computing_us: a.computing_us.saturating_sub(b.computing_us),
+        polling_us: a.polling_us.saturating_sub(b.polling_us),
+        allocated_us: a.allocated_us.saturating_sub(b.allocated_us),
+        calls: a.calls.saturating_sub(b.calls),
+        failures: a.failures.saturating_sub(b.failures),
+    }
+}
+
 /// The larger of each quantity: totals never go back, whatever order they arrive in.
 pub fn merge(a: Usage, b: Usage) -> Usage {
     Usage {

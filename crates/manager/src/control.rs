@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
-use mayfly_protocol::api::{Event, ManagerMessage};
+use mayfly_protocol::api::{Event, ManagerMessage, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::{broadcast, oneshot, watch};
 
+use crate::history::{self, History};
 use crate::journal::Journal;
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::store::{As, Bearer, Change, LeaseRecord, Store};
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
@@ -41,6 +43,10 @@ pub struct Control {
     pub store: Arc<dyn Store>,
     /// The way into the store for changes of leases.
     pub journal: Journal,
+    /// What is counted, for Prometheus.
+    pub metrics: Metrics,
+    /// How it all was lately.
+    pub history: History,
     /// Events, for those who watch.
     pub events: broadcast::Sender<Event>,
     /// True once it ends.
@@ -68,6 +74,8 @@ impl Control {
             signing,
             store,
             journal,
+            metrics: Metrics::default(),
+            history: History::default(),
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             stopping: watch::channel(false).0,
@@ -180,6 +188,7 @@ impl Control {
             node.health.succeeded();
         }
         drop(world);
+        self.metrics.ended(state.name());
         self.journal.note(Change::Ended { lease, state, at_ms });
         self.tell(Event::Lease {
             lease,
@@ -215,6 +224,18 @@ impl Control {
         }
     }
 
+    /// So much more was booked.
+    pub fn on_used(&self, more: &[(TenantId, Usage)]) {
+        for (tenant, more) in more {
+            let name = self
+                .world()
+                .tenants
+                .get(tenant)
+                .map(|account| account.record.name.clone());
+            self.metrics.used(name.as_deref().unwrap_or("unknown"), *more);
+        }
+    }
+
     /// A node failed; one that keeps failing gets no leases for a while.
     pub fn on_failed(&self, id: NodeId, why: &str) {
         let now_ms = clock_ms(Instant::now());
@@ -226,6 +247,7 @@ impl Control {
         drop(world);
         let for_ms = suspension.until_ms.saturating_sub(now_ms);
         tracing::warn!(node = %id, for_ms, why, "suspended: it keeps failing");
+        self.metrics.suspended();
         self.tell(Event::NodeSuspended {
             node: id,
             for_ms,
@@ -294,11 +316,13 @@ pub async fn keep_time(control: Arc<Control>) {
     let mut stopping = control.stopping.subscribe();
     let every = |pace: Duration| tokio::time::interval(pace.max(Duration::from_millis(10)));
     let mut ticks = every(control.options.heartbeat / 4);
+    let mut samples = every(history::EVERY);
     let mut sweeps = every(SWEEP.min(control.options.lease_lost_after / 4));
     loop {
         tokio::select! {
             _ = ticks.tick() => control.look_for_lost_nodes(Instant::now()),
             _ = sweeps.tick() => control.sweep(Instant::now(), now_ms()),
+            _ = samples.tick() => control.history.sample(now_ms(), &control.world()),
             _ = stopped(&mut stopping) => return,
         }
     }

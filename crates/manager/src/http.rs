@@ -1,9 +1,10 @@
 //! The HTTP API: what may be asked, and how it is answered. Every error is an [`ErrorBody`].
 
 pub mod accounts;
+pub mod seeing;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -67,6 +68,10 @@ pub fn router(control: Api) -> Router {
         .route("/v1/bill", get(accounts::show_bill))
         .route("/v1/audit", get(accounts::show_audit))
         .route("/v1/events", get(watch_events))
+        .route("/v1/metrics", get(seeing::metrics))
+        .route("/v1/history", get(seeing::history))
+        .route("/", get(seeing::page))
+        .route("/page/{file}", get(seeing::part))
         .route("/v1/openapi.json", get(openapi))
         .fallback(|| async {
             refuse(
@@ -82,6 +87,7 @@ pub fn router(control: Api) -> Router {
         })
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
         .layer(axum::middleware::from_fn(limit_time))
+        .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
         .with_state(control)
 }
 
@@ -134,10 +140,10 @@ pub(crate) async fn create_lease(
     Body(request): Body<LeaseRequest>,
 ) -> Result<(StatusCode, Json<Grant>), Refusal> {
     caller.changes_as(Role::User)?;
-    Ok((
-        StatusCode::CREATED,
-        Json(control.grant(caller.bearer.tenant, request).await?),
-    ))
+    let begun = Instant::now();
+    let answer = control.grant(caller.bearer.tenant, request).await;
+    control.metrics.granted(begun, &answer);
+    Ok((StatusCode::CREATED, Json(answer?)))
 }
 
 /// Leases that live, or ended within the last hour, the newest first: one's own, or, for operators, everybody's.

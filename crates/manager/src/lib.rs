@@ -12,11 +12,13 @@
 mod accounts;
 mod control;
 mod error;
+mod history;
 mod http;
 mod identity;
 mod journal;
 mod leases;
 mod manager;
+mod metrics;
 mod openapi;
 mod options;
 mod reclaim;

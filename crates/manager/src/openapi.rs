@@ -44,6 +44,8 @@ impl Modify for BearerScheme {
         http::accounts::show_bill,
         http::accounts::show_audit,
         http::watch_events,
+        http::seeing::metrics,
+        http::seeing::history,
         http::openapi
     ),
     modifiers(&BearerScheme)

@@ -192,6 +192,7 @@ impl Control {
                 };
                 let _ = outgoing.try_send(again);
             }
+            let durations = known.as_ref().map(|node| node.durations).unwrap_or_default();
             let (doubtful, booked, health) = known
                 .map(|node| {
                     (
@@ -237,6 +238,7 @@ impl Control {
                     left: false,
                     reclaimed,
                     health,
+                    durations,
                     reclaims: HashMap::new(),
                     heard: Instant::now(),
                     booked,
@@ -275,6 +277,15 @@ impl Control {
                     tracing::warn!(node = %id, skew_ms, "its clock differs from the manager's; set them alike");
                 }
                 node.skew_ms = skew_ms;
+            }
+            NodeMessage::Durations { calls } => {
+                // One that started anew counts from nothing again.
+                let anew = calls.iter().zip(&node.durations).any(|(now, before)| now < before);
+                let before = if anew { Default::default() } else { node.durations };
+                node.durations = calls;
+                for (sum, (now, before)) in world.durations.iter_mut().zip(calls.iter().zip(before)) {
+                    *sum = sum.saturating_add(now - before);
+                }
             }
             NodeMessage::Answer { request, refused, mode } => {
                 let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
@@ -327,6 +338,7 @@ impl Control {
                 let what: String = what.chars().take(MOST_INCIDENT_CHARACTERS).collect();
                 tracing::warn!(node = %id, %lease, tenant = %record.tenant, what, "a worker was refused something hostile");
                 drop(world);
+                self.metrics.incident();
                 self.tell(Event::Incident { lease, node: id, what });
             }
             NodeMessage::Reclaimed {
@@ -376,7 +388,8 @@ async fn book(
             }
             tokio::time::sleep(RETRY).await;
         };
-        control.world().on_booked(id, sequence, &usage);
+        let more = control.world().on_booked(id, sequence, &usage);
+        control.on_used(&more);
         control.on_charged(&done.spent);
         let last = done.sequence;
         if booked.send(ManagerMessage::Booked { sequence: last }).await.is_err() {

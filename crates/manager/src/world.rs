@@ -1,6 +1,6 @@
 //! What the manager knows now: nodes, leases and bearers, in memory and behind one lock that is never held over a wait.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use mayfly_lease::quota::{self, Held};
 use mayfly_lease::{State, billing};
 use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
+use mayfly_protocol::durations::DURATION_BUCKETS;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::{mpsc, oneshot};
@@ -72,6 +73,8 @@ pub struct Node {
     pub heard: Instant,
     /// Last number of its journal whose usage the leases here show.
     pub booked: u64,
+    /// How many of its calls took how long, as last heard.
+    pub durations: [u64; DURATION_BUCKETS],
     /// Its clock minus ours.
     pub skew_ms: i64,
     /// Leases offered to it whose answer never came: it may hold them.
@@ -79,6 +82,18 @@ pub struct Node {
 }
 
 impl Node {
+    /// As [`NodeStatus::state`], for one that still holds leases or does not.
+    fn state(&self, holds: bool) -> &'static str {
+        match (&self.session, self.left) {
+            (Some(_), _) if self.reclaimed && holds => "leaving",
+            (Some(_), _) if self.reclaimed => "reclaimed",
+            (Some(_), _) if self.health.suspension().is_some() => "suspended",
+            (Some(_), _) => "up",
+            (None, true) => "left",
+            (None, false) => "lost",
+        }
+    }
+
     fn give(&mut self, record: &LeaseRecord) {
         let cores = if record.mode == Mode::Hot {
             record.workers.saturating_mul(record.cores_per_worker)
@@ -133,6 +148,38 @@ impl Account {
     }
 }
 
+/// What many nodes have together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// Cores for hot workers.
+    pub cores: u64,
+    /// Warm workers.
+    pub workers: u64,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+}
+
+impl Sum {
+    fn add(&mut self, one: &Capacity) {
+        self.cores += u64::from(one.cores);
+        self.workers += u64::from(one.workers);
+        self.memory_bytes = self.memory_bytes.saturating_add(one.memory_bytes);
+    }
+}
+
+/// The whole in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Nodes by state.
+    pub nodes: BTreeMap<&'static str, u32>,
+    /// Leases that live, by state.
+    pub leases: BTreeMap<&'static str, u32>,
+    /// What nodes that are up have.
+    pub capacity: Sum,
+    /// What of it is free.
+    pub free: Sum,
+}
+
 /// Everything.
 #[derive(Default)]
 pub struct World {
@@ -148,6 +195,10 @@ pub struct World {
     pub tenants: HashMap<TenantId, Account>,
     /// What those pay that have no prices of their own.
     pub prices: Prices,
+    /// What was booked since this manager started.
+    pub used: Usage,
+    /// How many calls took how long, on all nodes since this manager started.
+    pub durations: [u64; DURATION_BUCKETS],
     /// Leases that nodes are being asked to take.
     asked: HashMap<LeaseId, (TenantId, Held)>,
     next_request: u64,
@@ -168,6 +219,7 @@ impl World {
             session: None,
             heard: now,
             booked: record.booked,
+            durations: [0; DURATION_BUCKETS],
             skew_ms: 0,
             doubtful: HashSet::new(),
             left: false,
@@ -187,6 +239,8 @@ impl World {
         Self {
             tenants,
             prices: snapshot.prices,
+            used: Usage::default(),
+            durations: [0; DURATION_BUCKETS],
             asked: HashMap::new(),
             order: snapshot.nodes.iter().map(|record| record.address.id).collect(),
             nodes: snapshot
@@ -329,17 +383,44 @@ impl World {
         Some(record)
     }
 
-    /// The store has booked this entry, now or when it was first sent.
-    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) {
+    /// The store has booked this entry, now or when it was first sent. Answers how much more that is, and whose.
+    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) -> Vec<(TenantId, Usage)> {
+        let mut more = Vec::new();
         let Some(node) = self.nodes.get_mut(&id).filter(|node| sequence > node.booked) else {
-            return;
+            return more;
         };
         node.booked = sequence;
         for (lease, used) in totals {
             if let Some(record) = self.leases.get_mut(lease).filter(|record| record.node == id) {
-                record.usage = billing::merge(record.usage, *used);
+                let merged = billing::merge(record.usage, *used);
+                let added = billing::subtract(merged, record.usage);
+                record.usage = merged;
+                self.used = billing::add(self.used, added);
+                more.push((record.tenant, added));
             }
         }
+        more
+    }
+
+    /// All of it in numbers.
+    pub fn summary(&self) -> Summary {
+        let mut summary = Summary::default();
+        // Also where there is none: a number that is missing looks like a fault to whoever draws it.
+        summary.nodes.insert("up", 0);
+        for state in [State::Granted, State::Active] {
+            summary.leases.insert(state.name(), 0);
+        }
+        for node in self.nodes.values() {
+            *summary.nodes.entry(node.state(false)).or_default() += 1;
+            if node.session.is_some() {
+                summary.capacity.add(&node.capacity);
+                summary.free.add(&node.free);
+            }
+        }
+        for record in self.leases.values().filter(|record| record.state.is_live()) {
+            *summary.leases.entry(record.state.name()).or_default() += 1;
+        }
+        summary
     }
 
     /// Forgets leases that ended before this time; the store keeps them.
@@ -379,15 +460,7 @@ impl World {
             address: node.address.clone(),
             capacity: node.capacity,
             free: node.free,
-            state: match (&node.session, node.left) {
-                (Some(_), _) if node.reclaimed && held > 0 => "leaving",
-                (Some(_), _) if node.reclaimed => "reclaimed",
-                (Some(_), _) if suspension.is_some() => "suspended",
-                (Some(_), _) => "up",
-                (None, true) => "left",
-                (None, false) => "lost",
-            }
-            .into(),
+            state: node.state(held > 0).into(),
             heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
             leases: held as u32,
         }

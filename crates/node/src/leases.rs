@@ -6,6 +6,8 @@
 mod channels;
 mod meters;
 
+pub use meters::{Durations, add_durations};
+
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -23,6 +23,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 
+use crate::leases::Durations;
 use crate::node::state_dir::write_private;
 use crate::node::{Connection, Node};
 use crate::{ManagerLink, clock};
@@ -263,7 +264,13 @@ async fn session(
                 let beat = NodeMessage::Heartbeat { free: node.free(), clock_ms: clock::wall_ms() };
                 send(&mut socket, &beat).await?;
             }
-            _ = meters.tick() => node.journal_usage(),
+            _ = meters.tick() => {
+                node.journal_usage();
+                let calls = node.durations();
+                if std::mem::replace(&mut told.durations, calls) != calls {
+                    send(&mut socket, &NodeMessage::Durations { calls }).await?;
+                }
+            }
             () = node.news.notified() => {}
             () = tokio::time::sleep_until(told.next_entry), if told.entry_waits => {}
             () = closed(&mut closing), if leave_by.is_none() => {
@@ -289,6 +296,7 @@ struct Told {
     entry: u64,
     next_entry: tokio::time::Instant,
     entry_waits: bool,
+    durations: Durations,
 }
 
 impl Default for Told {
@@ -298,6 +306,7 @@ impl Default for Told {
             entry: 0,
             next_entry: tokio::time::Instant::now(),
             entry_waits: false,
+            durations: Durations::default(),
         }
     }
 }

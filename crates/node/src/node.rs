@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use mayfly_executor::cores::Places;
 use mayfly_lease::token::Claims;
-use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, replay};
-use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox};
+use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing, replay};
+use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -29,7 +29,9 @@ use crate::enclosures::Enclosures;
 use crate::executors::{Executor, Language};
 use crate::hangup::Hangups;
 use crate::journal::{self, Journal};
+use crate::leases::{Durations, add_durations};
 use crate::leases::{Granted, LeaseView, Run};
+use crate::metrics;
 use crate::node::state_dir::{id_of, load_key, make_private, write_private};
 use crate::pool::Pool;
 use crate::{NodeError, Options, affinity, clock, listener, manager_link, policy, runtimes, supervisor};
@@ -67,6 +69,9 @@ struct Books {
     ledger: Ledger,
     leases: BTreeMap<LeaseId, Arc<Run>>,
     ended: HashMap<LeaseId, Ended>,
+    /// What leases that ended used, and how long their calls took.
+    past: Usage,
+    past_durations: Durations,
     /// The cores that everybody who owns none was put on last.
     shared_cores: Vec<u16>,
     /// Whether the node was taken back: it holds nothing and takes nothing until it is given again.
@@ -123,6 +128,10 @@ impl Node {
         let key = load_key(&options.state_dir.join("node.key"))?;
         let resources = options.resources();
         let sockets = listener::bind(&options).await?;
+        let metrics_socket = match options.metrics {
+            Some(address) => Some(metrics::listen(address).await?),
+            None => None,
+        };
         let path = options.state_dir.join("journal");
         let journal = Journal::open(&path, clock::wall_ms()).map_err(|error| NodeError::State { path, error })?;
         let ended = journal.ended().into_iter().map(|(lease, ended)| {
@@ -167,6 +176,8 @@ impl Node {
                 ledger: Ledger::new(resources),
                 leases: BTreeMap::new(),
                 ended: ended.collect(),
+                past: Usage::default(),
+                past_durations: Durations::default(),
                 shared_cores: Vec::new(),
                 reclaimed: false,
             }),
@@ -202,6 +213,10 @@ impl Node {
         node.background(async move { housekeeper.keep_house().await });
         if let Some(link) = node.options.manager.clone() {
             node.task(manager_link::serve(node.clone(), link));
+        }
+        if let Some(listener) = metrics_socket {
+            let mine = node.clone();
+            node.background(async move { metrics::serve(mine, listener).await });
         }
         sockets.serve(&node);
         Ok(Handle { node, all_gone })

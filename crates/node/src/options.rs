@@ -20,6 +20,8 @@ pub struct Options {
     pub listen_tcp: Option<SocketAddr>,
     /// `address:port` that clients are told, where it differs from what is listened on.
     pub advertised_tcp: Option<String>,
+    /// Where to answer Prometheus, in clear, whoever asks; none to answer nobody.
+    pub metrics: Option<SocketAddr>,
     /// What leases may take; none for the whole machine, less the core that clients and daemons share.
     pub resources: Option<Resources>,
     /// The executor of shared libraries; none for `MAYFLY_EXECUTOR`, or else `mayfly-executor` beside this program.
@@ -88,6 +90,7 @@ impl Options {
             unix: None,
             listen_tcp: None,
             advertised_tcp: None,
+            metrics: None,
             resources: None,
             executor: None,
             pythons: Vec::new(),

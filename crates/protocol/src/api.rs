@@ -245,6 +245,31 @@ pub struct NodeStatus {
     pub leases: u32,
 }
 
+/// How it all was at one time, as `GET /v1/history` tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Moment {
+    /// When, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// Nodes that took leases.
+    pub nodes_up: u32,
+    /// Leases that lived.
+    pub leases: u32,
+    /// Cores for hot workers on connected nodes.
+    pub cores: u64,
+    /// Of them, those that leases held.
+    pub cores_leased: u64,
+    /// Warm workers on connected nodes.
+    pub workers: u64,
+    /// Of them, those that leases held.
+    pub workers_leased: u64,
+    /// Memory on connected nodes, in bytes.
+    pub memory_bytes: u64,
+    /// Of it, what leases held.
+    pub memory_leased_bytes: u64,
+    /// What was booked from the manager's start up to then.
+    pub used: Usage,
+}
+
 /// A lease as `GET /v1/leases` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LeaseStatus {
@@ -335,6 +360,11 @@ pub enum NodeMessage {
         free: Capacity,
         /// The node's wall clock, milliseconds since the Unix epoch, from which the manager measures skew.
         clock_ms: u64,
+    },
+    /// Calls by how long they took, as [`crate::durations::duration_bucket`] sorts them, since the node started.
+    Durations {
+        /// How many.
+        calls: [u64; crate::durations::DURATION_BUCKETS],
     },
     /// Answer to [`ManagerMessage::Offer`], `Renew` or `End`.
     Answer {

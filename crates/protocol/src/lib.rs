@@ -12,6 +12,7 @@
 
 pub mod accounts;
 pub mod api;
+pub mod durations;
 pub mod error;
 pub mod executor;
 pub mod hello;

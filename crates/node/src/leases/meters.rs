@@ -1,5 +1,7 @@
 //! What the clock demands of a lease, and what its workers' meters say.
 
+use mayfly_protocol::durations::DURATION_BUCKETS;
+
 use super::*;
 
 /// A call whose client is gone may go on for this long: nobody can take its result any more.
@@ -14,6 +16,16 @@ const DRAINING_TICK: Duration = Duration::from_millis(1);
 const ASLEEP_TICK: Duration = Duration::from_millis(50);
 /// While no channel is open.
 const IDLE_TICK: Duration = Duration::from_millis(250);
+
+/// Calls by how long they took.
+pub type Durations = [u64; DURATION_BUCKETS];
+
+/// Adds some more. What a worker wrote there need not make sense, and harms nothing but this picture.
+pub fn add_durations(sum: &mut Durations, more: &Durations) {
+    for (sum, more) in sum.iter_mut().zip(more) {
+        *sum = sum.saturating_add(*more);
+    }
+}
 
 impl Run {
     /// What time demands.
@@ -122,6 +134,15 @@ impl Run {
             total = billing::add(total, slot.believed);
         }
         total
+    }
+
+    /// How many calls took how long.
+    pub fn durations(&self) -> Durations {
+        let mut sum = Durations::default();
+        for meter in &self.meters {
+            add_durations(&mut sum, &meter.durations());
+        }
+        sum
     }
 
     pub fn view(&self) -> LeaseView {

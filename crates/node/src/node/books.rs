@@ -148,6 +148,8 @@ impl Node {
         let mut books = self.books();
         books.ledger.release(&run.id());
         books.leases.remove(&run.id());
+        books.past = billing::add(books.past, run.usage());
+        add_durations(&mut books.past_durations, &run.durations());
         let ended = Ended {
             state,
             until_ms,
@@ -185,6 +187,28 @@ impl Node {
         self.books().reclaimed = false;
         self.pool.open();
         self.news.notify_one();
+    }
+
+    /// Leases that live.
+    pub(crate) fn live_leases(&self) -> usize {
+        self.books().ledger.leases()
+    }
+
+    /// How many calls took how long since the node started.
+    pub(crate) fn durations(&self) -> Durations {
+        let books = self.books();
+        let mut sum = books.past_durations;
+        for run in books.leases.values() {
+            add_durations(&mut sum, &run.durations());
+        }
+        sum
+    }
+
+    /// What all leases used since the node started.
+    pub(crate) fn used(&self) -> Usage {
+        let books = self.books();
+        let live = books.leases.values().map(|run| run.usage());
+        live.fold(books.past, billing::add)
     }
 
     /// A worker asked for something that no honest function does.

@@ -1,0 +1,57 @@
+//! `mayfly page`: the manager's page, for a browser.
+
+use std::time::Duration;
+
+use clap::Args;
+use mayfly_protocol::accounts::{NewToken, Role, TokenRequest};
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::json;
+
+use crate::{Global, connect, output, values};
+
+/// Print the address of the manager's page, which shows nodes, leases, use, bills and latencies as they change.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly page
+  xdg-open \"$(mayfly page)\"
+
+The address holds a token of your tenant's that is for looking only; treat it as you would a password. Browsers do not know the
+manager's certificate authority: import ca.pem of its state directory, or compare the fingerprint that they show.")]
+pub struct Arguments {
+    /// How long the address is good for
+    #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = values::duration)]
+    valid_for: Duration,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let request = |role| TokenRequest {
+        tenant: None,
+        // Several pages may be open: a token of the same name would replace the one before.
+        name: format!("page-{}", std::process::id()),
+        role,
+        read_only: true,
+        valid_for_ms: arguments.valid_for.as_millis() as u64,
+    };
+    let mut made = Err(Failure::new(Code::Forbidden, "no role will do"));
+    // As much as one may see oneself.
+    for role in [Role::Operator, Role::User] {
+        made = client
+            .post::<NewToken>("/v1/tokens", &request(role))
+            .map_err(|error| error.0);
+        if !made.as_ref().is_err_and(|failure| failure.code == Code::Forbidden) {
+            break;
+        }
+    }
+    let made = made?;
+    let address = format!("{}/#token={}", made.manager, made.token);
+    if global.json {
+        let expires_at_ms = made.status.expires_at_ms;
+        output::line(&output::json(
+            &json!({ "page": address, "expires_at_ms": expires_at_ms }),
+        )?);
+    } else {
+        output::line(&address);
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+// The manager's page: asks the API every two seconds and shows what it answers. No part of it is trusted to be HTML.
+"use strict";
+
+const EVERY_MS = 2000;
+const BILL_EVERY_MS = 10_000;
+const MOST_ROWS = 100;
+const MOST_BILLS = 20;
+const byId = (id) => document.getElementById(id);
+
+// The token comes behind the address's `#`, which browsers send to nobody, and is taken out of sight at once.
+function token() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem("token");
+}
+
+class Refused extends Error {}
+
+async function ask(path, read = (answer) => answer.json()) {
+  const answer = await fetch(path, {
+    headers: { Authorization: `Bearer ${token()}` },
+    signal: AbortSignal.timeout(10_000),
+  });
+  if (answer.ok) return read(answer);
+  const body = await answer.json().catch(() => null);
+  const text = body?.error?.message ?? `${path} answered ${answer.status}`;
+  throw answer.status === 401 ? new Refused(text) : new Error(text);
+}
+
+const quietly = (asked) => asked.catch((error) => { if (error instanceof Refused) throw error; return null; });
+
+// Numbers for people.
+const round = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2)).replace(/\.0+$/, "");
+function scaled(x, units, step) {
+  let unit = 0;
+  while (x >= step && unit < units.length - 1) { x /= step; unit += 1; }
+  return `${round(x)}${units[unit]}`;
+}
+const bytes = (x) => scaled(x, [" B", " KiB", " MiB", " GiB", " TiB"], 1024);
+const count = (x) => scaled(x, ["", " k", " M", " G"], 1000);
+function span(seconds) {
+  if (seconds < 1e-6) return `${round(seconds * 1e9)} ns`;
+  if (seconds < 1e-3) return `${round(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${round(seconds * 1e3)} ms`;
+  if (seconds < 120) return `${round(seconds)} s`;
+  if (seconds < 7200) return `${round(seconds / 60)} min`;
+  return `${round(seconds / 3600)} h`;
+}
+const money = (billionths) => (billionths / 1e9).toLocaleString("en", { maximumFractionDigits: 6 });
+
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+// A table of rows, each an array of texts; a column whose title begins with `>` is of numbers.
+function table(id, titles, rows, none) {
+  const numbers = titles.map((title) => title.startsWith(">"));
+  const head = element("tr");
+  titles.forEach((title, i) => head.append(element("th", title.replace(/^>/, ""), numbers[i] ? "n" : "")));
+  const body = rows.slice(0, MOST_ROWS).map((row) => {
+    const line = element("tr");
+    row.forEach((cell, i) => {
+      const [text, kind] = Array.isArray(cell) ? cell : [cell, ""];
+      line.append(element("td", text, `${kind} ${numbers[i] ? "n" : ""}`.trim()));
+    });
+    return line;
+  });
+  const note = rows.length > MOST_ROWS ? `and ${rows.length - MOST_ROWS} more` : rows.length === 0 ? none : null;
+  if (note) {
+    const line = element("tr");
+    const cell = element("td", note, "none");
+    cell.colSpan = titles.length;
+    line.append(cell);
+    body.push(line);
+  }
+  byId(id).replaceChildren(head, ...body);
+}
+
+function svg(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const WIDTH = 400, HEIGHT = 140, LEFT = 46, BOTTOM = 18, TOP = 14;
+
+function frame(chart, most, label) {
+  chart.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  chart.setAttribute("preserveAspectRatio", "none");
+  const parts = [];
+  for (const share of [0, 0.5, 1]) {
+    const y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP);
+    parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y, y2: y }));
+    parts.push(svg("text", { x: LEFT - 4, y: y + 3, "text-anchor": "end" }, label(share * most)));
+  }
+  return parts;
+}
+
+// Lines over time. Each series: name, class, values (null where there is none).
+function lines(id, times, series, label) {
+  const most = Math.max(1e-12, ...series.flatMap(({ values }) => values.filter((value) => value !== null)));
+  const parts = frame(byId(id), most, label);
+  const [first, last] = [times[0], times[times.length - 1]];
+  const x = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (WIDTH - LEFT);
+  const y = (value) => HEIGHT - BOTTOM - (value / most) * (HEIGHT - BOTTOM - TOP);
+  series.forEach(({ name, kind, values }, i) => {
+    const points = values.map((value, at) => (value === null ? null : `${x(times[at]).toFixed(1)},${y(value).toFixed(1)}`));
+    parts.push(svg("polyline", { class: `line ${kind}`, points: points.filter(Boolean).join(" ") }));
+    parts.push(svg("text", { class: kind, x: LEFT + 4 + i * 110, y: 9 }, name));
+  });
+  const ago = (last - first) / 1000;
+  parts.push(svg("text", { x: LEFT, y: HEIGHT - 5 }, ago > 1 ? `${span(ago)} ago` : ""));
+  parts.push(svg("text", { x: WIDTH, y: HEIGHT - 5, "text-anchor": "end" }, "now"));
+  byId(id).replaceChildren(...parts);
+}
+
+// Bars of a histogram's buckets: upper bound in seconds, and how many.
+function bars(id, buckets) {
+  const used = buckets.map(({ n }) => n > 0);
+  const [from, to] = [used.indexOf(true), used.lastIndexOf(true)];
+  byId(id).parentElement.hidden = from < 0;
+  if (from < 0) return;
+  const shown = buckets.slice(Math.max(0, from - 1), to + 2);
+  const most = Math.max(...shown.map(({ n }) => n));
+  const parts = frame(byId(id), most, count);
+  const step = (WIDTH - LEFT) / shown.length;
+  // As many bounds as there is room for.
+  const every = Math.ceil(48 / step);
+  shown.forEach(({ bound, n }, i) => {
+    const height = (n / most) * (HEIGHT - BOTTOM - TOP);
+    parts.push(svg("rect", {
+      class: "bar", x: LEFT + i * step + 1, y: HEIGHT - BOTTOM - height, width: Math.max(1, step - 2), height,
+    }));
+    if ((shown.length - 1 - i) % every === 0) {
+      const text = bound === Infinity ? "more" : `≤ ${span(bound)}`;
+      parts.push(svg("text", { x: LEFT + (i + 1) * step, y: HEIGHT - 5, "text-anchor": "end" }, text));
+    }
+  });
+  byId(id).replaceChildren(...parts);
+}
+
+// A histogram out of the metrics' text: how many fell into each bucket, not below it.
+function histogram(text, name) {
+  const buckets = [];
+  let below = 0;
+  for (const [, bound, sum] of text.matchAll(new RegExp(`^${name}_bucket\\{le="([^"]+)"\\} (\\d+)`, "gm"))) {
+    buckets.push({ bound: bound === "+Inf" ? Infinity : Number(bound), n: Number(sum) - below });
+    below = Number(sum);
+  }
+  return buckets;
+}
+
+let moments = [];
+let bill = [];
+let billed = -Infinity;
+
+// A bill is long, and nobody reads one every two seconds.
+async function lookAtBill() {
+  if (performance.now() - billed < BILL_EVERY_MS) return;
+  billed = performance.now();
+  const page = await quietly(ask(`/v1/bill?from=${Date.now() - 3_600_000}`));
+  bill = (page?.lines ?? []).reverse().slice(0, MOST_BILLS);
+}
+
+// What was used between each moment and the one before it, for each second.
+function rates(of) {
+  return moments.map((moment, i) => {
+    const before = moments[i - 1];
+    return before ? (of(moment) - of(before)) / ((moment.at_ms - before.at_ms) / 1000) : null;
+  });
+}
+
+// Nodes book what they used every two seconds, each at its own time: a mean over some moments is steadier.
+function smooth(values, over = 5) {
+  return values.map((_, i) => {
+    const near = values.slice(Math.max(0, i - over + 1), i + 1).filter((value) => value !== null);
+    return near.length ? near.reduce((a, b) => a + b) / near.length : null;
+  });
+}
+
+function drawHistory() {
+  if (moments.length === 0) return;
+  const times = moments.map((moment) => moment.at_ms);
+  const share = (part, all) => moments.map((moment) => (moment[all] ? (100 * moment[part]) / moment[all] : 0));
+  lines("leased", times, [
+    { name: "cores", kind: "a", values: share("cores_leased", "cores") },
+    { name: "warm workers", kind: "b", values: share("workers_leased", "workers") },
+    { name: "memory", kind: "c", values: share("memory_leased_bytes", "memory_bytes") },
+  ], (x) => `${round(x)} %`);
+  const seconds = (field) => smooth(rates((moment) => moment.used[field] / 1e6));
+  lines("used", times, [
+    { name: "allocated", kind: "a", values: seconds("allocated_us") },
+    { name: "computing", kind: "b", values: seconds("computing_us") },
+    { name: "polling", kind: "c", values: seconds("polling_us") },
+  ], (x) => `${round(x)} s/s`);
+  lines("calls", times, [
+    { name: "calls", kind: "a", values: smooth(rates((moment) => moment.used.calls)) },
+    { name: "of them failed", kind: "b", values: smooth(rates((moment) => moment.used.failures)) },
+  ], (x) => `${count(x)}/s`);
+}
+
+function drawTiles(health) {
+  const now = moments[moments.length - 1];
+  const calls = smooth(rates((moment) => moment.used.calls)).pop() ?? 0;
+  const tiles = [["nodes up", health.nodes_up], ["leases", health.leases]];
+  if (now) {
+    tiles.push(
+      ["cores leased", `${now.cores_leased} of ${now.cores}`],
+      ["warm workers leased", `${now.workers_leased} of ${now.workers}`],
+      ["memory leased", `${bytes(now.memory_leased_bytes)} of ${bytes(now.memory_bytes)}`],
+      ["calls booked", `${count(calls)}/s`],
+    );
+  }
+  byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
+    const tile = element("div", undefined, "tile");
+    tile.append(element("b", String(value)), element("span", name));
+    return tile;
+  }));
+}
+
+const live = (lease) => lease.state === "granted" || lease.state === "active";
+
+function drawTables(nodes, leases, tenants) {
+  const names = new Map(nodes.map((node) => [node.address.id, node.address.name]));
+  const tenantNames = new Map((tenants ?? []).map((tenant) => [tenant.id, tenant.name]));
+  table("nodes", ["Node", "State", ">Hot cores", ">Warm workers", ">Memory", ">Leases", ">Heard", "Id"], nodes.map((node) => [
+    node.address.name,
+    node.state === "up" ? "up" : [node.why ? `${node.state}: ${node.why}` : node.state, "bad"],
+    `${node.capacity.cores - node.free.cores} of ${node.capacity.cores}`,
+    `${node.capacity.workers - node.free.workers} of ${node.capacity.workers}`,
+    `${bytes(node.capacity.memory_bytes - node.free.memory_bytes)} of ${bytes(node.capacity.memory_bytes)}`,
+    node.leases, `${span(node.heartbeat_age_ms / 1000)} ago`, node.address.id.slice(0, 12),
+  ]), "No node has joined.");
+  const now = Date.now();
+  table("leases", ["Lease", "State", "Tenant", "Node", ">Workers", "Mode", "Sandbox", ">Calls", ">Failed", ">Computing", ">Ends in"],
+    leases.filter(live).map((lease) => [
+      lease.lease.slice(0, 12), lease.state, tenantNames.get(lease.tenant) ?? lease.tenant.slice(0, 12),
+      names.get(lease.node) ?? lease.node.slice(0, 12), lease.workers, lease.mode, lease.sandbox,
+      count(lease.usage.calls), count(lease.usage.failures), span(lease.usage.computing_us / 1e6),
+      span(Math.max(0, lease.expires_at_ms - now) / 1000),
+    ]), "No lease lives.");
+  table("tenants", ["Tenant", ">Spent", ">Budget", ">Leases", ">Workers"], (tenants ?? []).map((tenant) => [
+    tenant.suspended ? [`${tenant.name}, suspended`, "bad"] : tenant.name,
+    money(tenant.spent), tenant.budget == null ? "none" : money(tenant.budget), tenant.leases, tenant.workers,
+  ]), "No tenant to be seen.");
+  table("bills", ["Lease", "Tenant", "State", ">Calls", ">Computing", ">Polling", ">Cost"], bill.map((line) => [
+    line.lease.slice(0, 12), line.tenant_name, line.state, count(line.usage.calls), span(line.usage.computing_us / 1e6),
+    span(line.usage.polling_us / 1e6), money(line.total),
+  ]), "Nothing was billed within the last hour.");
+}
+
+async function look() {
+  const after = moments.length ? moments[moments.length - 1].at_ms : 0;
+  const [version, health, nodes, leases, more, tenants, metrics] = await Promise.all([
+    ask("/v1/version"), ask("/v1/health"), ask("/v1/nodes"), ask("/v1/leases"), ask(`/v1/history?after_ms=${after}`),
+    quietly(ask("/v1/tenants")),
+    // For operators only.
+    quietly(ask("/v1/metrics", (answer) => answer.text())),
+    lookAtBill(),
+  ]);
+  const oldest = Date.now() - 3_600_000;
+  moments = [...moments, ...more].filter((moment) => moment.at_ms > oldest);
+  byId("about").textContent = `${location.host}, Mayfly ${version.version}: ${health.status}`;
+  byId("trouble").textContent = health.store_error ? `The store cannot write: ${health.store_error}` : "";
+  byId("entry").hidden = true;
+  byId("all").hidden = false;
+  drawTiles(health);
+  drawHistory();
+  drawTables(nodes, leases, tenants);
+  bars("grants", metrics ? histogram(metrics, "mayfly_grant_seconds") : []);
+  bars("durations", metrics ? histogram(metrics, "mayfly_call_seconds") : []);
+}
+
+async function go() {
+  let again = EVERY_MS;
+  try {
+    if (!token()) throw new Refused("");
+    await look();
+  } catch (error) {
+    byId("trouble").textContent = error instanceof TypeError ? "The manager does not answer." : error.message;
+    if (error instanceof Refused) {
+      // Waits for another one.
+      sessionStorage.removeItem("token");
+      byId("about").textContent = location.host;
+      byId("all").hidden = true;
+      byId("entry").hidden = false;
+      again = null;
+    }
+  }
+  if (again) setTimeout(go, again);
+}
+
+byId("entry").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", byId("token").value.trim());
+  byId("token").value = "";
+  go();
+});
+addEventListener("hashchange", () => { if (token()) location.reload(); });
+go();

@@ -1,0 +1,262 @@
+//! What the manager counts, for Prometheus: `GET /v1/metrics`.
+//!
+//! Counters and latencies are kept here as things happen; what can be read from the world is read when somebody asks. Nothing is
+//! kept for single nodes or leases, of which there may be thousands: nodes have metrics of their own, and leases have bills.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::api::Usage;
+use mayfly_protocol::durations::histogram;
+use mayfly_protocol::error::Failure;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::world::{Sum, World};
+
+/// What the body of an answer is.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    method: String,
+    path: String,
+    status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfTenant {
+    tenant: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TimeOfTenant {
+    tenant: String,
+    what: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InState {
+    state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Part {
+    part: &'static str,
+}
+
+type Seconds = Counter<f64, AtomicU64>;
+
+/// The counters.
+pub struct Metrics {
+    registry: Registry,
+    grants: Family<Outcome, Counter>,
+    grant_seconds: Histogram,
+    requests: Family<Answered, Counter>,
+    ended: Family<Ended, Counter>,
+    suspensions: Counter,
+    incidents: Counter,
+    calls: Family<OfTenant, Counter>,
+    failures: Family<OfTenant, Counter>,
+    time: Family<TimeOfTenant, Seconds>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("mayfly");
+        let grants = Family::default();
+        registry.register("grants", "Requests for leases, by how they ended", grants.clone());
+        // From a quarter of a millisecond to eight seconds.
+        let grant_seconds = Histogram::new(exponential_buckets(0.000_25, 2.0, 16));
+        registry.register_with_unit(
+            "grant",
+            "From a request for a lease until it was granted",
+            Unit::Seconds,
+            grant_seconds.clone(),
+        );
+        let requests = Family::default();
+        registry.register("http_requests", "Requests answered", requests.clone());
+        let ended = Family::default();
+        registry.register("leases_ended", "Leases that ended, by how", ended.clone());
+        let suspensions = Counter::default();
+        registry.register(
+            "node_suspensions",
+            "Nodes that were suspended because they kept failing",
+            suspensions.clone(),
+        );
+        let incidents = Counter::default();
+        registry.register(
+            "incidents",
+            "Things that workers asked for and no honest function does",
+            incidents.clone(),
+        );
+        let calls = Family::default();
+        registry.register("calls", "Calls that were booked, by tenant", calls.clone());
+        let failures = Family::default();
+        registry.register("failed_calls", "Of them, those that failed", failures.clone());
+        let time = Family::default();
+        registry.register_with_unit(
+            "usage",
+            "Booked time of workers, by tenant: allocated, computing, polling",
+            Unit::Seconds,
+            time.clone(),
+        );
+        Self {
+            registry,
+            grants,
+            grant_seconds,
+            requests,
+            ended,
+            suspensions,
+            incidents,
+            calls,
+            failures,
+            time,
+        }
+    }
+}
+
+impl Metrics {
+    /// A request for a lease that came then has been answered.
+    pub fn granted<T>(&self, since: Instant, answer: &Result<T, Failure>) {
+        let outcome = match answer {
+            Ok(_) => "granted",
+            Err(failure) => failure.code.name(),
+        };
+        self.grants.get_or_create(&Outcome { outcome }).inc();
+        if answer.is_ok() {
+            self.grant_seconds.observe(since.elapsed().as_secs_f64());
+        }
+    }
+
+    /// A request was answered. `path` is the route, of which there are few.
+    pub fn answered(&self, method: &str, path: &str, status: u16) {
+        let labels = Answered {
+            method: method.into(),
+            path: path.into(),
+            status,
+        };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// A lease ended.
+    pub fn ended(&self, state: &'static str) {
+        self.ended.get_or_create(&Ended { state }).inc();
+    }
+
+    /// A node was suspended.
+    pub fn suspended(&self) {
+        self.suspensions.inc();
+    }
+
+    /// A worker was refused something hostile.
+    pub fn incident(&self) {
+        self.incidents.inc();
+    }
+
+    /// So much more was booked for a tenant.
+    pub fn used(&self, tenant: &str, more: Usage) {
+        let of = OfTenant { tenant: tenant.into() };
+        self.calls.get_or_create(&of).inc_by(more.calls);
+        self.failures.get_or_create(&of).inc_by(more.failures);
+        for (what, us) in [
+            ("allocated", more.allocated_us),
+            ("computing", more.computing_us),
+            ("polling", more.polling_us),
+        ] {
+            let of = TimeOfTenant {
+                tenant: tenant.into(),
+                what,
+            };
+            self.time
+                .get_or_create(&of)
+                .inc_by(Duration::from_micros(us).as_secs_f64());
+        }
+    }
+
+    /// All of it, with what the world says now.
+    pub fn text(&self, world: &World, store_writes: bool) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &of_world(world, store_writes))?;
+        histogram(
+            &mut text,
+            "mayfly_call",
+            "Time in calls, on all nodes",
+            &world.durations,
+        )?;
+        encode_eof(&mut text)?;
+        Ok(text)
+    }
+}
+
+fn of_world(world: &World, store_writes: bool) -> Registry {
+    let mut registry = Registry::with_prefix("mayfly");
+    let gauge = |value: u64| {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        gauge
+    };
+    let summary = world.summary();
+    let nodes = Family::<InState, Gauge>::default();
+    for (state, count) in &summary.nodes {
+        let state = (*state).into();
+        nodes.get_or_create(&InState { state }).set(i64::from(*count));
+    }
+    registry.register("nodes", "Nodes, by state", nodes);
+    let leases = Family::<InState, Gauge>::default();
+    for (state, count) in &summary.leases {
+        let state = (*state).into();
+        leases.get_or_create(&InState { state }).set(i64::from(*count));
+    }
+    registry.register("leases", "Leases that live, by state", leases);
+    type Amount = fn(&Sum) -> u64;
+    let amounts: [(&str, &str, Amount); 3] = [
+        ("cores", "Cores for hot workers on nodes that are up", |sum| sum.cores),
+        ("warm_workers", "Warm workers on nodes that are up", |sum| sum.workers),
+        ("memory_bytes", "Memory on nodes that are up", |sum| sum.memory_bytes),
+    ];
+    for (name, help, amount) in amounts {
+        let family = Family::<Part, Gauge>::default();
+        for (part, of) in [("all", &summary.capacity), ("free", &summary.free)] {
+            let sum = i64::try_from(amount(of)).unwrap_or(i64::MAX);
+            family.get_or_create(&Part { part }).set(sum);
+        }
+        registry.register(name, help, family);
+    }
+    let spent = Family::<OfTenant, Gauge<f64, AtomicU64>>::default();
+    for account in world.tenants.values() {
+        let tenant = account.record.name.clone();
+        spent
+            .get_or_create(&OfTenant { tenant })
+            .set(account.record.spent as f64 * 1e-9);
+    }
+    registry.register("spent", "What tenants have spent, in the site's unit", spent);
+    registry.register(
+        "store_writes",
+        "Whether the store can write: 1, or 0 while it cannot",
+        gauge(store_writes.into()),
+    );
+    let version = Family::<Vec<(&str, &str)>, Gauge>::default();
+    version
+        .get_or_create(&vec![("version", env!("CARGO_PKG_VERSION"))])
+        .set(1);
+    registry.register("build", "Release of this manager", version);
+    registry
+}

@@ -1,0 +1,135 @@
+//! What a node tells Prometheus: `GET /metrics`, in clear, where its operator says. It names no tenant and no lease.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use mayfly_protocol::api::Capacity;
+use mayfly_protocol::durations::histogram;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use tokio::net::TcpListener;
+
+use crate::NodeError;
+use crate::node::{Connection, Node};
+
+const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Part {
+    part: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct What {
+    what: &'static str,
+}
+
+/// Takes the address.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => NodeError::AddressInUse(address.to_string()),
+        _ => NodeError::Listen {
+            address: address.to_string(),
+            error,
+        },
+    })
+}
+
+/// Answers until the node closes.
+pub async fn serve(node: Arc<Node>, listener: TcpListener) {
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(url = format!("http://{address}/metrics"), "metrics");
+    }
+    let router = Router::new().route("/metrics", get(answer)).with_state(node);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::warn!(%error, "metrics are no longer served");
+    }
+}
+
+async fn answer(Shared(node): Shared<Arc<Node>>) -> Response {
+    match text(&node) {
+        Ok(text) => ([(CONTENT_TYPE, FORMAT)], text).into_response(),
+        Err(fmt::Error) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn text(node: &Node) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("mayfly_node");
+    let mut gauge = |name: &str, help: &str, value: u64| {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        registry.register(name, help, gauge);
+    };
+    let (capacity, free) = (node.capacity(), node.free());
+    let connected = *node.connection.borrow() == Connection::Up;
+    gauge("leases", "Leases that live", node.live_leases() as u64);
+    gauge(
+        "parked_executors",
+        "Executors that wait for a lease",
+        node.pool.parked() as u64,
+    );
+    gauge(
+        "manager_connected",
+        "Whether the manager is connected: 1 or 0",
+        connected.into(),
+    );
+    gauge(
+        "places",
+        "Calls of warm workers that may run at once",
+        node.places.count().into(),
+    );
+    gauge(
+        "places_held",
+        "Of them, those that do",
+        node.places.holders().len() as u64,
+    );
+    type Amount = fn(&Capacity) -> u64;
+    let amounts: [(&str, &str, Amount); 3] = [
+        ("cores", "Cores for hot workers", |c| c.cores.into()),
+        ("warm_workers", "Warm workers", |c| c.workers.into()),
+        ("memory_bytes", "Memory for leases", |c| c.memory_bytes),
+    ];
+    for (name, help, amount) in amounts {
+        let family = Family::<Part, Gauge>::default();
+        for (part, of) in [("all", &capacity), ("free", &free)] {
+            let amount = i64::try_from(amount(of)).unwrap_or(i64::MAX);
+            family.get_or_create(&Part { part }).set(amount);
+        }
+        registry.register(name, help, family);
+    }
+    let used = node.used();
+    for (name, help, value) in [
+        ("calls", "Calls since the node started", used.calls),
+        ("failed_calls", "Of them, those that failed", used.failures),
+    ] {
+        let counter: Counter = Counter::default();
+        counter.inc_by(value);
+        registry.register(name, help, counter);
+    }
+    let time = Family::<What, Counter<f64, AtomicU64>>::default();
+    for (what, us) in [
+        ("allocated", used.allocated_us),
+        ("computing", used.computing_us),
+        ("polling", used.polling_us),
+    ] {
+        time.get_or_create(&What { what }).inc_by(us as f64 * 1e-6);
+    }
+    registry.register_with_unit("usage", "Time of workers since the node started", Unit::Seconds, time);
+    let mut text = String::new();
+    encode_registry(&mut text, &registry)?;
+    histogram(&mut text, "mayfly_node_call", "Time in calls", &node.durations())?;
+    encode_eof(&mut text)?;
+    Ok(text)
+}

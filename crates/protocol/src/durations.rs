@@ -1,0 +1,69 @@
+//! How long calls took: counted by workers, added up by nodes and managers, and read by Prometheus.
+
+use std::fmt::{self, Write};
+
+/// Calls by how long they took: so many counts, of which each covers times up to four times as long as the one before.
+pub const DURATION_BUCKETS: usize = 16;
+
+/// The longest time in nanoseconds, exclusive, that is counted here; none for the last, which has no bound.
+pub fn duration_bound_ns(bucket: usize) -> Option<u64> {
+    (bucket + 1 < DURATION_BUCKETS).then(|| 256 << (2 * bucket))
+}
+
+/// Where a call of so many nanoseconds is counted.
+#[inline(always)]
+pub fn duration_bucket(ns: u64) -> usize {
+    // Every two doublings beyond 256 ns.
+    let doublings = 64 - (ns >> 8).leading_zeros() as usize;
+    doublings.div_ceil(2).min(DURATION_BUCKETS - 1)
+}
+
+/// The counts as a histogram in OpenMetrics text, without a sum, which nobody counts.
+pub fn histogram(text: &mut String, name: &str, help: &str, calls: &[u64; DURATION_BUCKETS]) -> fmt::Result {
+    writeln!(text, "# HELP {name}_seconds {help}.")?;
+    writeln!(text, "# TYPE {name}_seconds histogram")?;
+    writeln!(text, "# UNIT {name}_seconds seconds")?;
+    let mut below = 0u64;
+    for (bucket, count) in calls.iter().enumerate() {
+        below = below.saturating_add(*count);
+        match duration_bound_ns(bucket) {
+            Some(bound) => writeln!(
+                text,
+                "{name}_seconds_bucket{{le=\"{:e}\"}} {below}",
+                bound as f64 * 1e-9
+            )?,
+            None => writeln!(text, "{name}_seconds_bucket{{le=\"+Inf\"}} {below}")?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_duration_is_counted_below_its_bound_and_not_below_the_one_before() {
+        for ns in [
+            0,
+            1,
+            255,
+            256,
+            1_023,
+            1_024,
+            65_535,
+            65_536,
+            1_000_000,
+            999_999_999,
+            u64::MAX,
+        ] {
+            let bucket = duration_bucket(ns);
+            assert!(
+                duration_bound_ns(bucket).is_none_or(|bound| ns < bound),
+                "{ns} in {bucket}"
+            );
+            let before = bucket.checked_sub(1).and_then(duration_bound_ns);
+            assert!(before.is_none_or(|bound| ns >= bound), "{ns} in {bucket}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+"""What operators look at: the page in a real browser, and metrics as Prometheus reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import mayfly
+import pytest
+from harness.daemons import Daemon
+from harness.programs import ROOT
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture
+def up(start: Any) -> Daemon:
+    """A manager with a node, beside those of other tests."""
+    return start("up", "--listen", "127.0.0.1:0")  # type: ignore[no-any-return]
+
+
+def fetch(daemon: Daemon, path: str, token: str | None = None) -> str:
+    """What the daemon's manager answers."""
+    connection = daemon.connection
+    context = ssl.create_default_context(cadata=connection["ca_pem"])
+    request = urllib.request.Request(
+        connection["manager"] + path, headers={"Authorization": f"Bearer {token or connection['token']}"}
+    )
+    with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Metrics by their name and the values of their labels."""
+    families = list(text_string_to_metric_families(text))
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def work(daemon: Daemon) -> None:
+    """A lease that is used and given back."""
+    with mayfly.connect(daemon.state) as client, client.lease(workers=2, mode="warm") as lease:
+        assert list(lease.map(abs, range(-50, 0))) == list(range(50, 0, -1))
+        with pytest.raises(ZeroDivisionError):
+            lease.call(divmod, 1, 0)
+
+
+def until(look: Any, limit: float = 20) -> Any:
+    """The first answer of ``look`` that is true."""
+    deadline = time.monotonic() + limit
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+    return found
+
+
+def test_the_manager_tells_prometheus_what_was_granted_used_and_answered(up: Daemon) -> None:
+    work(up)
+
+    def booked() -> dict[tuple[str, ...], float] | None:
+        found = samples(fetch(up, "/v1/metrics"))
+        return found if found.get(("mayfly_failed_calls_total", "default"), 0) >= 1 else None
+
+    found = until(booked)
+    assert found["mayfly_grants_total", "granted"] == 1
+    assert found["mayfly_grant_seconds_count",] == 1
+    assert found["mayfly_nodes", "up"] == 1
+    assert found["mayfly_leases_ended_total", "released"] == 1
+    assert found["mayfly_cores", "free"] == found["mayfly_cores", "all"] > 0
+    assert found["mayfly_calls_total", "default"] > 1
+    assert found["mayfly_usage_seconds_total", "default", "computing"] > 0
+    assert found["mayfly_http_requests_total", "POST", "/v1/leases", "201"] == 1
+    assert found["mayfly_store_writes",] == 1
+    # Nodes say every two seconds how long calls took.
+    until(lambda: samples(fetch(up, "/v1/metrics"))["mayfly_call_seconds_bucket", "+Inf"] >= 1)
+
+
+def test_metrics_are_for_operators_and_a_token_for_looking_only_will_do(up: Daemon) -> None:
+    up.cli("tenant", "set", "astro")
+    made = {
+        role: up.cli("token", "create", role, "--role", role, "--read-only", *tenant)["token"]
+        for role, tenant in [("operator", ()), ("user", ("--tenant", "astro"))]
+    }
+    assert "mayfly_nodes" in fetch(up, "/v1/metrics", made["operator"])
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        fetch(up, "/v1/metrics", made["user"])
+    assert refused.value.code == 403
+    refused.value.close()
+
+
+def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any) -> None:
+    up = start("up", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    work(up)
+    url = re.search(r"http://[^\"]+/metrics", up.output())
+    assert url is not None
+    with urllib.request.urlopen(url[0], timeout=20) as answer:
+        found = samples(answer.read().decode())
+    assert found["mayfly_node_manager_connected",] == 1
+    assert found["mayfly_node_calls_total",] > 0
+    assert found["mayfly_node_failed_calls_total",] == 1
+    assert found["mayfly_node_call_seconds_bucket", "+Inf"] == found["mayfly_node_calls_total",]
+    assert found["mayfly_node_places",] >= 1
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
+    work(up)
+    there = {family.name for family in text_string_to_metric_families(fetch(up, "/v1/metrics"))}
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "mayfly.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    named = {name for expression in asked for name in re.findall(r"\bmayfly_\w+", expression)}
+    assert len(named) > 8
+    for name in named:
+        assert re.sub(r"_(total|bucket|count)$", "", name) in there, f"{name} of the dashboard is no metric"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium not found; install it")
+class TestPage:
+    """In Chromium."""
+
+    def see(self, address: str, profile: Path, seconds: int = 6) -> str:
+        """What stands on the page after so many seconds of its own time."""
+        assert CHROMIUM is not None
+        done = subprocess.run(
+            [
+                *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--ignore-certificate-errors", f"--user-data-dir={profile}", "--disable-background-networking"),
+                *(f"--virtual-time-budget={seconds * 1000}", "--dump-dom", address),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        # As people see it: text only.
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", done.stdout))
+
+    def test_shows_nodes_leases_use_and_bills(self, up: Daemon, tmp_path: Path) -> None:
+        with mayfly.connect(up.state) as client, client.lease(workers=3, mode="warm") as lease:
+            list(lease.map(abs, range(100)))
+            # The page draws what was within the last hour: there must be something.
+            until(lambda: len(json.loads(fetch(up, "/v1/history"))) >= 2)
+            address = up.cli("page")["page"]
+            seen = self.see(address, tmp_path)
+        (node,) = json.loads(fetch(up, "/v1/nodes"))
+        assert f"{node['address']['name']} up" in seen
+        assert f"{lease.id[:12]} active default" in seen
+        assert "3 of" in seen, "warm workers leased"
+        assert "warm workers leased" in seen
+        assert "Time to a grant" in seen
+        assert "computing" in seen
+        assert up.connection["token"] not in seen
+
+    def test_asks_for_a_token_when_it_has_none_that_is_good(self, up: Daemon, tmp_path: Path) -> None:
+        seen = self.see(f"{up.connection['manager']}/#token=wrong", tmp_path, seconds=2)
+        assert "unknown or has expired" in seen
+        assert "connection.json" in seen
+
+    def test_may_run_nothing_but_its_own_script(self, up: Daemon) -> None:
+        context = ssl.create_default_context(cadata=up.connection["ca_pem"])
+        with urllib.request.urlopen(up.connection["manager"] + "/", timeout=20, context=context) as answer:
+            policy = answer.headers["Content-Security-Policy"]
+            page = answer.read().decode()
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "<script src=" in page
+        assert "onclick" not in page

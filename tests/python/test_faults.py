@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import cloudpickle
 import mayfly
@@ -84,6 +85,19 @@ def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, 
         assert time.monotonic() - begin < 0.5
         assert lease.call(square, 3) == 9
         assert time.monotonic() - begin > 1
+
+
+def test_calls_after_the_node_is_gone_for_good_fail_at_once():
+    with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+        lease.call(square, 1)
+        executor = lease.call(os.getppid)
+        manager = int(Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(manager, signal.SIGKILL)
+        # Whatever becomes of those that find out, none of the later ones waits.
+        deadline = time.monotonic() + 20
+        for _ in range(50):
+            with pytest.raises(mayfly.Error):
+                lease.submit(square, 2).result(timeout=deadline - time.monotonic())
 
 
 def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatch, tmp_path):

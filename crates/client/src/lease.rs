@@ -229,7 +229,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives the workers back. Channels end; calls that run are ended.
+    /// Gives the workers back. Channels end; calls that run are ended. When neither the manager nor the node can be reached, that
+    /// is an error, and the node takes the workers back by itself, [`LeaseOptions::idle_release`] after the last channel.
     pub fn release(&self) -> Result<(), Error> {
         self.inner.release()
     }
@@ -292,9 +293,14 @@ impl Inner {
         if self.released.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
+        let by_node = || self.with_control(|control| control.ask(&Request::Release)).map(|_| ());
         match &*self.source {
-            Source::Manager(manager) => manager.release(lock(&self.grant).lease),
-            Source::Node(_) => self.with_control(|control| control.ask(&Request::Release)).map(|_| ()),
+            Source::Manager(manager) => match manager.release(lock(&self.grant).lease) {
+                // Its node can end it as well, and tells the manager when that is back. Nobody waits for a node that is gone too.
+                Err(gone) if gone.code() == Code::Unreachable => by_node().map_err(|_| gone),
+                done => done,
+            },
+            Source::Node(_) => by_node(),
         }
     }
 }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 import cloudpickle
 
 from mayfly import _map, _native, _worker
+from mayfly._errors import ConnectionFailed
 from mayfly._functions import Functions
 from mayfly._future import Future
 from mayfly._library import Library
@@ -272,9 +273,15 @@ class Lease(cf.Executor):
             self._pool.close()
             if self._helper is not threading.current_thread():
                 self._helper.join()
-            self._native.release()
-            self._pool.disconnect()
-            self._client._forget(self)
+            try:
+                self._native.release()
+            except ConnectionFailed:
+                # Neither manager nor node is there to be told. The calls have ended, and the node takes the workers back by
+                # itself when nobody uses them: nothing that the caller should lose results over.
+                pass
+            finally:
+                self._pool.disconnect()
+                self._client._forget(self)
 
     def __enter__(self) -> Self:
         return self

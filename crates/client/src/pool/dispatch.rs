@@ -198,7 +198,10 @@ impl Dispatch {
             self.calls.insert(id, Call::Waiting(pending));
             self.queue.push_back(id);
             // The submitter helps: what ended makes room for what waits.
-            self.poll();
+            if !self.poll() && self.is_hopeless(&options) {
+                // Nothing will ever come that would have it looked at again.
+                self.feed();
+            }
         }
         Ok(id)
     }

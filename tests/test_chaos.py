@@ -1,0 +1,271 @@
+"""Everything is killed, again and again, at no particular time. Afterwards the books must be right, and nobody left.
+
+``make test`` runs it for a quarter of a minute, ``make soak`` for ten minutes, or as long as ``MAYFLY_CHAOS_S`` says.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.daemons import Daemon
+from harness.leaks import descendants, die_with_parent, wait_until
+
+# A call that ended so did not run, one that may have run ran at most once, and one that answered ran exactly once.
+NOT_RUN = {
+    "not_executed",
+    "lease_ended",
+    "lease_expired",
+    "unreachable",
+    "worker_busy",
+    "no_capacity",
+    "executor_failed",
+}
+MAYBE_RUN = {"maybe_executed"}
+
+CLIENT = """
+import concurrent.futures, faulthandler, json, os, random, sys, time
+import mayfly
+
+state, runs, outcomes, name, seed, stop = sys.argv[1:]
+faulthandler.enable()
+chance = random.Random(int(seed))
+log = open(outcomes, "a", buffering=1)
+
+
+def step(runs, call):
+    # Some calls last long enough to be hit.
+    if random.random() < 0.1:
+        time.sleep(random.random() * 0.02)
+    # One write to the end of a file: either all of it is there or nothing.
+    with open(runs, "ab", buffering=0) as file:
+        file.write(f"{call}\\n".encode())
+    return call
+
+
+def end(call, outcome, text=""):
+    log.write(json.dumps([call, outcome, text]) + "\\n")
+
+
+made = 0
+while not os.path.exists(stop):
+    try:
+        client = mayfly.connect(state)
+        lease = client.lease(workers=chance.randint(1, 3), mode=chance.choice(["warm", "auto"]), wait=2)
+    except mayfly.Error as error:
+        time.sleep(0.02)
+        continue
+    with client, lease:
+        for _ in range(chance.randint(1, 20)):
+            if os.path.exists(stop):
+                break
+            futures = {}
+            for _ in range(chance.randint(1, 30)):
+                made += 1
+                call = f"{name}-{made}"
+                try:
+                    futures[call] = lease.submit(step, runs, call)
+                except (mayfly.Error, RuntimeError) as error:
+                    end(call, getattr(error, "code", "not_executed"), str(error))
+            patience = 30
+            for call, future in futures.items():
+                try:
+                    end(call, "ok" if future.result(timeout=patience) == call else "wrong answer")
+                except concurrent.futures.TimeoutError:
+                    end(call, "hangs", f"{future} {lease} {lease.incarnations()}")
+                    patience = 0
+                except mayfly.Error as error:
+                    end(call, error.code, str(error))
+                except BaseException as error:
+                    end(call, type(error).__name__, str(error))
+            if not all(future.done() for future in futures.values()):
+                break
+    client = lease = None
+end("", "finished", str(made))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Site:
+    """A manager and a node that come back whenever they are killed."""
+
+    def __init__(self, start: Any, state: Path) -> None:
+        self.lock = threading.Lock()
+        port = str(free_port())
+        self.manager: Daemon = start(
+            *("manager", "--listen", f"127.0.0.1:{port}", "--sandbox", "process", "--heartbeat", "300ms"),
+            state=state / "manager",
+        )
+        token = state / "token"
+        self.manager.cli("manager", "join-token", "--output", str(token))
+        self.manager.cli(
+            "prices", "--price-allocation", "0.001", "--price-computing", "0.01", "--price-polling", "0.002"
+        )
+        self.node: Daemon = start(
+            *("node", "--join", str(token), "--sandbox", "process", "--python", sys.executable), state=state / "node"
+        )
+
+    def hit(self, chance: random.Random, kills: collections.Counter[str]) -> None:
+        """Kills somebody; a daemon comes back a moment later."""
+        what = chance.choices(["worker", "executor", "node", "manager"], [6, 3, 1, 1])[0]
+        if what in ("worker", "executor"):
+            below = descendants(self.node.pid)
+            parents = {pid: _parent(pid) for pid in below}
+            executors = [pid for pid, parent in parents.items() if parent == self.node.pid]
+            workers = [pid for pid, parent in parents.items() if parent in executors]
+            victims = workers if what == "worker" else executors
+            if victims:
+                kills[what] += 1
+                os.kill(chance.choice(victims), signal.SIGKILL)
+            return
+        kills[what] += 1
+        daemon: Daemon = getattr(self, what)
+        daemon.kill()
+        time.sleep(chance.uniform(0, 0.3))
+        setattr(self, what, self._again(daemon))
+
+    def _again(self, daemon: Daemon) -> Daemon:
+        # Its join token is used up; its credential is in its state directory.
+        arguments = [a for a in daemon.args if a != "--join" and not a.endswith("/token")]
+        return Daemon(*arguments, state=daemon.state, env=daemon.environment, expect_ready=False)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def chaos(start: Any, state: Path, seconds: float, seed: int) -> None:
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    site = Site(start, state)
+    runs, outcomes, stop = state / "runs", state / "outcomes", state / "stop"
+    runs.touch()
+
+    def client(name: str) -> subprocess.Popen[bytes]:
+        number = str(seed + len(name))
+        return subprocess.Popen(
+            [sys.executable, "-c", CLIENT, site.manager.state, runs, f"{outcomes}-{name}", name, number, stop],
+            env=site.manager.client_environment(),
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+        )
+
+    clients = [client(str(n)) for n in range(2)]
+    # Another that is killed as the rest is, whose calls nobody hears the end of.
+    victim = client("victim0")
+    kills: collections.Counter[str] = collections.Counter()
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(chance.expovariate(1 / 0.2))
+            if chance.random() < 0.15:
+                kills["client"] += 1
+                victim.kill()
+                victim.wait()
+                victim = client(f"victim{kills['client']}")
+            else:
+                site.hit(chance, kills)
+        stop.touch()
+        victim.kill()
+        for process in clients:
+            try:
+                status = process.wait(60)
+            except subprocess.TimeoutExpired:
+                # Says where it stands.
+                for client_outcomes in (Path(f"{outcomes}-{n}") for n in range(len(clients))):
+                    print(*(line for line in client_outcomes.read_text().splitlines() if "hangs" in line), sep="\n")
+                process.send_signal(signal.SIGABRT)
+                status = process.wait(10)
+            assert status == 0, f"a client failed, seed {seed}"
+        check_calls(runs, [Path(f"{outcomes}-{n}") for n in range(len(clients))], kills)
+        wait_until(lambda: _status(site.manager), "the manager's answer", 20)
+        check_books(site, state)
+    finally:
+        for process in [*clients, victim]:
+            process.kill()
+            process.wait()
+        for daemon in (site.node, site.manager):
+            if daemon.alive:
+                daemon.stop(20)
+
+
+def _status(manager: Daemon) -> Any:
+    try:
+        return manager.cli("status", "--all")
+    except AssertionError:
+        return None
+
+
+def check_calls(runs: Path, outcomes: list[Path], kills: collections.Counter[str]) -> None:
+    """Every call has exactly one outcome, and ran as often as that says."""
+    ran = collections.Counter(runs.read_text().split())
+    twice = [call for call, times in ran.items() if times > 1]
+    assert not twice, f"ran more than once: {twice}"
+    ended: dict[str, tuple[str, str]] = {}
+    kinds: collections.Counter[str] = collections.Counter()
+    made = 0
+    for path in outcomes:
+        for line in path.read_text().splitlines():
+            call, outcome, text = json.loads(line)
+            if outcome == "finished":
+                made += int(text)
+                continue
+            assert call not in ended, f"{call} ended twice: {ended[call]} and {outcome}"
+            ended[call] = outcome, text
+            kinds[outcome] += 1
+    print(f"killed {dict(kills)}; {made} calls: {dict(kinds)}")
+    assert len(ended) == made, f"{made - len(ended)} calls have no outcome"
+    heard = {call for call in ran if not call.startswith("victim")}
+    assert heard <= set(ended), "something ran that nobody called"
+    for call, (outcome, text) in ended.items():
+        allowed = [1] if outcome == "ok" else [0] if outcome in NOT_RUN else [0, 1] if outcome in MAYBE_RUN else []
+        assert ran[call] in allowed, f"{call} ended as {outcome} ({text}) and ran {ran[call]} times"
+    assert kinds["ok"] > 0
+
+
+def check_books(site: Site, state: Path) -> None:
+    """What tenants spent is the sum of their bills, and no lease is left."""
+    manager = site.manager
+    # Leases of clients that are gone end by themselves once nothing uses them, or with the node.
+    wait_until(lambda: site.node.alive, "the node", 1)
+    wait_until(lambda: any(node["state"] == "up" for node in manager.cli("status")["nodes"]), "the node's return", 20)
+    assert site.node.stop(20) == 0
+    assert not descendants(site.node.pid)
+    wait_until(
+        lambda: all(node["state"] == "left" for node in manager.cli("status")["nodes"]), "the node's leaving", 10
+    )
+    status = manager.cli("status", "--all")
+    live = [lease for lease in status["leases"] if lease["state"] in ("granted", "active")]
+    assert not live, live
+    lines = manager.cli("bill")
+    (tenant,) = manager.cli("tenant", "list")
+    assert sum(line["total"] for line in lines) == tenant["spent"]
+    assert sum(line["usage"]["calls"] for line in lines) > 0
+    assert len({line["lease"] for line in lines}) == len(lines)
+
+
+def test_no_call_is_lost_or_run_twice_and_the_books_are_right_whoever_is_killed(start: Any, state: Path) -> None:
+    chaos(start, state, 15, random.randrange(1 << 30))
+
+
+@pytest.mark.soak
+def test_the_same_for_long(start: Any, state: Path) -> None:
+    chaos(start, state, float(os.environ.get("MAYFLY_CHAOS_S", "600")), random.randrange(1 << 30))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import random
@@ -13,14 +14,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import network
 from harness.daemons import Daemon
 from harness.leaks import descendants, die_with_parent, wait_until
+from harness.network import Cable
 
 # A call that ended so did not run, one that may have run ran at most once, and one that answered ran exactly once.
 NOT_RUN = {
@@ -105,25 +107,51 @@ def free_port() -> int:
 class Site:
     """A manager and a node that come back whenever they are killed."""
 
-    def __init__(self, start: Any, state: Path) -> None:
-        self.lock = threading.Lock()
-        port = str(free_port())
+    def __init__(self, start: Any, state: Path, cable: Cable | None) -> None:
+        near, far = cable.hosts if cable else (None, None)
+        # On hosts of their own nobody else has these ports.
+        address = f"{near.address}:7070" if near else f"127.0.0.1:{free_port()}"
+        named = ("--host-name", near.address) if near else ()
         self.manager: Daemon = start(
-            *("manager", "--listen", f"127.0.0.1:{port}", "--sandbox", "process", "--heartbeat", "300ms"),
+            *("manager", "--listen", address, *named, "--sandbox", "process", "--heartbeat", "300ms"),
             state=state / "manager",
+            host=near,
         )
+        self.cable = cable
         token = state / "token"
-        self.manager.cli("manager", "join-token", "--output", str(token))
-        self.manager.cli(
-            "prices", "--price-allocation", "0.001", "--price-computing", "0.01", "--price-polling", "0.002"
-        )
+        self.cli("manager", "join-token", "--output", str(token))
+        self.cli("prices", "--price-allocation", "0.001", "--price-computing", "0.01", "--price-polling", "0.002")
+        listen = ("--listen-tcp", f"{far.address}:7071", "--host-name", far.address) if far else ()
         self.node: Daemon = start(
-            *("node", "--join", str(token), "--sandbox", "process", "--python", sys.executable), state=state / "node"
+            *("node", "--join", str(token), *listen, "--sandbox", "process", "--python", sys.executable),
+            state=state / "node",
+            host=far,
         )
+
+    def cli(self, *args: str) -> Any:
+        """What ``mayfly ARGS --json`` prints beside the manager."""
+        if self.cable is None:
+            return self.manager.cli(*args)
+        return json.loads(self.manager.cli_on(self.cable.hosts[0], *args, "--json"))
+
+    def client(self) -> tuple[str, ...]:
+        """What to put before a client's command: over a cable it shall use the network, not the node's files."""
+        if self.cable is None:
+            return ()
+        command = f'mount -t tmpfs none {self.node.state} && exec "$0" "$@"'
+        return (*self.cable.hosts[0].prefix, "unshare", "--mount", "sh", "-c", command)
 
     def hit(self, chance: random.Random, kills: collections.Counter[str]) -> None:
         """Kills somebody; a daemon comes back a moment later."""
-        what = chance.choices(["worker", "executor", "node", "manager"], [6, 3, 1, 1])[0]
+        weights = [6, 3, 1, 1, 6 if self.cable else 0]
+        what = chance.choices(["worker", "executor", "node", "manager", "cable"], weights)[0]
+        if what == "cable" and self.cable:
+            kills[what] += 1
+            slow = chance.random() < 0.3
+            (self.cable.slow if slow else self.cable.pull)()
+            time.sleep(chance.choice([0.02, 0.2, 0.5, 1.5]))
+            (self.cable.hasten if slow else self.cable.plug)()
+            return
         if what in ("worker", "executor"):
             below = descendants(self.node.pid)
             parents = {pid: _parent(pid) for pid in below}
@@ -132,7 +160,9 @@ class Site:
             victims = workers if what == "worker" else executors
             if victims:
                 kills[what] += 1
-                os.kill(chance.choice(victims), signal.SIGKILL)
+                # It may have died by itself, with its executor.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(victims), signal.SIGKILL)
             return
         kills[what] += 1
         daemon: Daemon = getattr(self, what)
@@ -143,7 +173,7 @@ class Site:
     def _again(self, daemon: Daemon) -> Daemon:
         # Its join token is used up; its credential is in its state directory.
         arguments = [a for a in daemon.args if a != "--join" and not a.endswith("/token")]
-        return Daemon(*arguments, state=daemon.state, env=daemon.environment, expect_ready=False)
+        return Daemon(*arguments, state=daemon.state, env=daemon.environment, expect_ready=False, host=daemon.host)
 
 
 def _parent(pid: int) -> int | None:
@@ -153,17 +183,28 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def chaos(start: Any, state: Path, seconds: float, seed: int) -> None:
+def chaos(start: Any, state: Path, seconds: float, seed: int, cable: Cable | None = None) -> None:
     chance = random.Random(seed)
     print(f"seed {seed}")
-    site = Site(start, state)
+    site = Site(start, state, cable)
     runs, outcomes, stop = state / "runs", state / "outcomes", state / "stop"
     runs.touch()
 
     def client(name: str) -> subprocess.Popen[bytes]:
         number = str(seed + len(name))
         return subprocess.Popen(
-            [sys.executable, "-c", CLIENT, site.manager.state, runs, f"{outcomes}-{name}", name, number, stop],
+            [
+                *site.client(),
+                sys.executable,
+                "-c",
+                CLIENT,
+                site.manager.state,
+                runs,
+                f"{outcomes}-{name}",
+                name,
+                number,
+                stop,
+            ],
             env=site.manager.client_environment(),
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
         )
@@ -196,8 +237,8 @@ def chaos(start: Any, state: Path, seconds: float, seed: int) -> None:
                 status = process.wait(10)
             assert status == 0, f"a client failed, seed {seed}"
         check_calls(runs, [Path(f"{outcomes}-{n}") for n in range(len(clients))], kills)
-        wait_until(lambda: _status(site.manager), "the manager's answer", 20)
-        check_books(site, state)
+        wait_until(lambda: _status(site), "the manager's answer", 20)
+        check_books(site)
     finally:
         for process in [*clients, victim]:
             process.kill()
@@ -207,9 +248,9 @@ def chaos(start: Any, state: Path, seconds: float, seed: int) -> None:
                 daemon.stop(20)
 
 
-def _status(manager: Daemon) -> Any:
+def _status(site: Site) -> Any:
     try:
-        return manager.cli("status", "--all")
+        return site.cli("status", "--all")
     except AssertionError:
         return None
 
@@ -241,31 +282,44 @@ def check_calls(runs: Path, outcomes: list[Path], kills: collections.Counter[str
     assert kinds["ok"] > 0
 
 
-def check_books(site: Site, state: Path) -> None:
+def check_books(site: Site) -> None:
     """What tenants spent is the sum of their bills, and no lease is left."""
-    manager = site.manager
     # Leases of clients that are gone end by themselves once nothing uses them, or with the node.
     wait_until(lambda: site.node.alive, "the node", 1)
-    wait_until(lambda: any(node["state"] == "up" for node in manager.cli("status")["nodes"]), "the node's return", 20)
+    wait_until(lambda: any(node["state"] == "up" for node in site.cli("status")["nodes"]), "the node's return", 20)
     assert site.node.stop(20) == 0
     assert not descendants(site.node.pid)
-    wait_until(
-        lambda: all(node["state"] == "left" for node in manager.cli("status")["nodes"]), "the node's leaving", 10
-    )
-    status = manager.cli("status", "--all")
+    wait_until(lambda: all(node["state"] == "left" for node in site.cli("status")["nodes"]), "the node's leaving", 10)
+    status = site.cli("status", "--all")
     live = [lease for lease in status["leases"] if lease["state"] in ("granted", "active")]
     assert not live, live
-    lines = manager.cli("bill")
-    (tenant,) = manager.cli("tenant", "list")
+    lines = site.cli("bill")
+    (tenant,) = site.cli("tenant", "list")
     assert sum(line["total"] for line in lines) == tenant["spent"]
     assert sum(line["usage"]["calls"] for line in lines) > 0
     assert len({line["lease"] for line in lines}) == len(lines)
+
+
+@pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
+def test_the_same_when_the_network_between_them_is_cut_slowed_and_healed_as_well(start: Any, state: Path) -> None:
+    with Cable() as cable:
+        chaos(start, state, 15, random.randrange(1 << 30), cable)
 
 
 def test_no_call_is_lost_or_run_twice_and_the_books_are_right_whoever_is_killed(start: Any, state: Path) -> None:
     chaos(start, state, 15, random.randrange(1 << 30))
 
 
+LONG_S = float(os.environ.get("MAYFLY_CHAOS_S", "600"))
+
+
 @pytest.mark.soak
 def test_the_same_for_long(start: Any, state: Path) -> None:
-    chaos(start, state, float(os.environ.get("MAYFLY_CHAOS_S", "600")), random.randrange(1 << 30))
+    chaos(start, state, LONG_S, random.randrange(1 << 30))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
+def test_the_same_for_long_over_a_network(start: Any, state: Path) -> None:
+    with Cable() as cable:
+        chaos(start, state, LONG_S, random.randrange(1 << 30), cable)

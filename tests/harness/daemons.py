@@ -39,6 +39,7 @@ class Daemon:
         state.mkdir(parents=True, exist_ok=True)
         self.state = state
         self.args = args
+        self.host = host
         self.log = state.parent / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
         self.environment = clean_environment(**(env or {}))
         with open(self.log, "wb") as log:
@@ -135,7 +136,7 @@ class Daemon:
 
     def restart(self, timeout: float = 20) -> Daemon:
         """A new daemon with the same arguments on the same state."""
-        return Daemon(*self.args, state=self.state, env=self.environment, timeout=timeout)
+        return Daemon(*self.args, state=self.state, env=self.environment, timeout=timeout, host=self.host)
 
     def _close(self) -> None:
         if self.process.stdout:

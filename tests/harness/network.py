@@ -65,6 +65,17 @@ class Cable:
         """Nothing gets through any more, and nobody is told."""
         run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "down")
 
+    def slow(self) -> None:
+        """Lets little through, late, in both directions, until ``hasten``."""
+        for host, interface in zip(self.hosts, self._interfaces, strict=True):
+            limit = ("tbf", "rate", "1mbit", "burst", "16kbit", "latency", "300ms")
+            run("tc", "-n", host.name, "qdisc", "replace", "dev", interface, "root", *limit)
+
+    def hasten(self) -> None:
+        """As fast as it can be again."""
+        for host, interface in zip(self.hosts, self._interfaces, strict=True):
+            run("tc", "-n", host.name, "qdisc", "delete", "dev", interface, "root")
+
     def plug(self) -> None:
         """What comes from now on gets through again."""
         run("ip", "-n", self.hosts[1].name, "link", "set", self._interfaces[1], "up")

@@ -40,7 +40,7 @@ CLIENT = """
 import concurrent.futures, faulthandler, json, os, random, sys, time
 import mayfly
 
-state, runs, outcomes, name, seed, stop = sys.argv[1:]
+state, runs, outcomes, name, seed, stop, sandbox = sys.argv[1:]
 faulthandler.enable()
 chance = random.Random(int(seed))
 log = open(outcomes, "a", buffering=1)
@@ -64,7 +64,14 @@ made = 0
 while not os.path.exists(stop):
     try:
         client = mayfly.connect(state)
-        lease = client.lease(workers=chance.randint(1, 3), mode=chance.choice(["warm", "auto"]), wait=2)
+        writable = [os.path.dirname(runs)] if sandbox == "isolated" else []
+        lease = client.lease(
+            workers=chance.randint(1, 3),
+            mode=chance.choice(["warm", "auto"]),
+            wait=2,
+            sandbox=sandbox,
+            writable=writable,
+        )
     except mayfly.Error as error:
         time.sleep(0.02)
         continue
@@ -107,13 +114,13 @@ def free_port() -> int:
 class Site:
     """A manager and a node that come back whenever they are killed."""
 
-    def __init__(self, start: Any, state: Path, cable: Cable | None) -> None:
+    def __init__(self, start: Any, state: Path, cable: Cable | None, sandbox: str) -> None:
         near, far = cable.hosts if cable else (None, None)
         # On hosts of their own nobody else has these ports.
         address = f"{near.address}:7070" if near else f"127.0.0.1:{free_port()}"
         named = ("--host-name", near.address) if near else ()
         self.manager: Daemon = start(
-            *("manager", "--listen", address, *named, "--sandbox", "process", "--heartbeat", "300ms"),
+            *("manager", "--listen", address, *named, "--sandbox", sandbox, "--heartbeat", "300ms"),
             state=state / "manager",
             host=near,
         )
@@ -123,7 +130,8 @@ class Site:
         self.cli("prices", "--price-allocation", "0.001", "--price-computing", "0.01", "--price-polling", "0.002")
         listen = ("--listen-tcp", f"{far.address}:7071", "--host-name", far.address) if far else ()
         self.node: Daemon = start(
-            *("node", "--join", str(token), *listen, "--sandbox", "process", "--python", sys.executable),
+            *("node", "--join", str(token), *listen, "--sandbox", sandbox, "--python", sys.executable),
+            *("--writable", str(state / "shared")),
             state=state / "node",
             host=far,
         )
@@ -183,27 +191,25 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def chaos(start: Any, state: Path, seconds: float, seed: int, cable: Cable | None = None) -> None:
+def chaos(start: Any, state: Path, seconds: float, cable: Cable | None = None, sandbox: str = "process") -> None:
+    seed = random.randrange(1 << 30)
     chance = random.Random(seed)
     print(f"seed {seed}")
-    site = Site(start, state, cable)
-    runs, outcomes, stop = state / "runs", state / "outcomes", state / "stop"
+    shared = state / "shared"
+    shared.mkdir()
+    # Isolated workers are nobody's.
+    shared.chmod(0o777)
+    site = Site(start, state, cable, sandbox)
+    runs, outcomes, stop = shared / "runs", state / "outcomes", state / "stop"
     runs.touch()
+    runs.chmod(0o666)
 
     def client(name: str) -> subprocess.Popen[bytes]:
         number = str(seed + len(name))
         return subprocess.Popen(
             [
-                *site.client(),
-                sys.executable,
-                "-c",
-                CLIENT,
-                site.manager.state,
-                runs,
-                f"{outcomes}-{name}",
-                name,
-                number,
-                stop,
+                *(*site.client(), sys.executable, "-c", CLIENT),
+                *(site.manager.state, runs, f"{outcomes}-{name}", name, number, stop, sandbox),
             ],
             env=site.manager.client_environment(),
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
@@ -300,14 +306,18 @@ def check_books(site: Site) -> None:
     assert len({line["lease"] for line in lines}) == len(lines)
 
 
+def test_the_same_with_isolated_workers(start: Any, state: Path) -> None:
+    chaos(start, state, 10, sandbox="isolated")
+
+
 @pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
 def test_the_same_when_the_network_between_them_is_cut_slowed_and_healed_as_well(start: Any, state: Path) -> None:
     with Cable() as cable:
-        chaos(start, state, 15, random.randrange(1 << 30), cable)
+        chaos(start, state, 15, cable)
 
 
 def test_no_call_is_lost_or_run_twice_and_the_books_are_right_whoever_is_killed(start: Any, state: Path) -> None:
-    chaos(start, state, 15, random.randrange(1 << 30))
+    chaos(start, state, 15)
 
 
 LONG_S = float(os.environ.get("MAYFLY_CHAOS_S", "600"))
@@ -315,11 +325,11 @@ LONG_S = float(os.environ.get("MAYFLY_CHAOS_S", "600"))
 
 @pytest.mark.soak
 def test_the_same_for_long(start: Any, state: Path) -> None:
-    chaos(start, state, LONG_S, random.randrange(1 << 30))
+    chaos(start, state, LONG_S)
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(network.unavailable() is not None, reason=str(network.unavailable()))
 def test_the_same_for_long_over_a_network(start: Any, state: Path) -> None:
     with Cable() as cable:
-        chaos(start, state, LONG_S, random.randrange(1 << 30), cable)
+        chaos(start, state, LONG_S, cable)

@@ -182,10 +182,13 @@ impl Questions {
             if unacknowledged_bytes(&self.socket) == 0 {
                 self.unacknowledged = None;
             }
-            let awake = begun.elapsed() < nap + OVERSLEPT;
+            if begun.elapsed() > nap + OVERSLEPT {
+                // We did not listen meanwhile: the silence counts anew.
+                self.unacknowledged = self.unacknowledged.map(|_| Instant::now());
+            }
             let silence = self.unacknowledged.map(|since| since.elapsed());
             match silence {
-                Some(silence) if awake && silence > SILENCE + 4 * self.round_trip => return Some(silence),
+                Some(silence) if silence > SILENCE + 4 * self.round_trip => return Some(silence),
                 _ => {}
             }
         }

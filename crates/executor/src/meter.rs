@@ -1,8 +1,7 @@
 //! What a worker writes down about itself, in memory that its node also maps, so that nothing of it dies with the worker.
 //!
-//! Each worker has three 128-byte blocks: one for the call that runs, one for the counters, one for how
-//! long calls took. All are written by
-//! the worker alone and read by the node, which believes no more than the clock allows.
+//! Each worker has three 128-byte blocks: one for the call that runs, one for the counters, one for how long calls took. All are
+//! written by the worker alone and read by the node, which believes no more than the clock allows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -42,8 +41,8 @@ pub enum Activity {
 pub struct Meter {
     memory: Arc<Mapping>,
     start: usize,
-    /// Nanoseconds in 2^20 ticks.
-    ns_of_mega: u64,
+    /// Nanoseconds in 1,024 ticks.
+    ns_of_kilo: u64,
 }
 
 /// One reading of a meter.
@@ -94,7 +93,7 @@ impl Meter {
         Self {
             memory,
             start,
-            ns_of_mega: ((1 << 20) as f64 * 1000.0 / mayfly_fabric::clock::ticks_per_us()) as u64,
+            ns_of_kilo: (1024.0 * 1000.0 / mayfly_fabric::clock::ticks_per_us()) as u64,
         }
     }
 
@@ -139,8 +138,8 @@ impl Meter {
         if failed {
             add(FAILURES, 1);
         }
-        // An hour has under 2^44 ticks.
-        let ns = computing.saturating_mul(self.ns_of_mega) >> 20;
+        // Overflows after months.
+        let ns = computing.saturating_mul(self.ns_of_kilo) >> 10;
         add(DURATIONS + 8 * duration_bucket(ns), 1);
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use mayfly_fabric::descriptors;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
-use mayfly_sandbox::filter::Refusal;
+use mayfly_sandbox::filter::{Asking, Refusal};
 use mayfly_sandbox::isolation::Shown;
 use mayfly_sandbox::{Program, Spawner, Watch};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
@@ -197,11 +197,15 @@ impl Executor {
                     let refusal = match ready {
                         // Of several that ask at once only the first is announced: all are answered before more are
                         // waited for.
-                        Ok(mut ready) if !ready.get_inner().is_asked() => {
-                            ready.clear_ready();
-                            continue;
-                        }
-                        Ok(mut ready) => ready.get_inner_mut().answer(),
+                        Ok(mut ready) => match ready.get_inner().asking() {
+                            Asking::Now => ready.get_inner_mut().answer(),
+                            Asking::NotNow => {
+                                ready.clear_ready();
+                                continue;
+                            }
+                            // To wait for more would be never to wait again: the descriptor stays readable.
+                            Asking::Never => None,
+                        },
                         Err(_) => None,
                     };
                     match refusal {

@@ -395,6 +395,17 @@ pub struct Refusal {
     pub is_hostile: bool,
 }
 
+/// Whether somebody under a filter waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asking {
+    /// Somebody does.
+    Now,
+    /// Nobody does.
+    NotNow,
+    /// Nobody is left who could. The descriptor is then readable for ever.
+    Never,
+}
+
 /// Where the kernel tells of refused calls of one sandbox.
 #[derive(Debug)]
 pub struct Watch {
@@ -415,11 +426,18 @@ impl Watch {
     }
 
     /// Whether somebody waits for an answer now.
-    pub fn is_asked(&self) -> bool {
+    pub fn asking(&self) -> Asking {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut waiting = [PollFd::new(&self.listener, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut waiting, Some(&now)), Ok(1..)) && waiting[0].revents().contains(PollFlags::IN)
+        let polled = poll(&mut waiting, Some(&now));
+        let events = waiting[0].revents();
+        match polled {
+            Ok(1..) if events.contains(PollFlags::IN) => Asking::Now,
+            // The last process under the filter has ended.
+            Ok(1..) if events.intersects(PollFlags::HUP | PollFlags::ERR) => Asking::Never,
+            _ => Asking::NotNow,
+        }
     }
 
     /// Answers one refused call, when the descriptor is readable. None once nothing more is to be heard: then the watch is to

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mayfly_sandbox::cgroup::{Hierarchies, Limits};
+use mayfly_sandbox::filter::Asking;
 use mayfly_sandbox::isolation::{CODE_DIR, Shown, make_settings};
 use mayfly_sandbox::{Child, Isolation, Precaution, Program, SandboxError, Spawner};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -248,6 +249,21 @@ except OSError as error:
     print('and to nobody else')",
     );
     assert_eq!(ended.lines(), ["['lo']", "talks to itself", "and to nobody else"]);
+}
+
+#[test]
+fn a_watch_tells_whether_anybody_is_left_who_could_ask() {
+    let place = Place::new();
+    let mut child = place.start(place.isolation(), "/bin/sh", &["-c", "read line"]).unwrap();
+    let watch = child.watch.take().unwrap();
+    assert_eq!(watch.asking(), Asking::NotNow);
+    rustix::process::pidfd_send_signal(&child.pidfd, rustix::process::Signal::KILL).unwrap();
+    rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+    // A process's filter goes when it is collected.
+    let mut waiting = [PollFd::new(&watch, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)).unwrap(), 1);
+    assert_eq!(watch.asking(), Asking::Never);
 }
 
 #[test]

@@ -146,8 +146,9 @@ impl Isolation {
         libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | network
     }
 
-    /// Lays out everything. `filters` must outlive the plan.
-    pub(crate) fn plan(&self, program: &Path, filters: &Filters, desk: RawFd) -> Result<Plan, SandboxError> {
+    /// Lays out everything. `filters` must outlive the plan. `desk` is the process's end of the socket on which it asks for its
+    /// identity, and the node's, which it inherits.
+    pub(crate) fn plan(&self, program: &Path, filters: &Filters, desk: [RawFd; 2]) -> Result<Plan, SandboxError> {
         let doors = match &self.group {
             Some(group) => group.doors()?,
             None => Vec::new(),

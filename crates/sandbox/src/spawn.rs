@@ -130,7 +130,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
             let (desk, ask) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .map_err(std::io::Error::from)?;
-            let plan = isolation.plan(&path, filters, ask.as_raw_fd())?;
+            let plan = isolation.plan(&path, filters, [ask.as_raw_fd(), desk.as_raw_fd()])?;
             (Some(plan), Some((desk, ask)))
         }
         (Some(_), Err(error)) => return Err(SandboxError::Filter(error.to_string())),

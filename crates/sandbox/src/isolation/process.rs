@@ -23,8 +23,8 @@ pub(crate) struct Plan {
     /// Length of the filters, and the filters.
     pub(super) watched: libc::sock_fprog,
     pub(super) silent: libc::sock_fprog,
-    /// Where the process asks for its identity, and hears that it has it.
-    pub(super) desk: RawFd,
+    /// Where the process asks for its identity, and hears that it has it; and the node's end of that.
+    pub(super) desk: [RawFd; 2],
     /// Which steps it has begun; names what failed.
     pub stage_reached: AtomicU32,
     /// Union of [`Precaution`] that it had to do without.
@@ -76,6 +76,10 @@ impl Plan {
         // SAFETY: plain system calls on values laid out before. The raw ones are raw because the C library's wrappers would
         // reach for the threads of the node, whose memory this still is.
         unsafe {
+            // Until it changes its user, which takes the signal away.
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return false;
+            }
             at(JOINING);
             for door in &self.doors {
                 if libc::write(door.as_raw_fd(), c"0".as_ptr().cast(), 1) != 1 {
@@ -134,8 +138,11 @@ impl Plan {
                 .fold(0i32, |pid, digit| pid.wrapping_mul(10).wrapping_add(digit))
                 .to_ne_bytes();
             let mut answer = 0u8;
-            if libc::write(self.desk, pid.as_ptr().cast(), pid.len()) != pid.len() as isize
-                || libc::read(self.desk, std::ptr::from_mut(&mut answer).cast(), 1) != 1
+            // Without this copy of the node's end, a node that died before the signal was set is heard of as the end of the socket.
+            let [desk, nodes] = self.desk;
+            libc::close(nodes);
+            if libc::write(desk, pid.as_ptr().cast(), pid.len()) != pid.len() as isize
+                || libc::read(desk, std::ptr::from_mut(&mut answer).cast(), 1) != 1
             {
                 return false;
             }

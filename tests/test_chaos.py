@@ -291,7 +291,7 @@ def check_calls(runs: Path, outcomes: list[Path], kills: collections.Counter[str
 def check_books(site: Site) -> None:
     """What tenants spent is the sum of their bills, and no lease is left."""
     # Leases of clients that are gone end by themselves once nothing uses them, or with the node.
-    wait_until(lambda: site.node.alive, "the node", 1)
+    assert site.node.alive, f"the node that came back ended:\n{site.node.output()}"
     wait_until(lambda: any(node["state"] == "up" for node in site.cli("status")["nodes"]), "the node's return", 20)
     assert site.node.stop(20) == 0
     assert not descendants(site.node.pid)

@@ -277,6 +277,7 @@ impl<R: Runtime> Parent<'_, R> {
             None,
         )
         .map_err(std::io::Error::from)?;
+        let parent = rustix::process::getpid();
         self.runtime.before_fork();
         // SAFETY: this process is single-threaded (the runtime's hooks see to a language's own state), so the child may
         // do whatever its parent might.
@@ -284,7 +285,7 @@ impl<R: Runtime> Parent<'_, R> {
         if pid == 0 {
             self.runtime.after_fork_in_worker();
             let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
-            settle();
+            settle(parent);
             // The descriptors of our siblings and of the node are not ours to use.
             self.workers.clear();
             drop(socket);

@@ -323,8 +323,13 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
 
 /// Turns the process into a worker that its parent's death ends, alone in its process group so that it can be ended with
 /// everything it started.
-pub fn settle() {
+pub fn settle(parent: Pid) {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    // It may have died before that. A worker without it would serve its channel for ever.
+    if rustix::process::getppid() != Some(parent) {
+        // SAFETY: ends this worker alone, without its parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
     let _ = rustix::process::setsid();
 }
 

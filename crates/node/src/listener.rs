@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mayfly_fabric::{descriptors, tls};
-use mayfly_lease::token;
+use mayfly_lease::{TokenError, token};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
 use mayfly_protocol::ids::PublicKey;
@@ -34,6 +34,10 @@ const MOST_CONTROL: usize = 4096;
 
 /// The kernel asks a silent peer whether it is there after this long, and as often again, three times.
 const KEEPALIVE: Duration = Duration::from_secs(3);
+
+/// How long an address may stay in use, and how often that is looked at.
+const IN_USE_LIMIT: Duration = Duration::from_secs(1);
+const IN_USE_LOOK: Duration = Duration::from_millis(20);
 
 /// What the kernel's `sockaddr_un` has room for, less the zero that ends it.
 const MOST_PATH_BYTES: usize = 107;
@@ -126,8 +130,19 @@ pub struct Sockets {
     tcp: Option<TcpListener>,
 }
 
-/// Listens where the options say.
+/// Listens where the options say. Waits a moment for an address in use: a node that was killed just now may have left a process
+/// that it was about to start, which has its sockets until it notices.
 pub async fn bind(options: &Options) -> Result<Sockets, NodeError> {
+    let until = Instant::now() + IN_USE_LIMIT;
+    loop {
+        match try_bind(options).await {
+            Err(NodeError::AddressInUse(_)) if Instant::now() < until => tokio::time::sleep(IN_USE_LOOK).await,
+            bound => return bound,
+        }
+    }
+}
+
+async fn try_bind(options: &Options) -> Result<Sockets, NodeError> {
     let path = options.unix_path();
     let bytes = path.as_os_str().len();
     if bytes > MOST_PATH_BYTES {
@@ -281,7 +296,7 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
     let tolerance_ms = window.tolerance_ms();
     let now_ms = clock::wall_ms();
-    token::check_hello(
+    let judged = token::check_hello(
         &hello,
         is_proven,
         now_ms,
@@ -289,7 +304,17 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
         &node.address.id,
         &trusted,
         &mut window,
-    )?;
+    );
+    match judged {
+        // The manager tells its keys when the node registers.
+        Err(TokenError::UnknownIssuer { .. }) if node.waits_for_its_manager() => {
+            return Err(Failure::new(
+                Code::Unreachable,
+                "the node was started just now and has not reached its manager, whose leases it takes; try again",
+            ));
+        }
+        judged => judged?,
+    }
     if let (Some(run), false) = (run, is_proven) {
         run.prove(&hello.token);
     }

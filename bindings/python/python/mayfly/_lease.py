@@ -276,8 +276,8 @@ class Lease(cf.Executor):
             try:
                 self._native.release()
             except ConnectionFailed:
-                # Neither manager nor node is there to be told. The calls have ended, and the node takes the workers back by
-                # itself when nobody uses them: nothing that the caller should lose results over.
+                # Neither manager nor node is there to be told. The calls have ended, and the node takes workers that
+                # nobody uses back by itself: nothing that the caller should lose results over.
                 pass
             finally:
                 self._pool.disconnect()

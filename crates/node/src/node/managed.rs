@@ -3,6 +3,12 @@
 use super::*;
 
 impl Node {
+    /// Whether it has a manager that it has not reached since it was started.
+    pub(crate) fn waits_for_its_manager(&self) -> bool {
+        let reached = self.trusted.read().unwrap_or_else(PoisonError::into_inner).len() > 1;
+        self.options.manager.is_some() && !reached
+    }
+
     pub(crate) fn credential_path(&self) -> std::path::PathBuf {
         self.options.state_dir.join("node.credential")
     }

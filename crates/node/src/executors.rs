@@ -94,8 +94,8 @@ pub struct Executor {
 /// What a node hears of an executor.
 #[derive(Debug)]
 pub enum Heard {
-    /// The executor's own words.
-    Said(FromExecutor),
+    /// The executor's own words, and what came with them.
+    Said(FromExecutor, Option<OwnedFd>),
     /// The kernel's: it or a worker of its was refused a system call.
     Refused(Refusal),
 }
@@ -189,10 +189,10 @@ impl Executor {
             let Some(watch) = &mut self.watch else {
                 return said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some())
                     .await
-                    .map(Heard::Said);
+                    .map(|(message, file)| Heard::Said(message, file));
             };
             tokio::select! {
-                said = said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some()) => return said.map(Heard::Said),
+                said = said(&self.control, &mut self.packet, self.pid, self.enclosure.is_some()) => return said.map(|(message, file)| Heard::Said(message, file)),
                 ready = watch.readable_mut() => {
                     let refusal = match ready {
                         // Of several that ask at once only the first is announced: all are answered before more are
@@ -220,7 +220,7 @@ impl Executor {
     /// Its next words, where nobody cares what it was refused.
     async fn said(&mut self) -> Option<FromExecutor> {
         loop {
-            if let Heard::Said(message) = self.hear().await? {
+            if let Heard::Said(message, _) = self.hear().await? {
                 return Some(message);
             }
         }
@@ -297,7 +297,12 @@ impl Drop for Executor {
 }
 
 /// An executor's next message; none once it is gone, or talks nonsense.
-async fn said(control: &Control, packet: &mut [u8], pid: i32, isolated: bool) -> Option<FromExecutor> {
+async fn said(
+    control: &Control,
+    packet: &mut [u8],
+    pid: i32,
+    isolated: bool,
+) -> Option<(FromExecutor, Option<OwnedFd>)> {
     let (length, files) = control
         .0
         .async_io(Interest::READABLE, |socket| descriptors::receive(socket, packet))
@@ -318,7 +323,7 @@ async fn said(control: &Control, packet: &mut [u8], pid: i32, isolated: bool) ->
         };
         *pid = real;
     }
-    Some(message)
+    Some((message, files.into_iter().next()))
 }
 
 /// Process id, as this process counts, behind a pidfd.

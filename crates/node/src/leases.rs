@@ -32,6 +32,9 @@ use crate::hangup::Hangups;
 use crate::node::random;
 use crate::{clock, enclosures};
 
+/// A process that was killed and is not dead by then is stuck in the kernel.
+const SILENCE_DEADLINE: Duration = Duration::from_millis(200);
+
 /// What a lease was granted under.
 #[derive(Debug, Clone)]
 pub struct Granted {
@@ -87,6 +90,8 @@ struct Slot {
     incarnation: u32,
     base: u32,
     pid: u32,
+    /// The worker's pidfd.
+    process: Option<OwnedFd>,
     up: bool,
     /// Why we had it killed, and when.
     kill: Option<(End, Instant)>,
@@ -357,10 +362,37 @@ impl Run {
         self.announce();
     }
 
+    /// Kills every worker and waits until all are dead: what one of them began up to then it has begun, and nothing else will be.
+    /// Without an executor a worker lives on for a moment, in which it might begin a call of which its caller was told that it was
+    /// not executed. Blocks, for some microseconds.
+    fn silence_workers(inner: &Inner) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut alive: Vec<&OwnedFd> = inner.slots.iter().filter_map(|slot| slot.process.as_ref()).collect();
+        for process in &alive {
+            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+        }
+        let until = Instant::now() + SILENCE_DEADLINE;
+        while !alive.is_empty() && Instant::now() < until {
+            let mut waiting: Vec<PollFd<'_>> = alive.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+            let limit = Timespec {
+                tv_sec: 0,
+                tv_nsec: 10_000_000,
+            };
+            if poll(&mut waiting, Some(&limit)).is_err() {
+                return;
+            }
+            let dead: Vec<bool> = waiting.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(waiting);
+            let mut dead = dead.into_iter();
+            alive.retain(|_| !dead.next().unwrap_or(true));
+        }
+    }
+
     /// The executor is gone, perhaps because the lease's memory was used up. Answers the process groups that its workers may
     /// have left.
     pub fn executor_gone(&self, out_of_memory: bool) -> Vec<u32> {
         let mut inner = self.inner();
+        Self::silence_workers(&inner);
         inner.control = None;
         inner.code_dir = None;
         let cause = if out_of_memory {
@@ -407,10 +439,11 @@ impl Run {
         }
     }
 
-    pub fn worker_started(&self, worker: WorkerIndex, incarnation: Incarnation, pid: u32) {
+    pub fn worker_started(&self, worker: WorkerIndex, incarnation: Incarnation, pid: u32, process: Option<OwnedFd>) {
         if let Some(slot) = self.inner().slots.get_mut(worker.0 as usize) {
             slot.incarnation = slot.base.saturating_add(incarnation.0);
             slot.pid = pid;
+            slot.process = process;
             slot.up = true;
             slot.kill = None;
         }
@@ -437,6 +470,7 @@ impl Run {
         let slot = &mut inner.slots[index];
         let group = std::mem::take(&mut slot.up).then_some(slot.pid);
         slot.pid = 0;
+        slot.process = None;
         // Also when its channel has ended already, as at the lease's own end: what ran is owed.
         if group.is_some() && reading.is_running() {
             let ticks = mayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);

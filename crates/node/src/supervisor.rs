@@ -236,8 +236,12 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             executor.kill();
             return Outcome::ExecutorGone(Some("it sent more messages than any honest executor does".into()));
         }
+        let mut process = None;
         let message = match message {
-            Some(Heard::Said(message)) => Some(message),
+            Some(Heard::Said(message, file)) => {
+                process = file;
+                Some(message)
+            }
             Some(Heard::Refused(refusal)) => {
                 if refusal.is_hostile {
                     node.incident(run, refusal.call);
@@ -252,7 +256,7 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
                 incarnation,
                 pid,
             }) => {
-                run.worker_started(worker, incarnation, pid);
+                run.worker_started(worker, incarnation, pid, process);
                 let shared = node.shared_cores();
                 if run.sandbox() == Sandbox::Isolated {
                     affinity::pin(pid, cores_of(run, worker, &shared));

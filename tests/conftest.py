@@ -80,8 +80,8 @@ def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 @pytest.fixture
 def up(start: Start) -> Daemon:
-    """A running ``mayfly up``: manager and node on this machine, in a private directory."""
-    return start("up")
+    """A running ``mayfly up``: manager and node on this machine, in a private directory, beside others."""
+    return start("up", "--listen", "127.0.0.1:0")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Everything is killed, again and again, at no particular time. Afterwards the books must be right, and nobody left.
 
-``make test`` runs it for a quarter of a minute, ``make soak`` for ten minutes, or as long as ``MAYFLY_CHAOS_S`` says.
+``make test`` runs each kind for some seconds, ``make soak`` for ten minutes, or as long as ``MAYFLY_CHAOS_S`` says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from harness import network
 from harness.daemons import Daemon
-from harness.leaks import descendants, die_with_parent, wait_until
+from harness.leaks import descendants, die_with_parent, parent, wait_until
 from harness.network import Cable
 
 # A call that ended so did not run, one that may have run ran at most once, and one that answered ran exactly once.
@@ -146,8 +146,7 @@ class Site:
         """What to put before a client's command: over a cable it shall use the network, not the node's files."""
         if self.cable is None:
             return ()
-        command = f'mount -t tmpfs none {self.node.state} && exec "$0" "$@"'
-        return (*self.cable.hosts[0].prefix, "unshare", "--mount", "sh", "-c", command)
+        return self.cable.hosts[0].without(self.node.state)
 
     def hit(self, chance: random.Random, kills: collections.Counter[str]) -> None:
         """Kills somebody; a daemon comes back a moment later."""
@@ -162,9 +161,9 @@ class Site:
             return
         if what in ("worker", "executor"):
             below = descendants(self.node.pid)
-            parents = {pid: _parent(pid) for pid in below}
-            executors = [pid for pid, parent in parents.items() if parent == self.node.pid]
-            workers = [pid for pid, parent in parents.items() if parent in executors]
+            parents = {pid: parent(pid) for pid in below}
+            executors = [pid for pid, above in parents.items() if above == self.node.pid]
+            workers = [pid for pid, above in parents.items() if above in executors]
             victims = workers if what == "worker" else executors
             if victims:
                 kills[what] += 1
@@ -182,13 +181,6 @@ class Site:
         # Its join token is used up; its credential is in its state directory.
         arguments = [a for a in daemon.args if a != "--join" and not a.endswith("/token")]
         return Daemon(*arguments, state=daemon.state, env=daemon.environment, expect_ready=False, host=daemon.host)
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def chaos(start: Any, state: Path, seconds: float, cable: Cable | None = None, sandbox: str = "process") -> None:

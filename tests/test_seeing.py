@@ -22,12 +22,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 CHROMIUM = shutil.which("chromium")
 
 
-@pytest.fixture
-def up(start: Any) -> Daemon:
-    """A manager with a node, beside those of other tests."""
-    return start("up", "--listen", "127.0.0.1:0")  # type: ignore[no-any-return]
-
-
 def fetch(daemon: Daemon, path: str, token: str | None = None) -> str:
     """What the daemon's manager answers."""
     connection = daemon.connection

@@ -51,6 +51,12 @@ def _stat(pid: int) -> tuple[int, str, int] | None:
     return int(fields[1]), fields[0], int(fields[19])
 
 
+def parent(pid: int) -> int | None:
+    """The parent of a process; none if there is no such process."""
+    found = _stat(pid)
+    return found[0] if found else None
+
+
 def descendants(of: int | None = None) -> dict[int, str]:
     """Living processes below one (this one), by id, with their command lines. Zombies do not count."""
     root = os.getpid() if of is None else of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from pathlib import Path
 from types import TracebackType
 
 from harness.programs import run
@@ -29,6 +30,11 @@ class Host:
         self.address = address
         # What to put before a command.
         self.prefix = ("nsenter", f"--net=/run/netns/{name}")
+
+    def without(self, directory: Path) -> tuple[str, ...]:
+        """What to put before a command that shall not see a directory, as if it were on another machine."""
+        command = f'mount -t tmpfs none {directory} && exec "$0" "$@"'
+        return (*self.prefix, "unshare", "--mount", "sh", "-c", command)
 
 
 class Cable:

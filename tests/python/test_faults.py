@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import cloudpickle
 import mayfly
 import pytest
+from harness.leaks import descendants, parent, wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -90,9 +90,11 @@ def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, 
 def test_calls_after_the_node_is_gone_for_good_fail_at_once():
     with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
         lease.call(square, 1)
-        executor = lease.call(os.getppid)
-        manager = int(Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()[1])
+        manager = parent(lease.call(os.getppid))
+        below = set(descendants(manager))
         os.kill(manager, signal.SIGKILL)
+        # A worker that still lives for a moment may still answer.
+        wait_until(lambda: not below & set(descendants()), "the end of the workers")
         # Whatever becomes of those that find out, none of the later ones waits.
         deadline = time.monotonic() + 20
         for _ in range(50):

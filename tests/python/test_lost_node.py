@@ -55,11 +55,10 @@ class Client:
     """A program on the first host that cannot see the node's files, and so takes it for what it is: far away."""
 
     def __init__(self, cable: Cable, site: Site, text: str) -> None:
-        command = f'mount -t tmpfs none {site.node.state} && exec "$0" -c "$1"'
         self.process = subprocess.Popen(
             [
-                *(*cable.hosts[0].prefix, "unshare", "--mount", "sh", "-c", command),
-                *(sys.executable, textwrap.dedent(text)),
+                *cable.hosts[0].without(site.node.state),
+                *(sys.executable, "-c", textwrap.dedent(text)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

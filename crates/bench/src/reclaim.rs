@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::machine::Machine;
 use crate::report::{Millis, footer};
 use crate::stats::Samples;
-use crate::subject::{FUNCTIONS, failed};
+use crate::subject::{FUNCTIONS, failed, open};
 use crate::table::{Table, duration};
 
 /// What to measure.
@@ -109,12 +109,7 @@ fn first_result(client: &Client, sandbox: Sandbox) -> Result<Instant, Error> {
     wanted.sandbox = Some(sandbox);
     wanted.wait = WAIT;
     let lease = client.lease(wanted).map_err(failed)?;
-    let code = lease.put_code(FUNCTIONS).map_err(failed)?;
-    let mut channel = lease
-        .channel(WorkerIndex(0), &mayfly_client::ChannelOptions::default())
-        .map_err(failed)?;
-    let form = Form::Plain { symbol: "echo".into() };
-    let echo = channel.load(code, &form).map_err(failed)?;
+    let (mut channel, echo) = open(&lease, 0, "echo")?;
     channel.call(echo, b"x").map_err(failed)?;
     let ended = Instant::now();
     drop(channel);

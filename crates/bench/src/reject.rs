@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Channel, ChannelOptions, Client, Form, Lease, LeaseOptions, Mode, Sandbox, WorkerIndex};
+use mayfly_client::{Client, Lease, LeaseOptions, Mode, Sandbox};
 use mayfly_protocol::error::Code;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::machine::Machine;
 use crate::report::footer;
 use crate::stats::{Samples, Summary};
-use crate::subject::{FUNCTIONS, failed};
+use crate::subject::{failed, open};
 use crate::table::{Table, duration};
 
 /// What to measure.
@@ -115,16 +115,6 @@ fn lease(client: &Client, workers: u16, sandbox: Sandbox) -> Result<Lease, Error
     wanted.hot_for = Some(Duration::ZERO);
     wanted.sandbox = Some(sandbox);
     client.lease(wanted).map_err(failed)
-}
-
-fn open(lease: &Lease, worker: u16, symbol: &str) -> Result<(Channel, mayfly_client::FunctionIndex), Error> {
-    let code = lease.put_code(FUNCTIONS).map_err(failed)?;
-    let mut channel = lease
-        .channel(WorkerIndex(worker), &ChannelOptions::default())
-        .map_err(failed)?;
-    let form = Form::Plain { symbol: symbol.into() };
-    let function = channel.load(code, &form).map_err(failed)?;
-    Ok((channel, function))
 }
 
 impl fmt::Display for RejectReport {

@@ -23,6 +23,17 @@ pub(crate) fn failed(error: impl std::fmt::Display) -> Error {
     Error::Subject(error.to_string())
 }
 
+/// Opens a channel to a worker and loads one of the functions, in the papers' form.
+pub(crate) fn open(lease: &Lease, worker: u16, symbol: &str) -> Result<(Channel, FunctionIndex), Error> {
+    let code = lease.put_code(FUNCTIONS).map_err(failed)?;
+    let mut channel = lease
+        .channel(WorkerIndex(worker), &ChannelOptions::default())
+        .map_err(failed)?;
+    let form = Form::Plain { symbol: symbol.into() };
+    let function = channel.load(code, &form).map_err(failed)?;
+    Ok((channel, function))
+}
+
 /// How to invoke.
 #[derive(Debug, Clone, Copy)]
 pub struct How {

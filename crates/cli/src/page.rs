@@ -25,25 +25,23 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    let request = |role| TokenRequest {
-        tenant: None,
-        // Several pages may be open: a token of the same name would replace the one before.
-        name: format!("page-{}", std::process::id()),
-        role,
-        read_only: true,
-        valid_for_ms: arguments.valid_for.as_millis() as u64,
+    let make = |role| {
+        let request = TokenRequest {
+            tenant: None,
+            // Several pages may be open: a token of the same name would replace the one before.
+            name: format!("page-{}", std::process::id()),
+            role,
+            read_only: true,
+            valid_for_ms: arguments.valid_for.as_millis() as u64,
+        };
+        let made = client.post::<NewToken>("/v1/tokens", &request);
+        made.map_err(|error| error.0)
     };
-    let mut made = Err(Failure::new(Code::Forbidden, "no role will do"));
     // As much as one may see oneself.
-    for role in [Role::Operator, Role::User] {
-        made = client
-            .post::<NewToken>("/v1/tokens", &request(role))
-            .map_err(|error| error.0);
-        if !made.as_ref().is_err_and(|failure| failure.code == Code::Forbidden) {
-            break;
-        }
-    }
-    let made = made?;
+    let made = match make(Role::Operator) {
+        Err(failure) if failure.code == Code::Forbidden => make(Role::User)?,
+        made => made?,
+    };
     let address = format!("{}/#token={}", made.manager, made.token);
     if global.json {
         let expires_at_ms = made.status.expires_at_ms;

@@ -19,7 +19,7 @@ use mayfly_protocol::ids::NodeId;
 use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request};
 
 use crate::Error;
-use crate::node::{Socket, open_control};
+use crate::node::{Socket, frame, open_control};
 
 /// How often a node that answers is asked.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ impl Questions {
 
     /// Asks until nobody holds the watch any more or the node is gone; answers for how long it was silent if its host is lost.
     fn ask(mut self, watch: &Weak<Keepalive>) -> Option<Duration> {
-        let question = frame(&Request::Ping)?;
+        let question = frame(&Request::Ping).ok()?;
         loop {
             let every = if self.unacknowledged.is_some() {
                 ASK_AGAIN
@@ -232,11 +232,6 @@ enum Heard {
     Closed,
     /// The kernel knows no way to that host any more.
     NoWay,
-}
-
-fn frame(request: &Request) -> Option<Vec<u8>> {
-    let json = serde_json::to_vec(request).ok()?;
-    Some([&(json.len() as u32).to_le_bytes()[..], &json].concat())
 }
 
 /// Bytes of the answer that stands first, once it is complete.

@@ -240,6 +240,12 @@ pub fn open_control(node: &NodeAddress, unix: bool, token: &Token, holder: &Sign
     }
 }
 
+/// A request as it travels: its length and its JSON.
+pub fn frame(request: &Request) -> Result<Vec<u8>, Error> {
+    let json = serde_json::to_vec(request).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+    Ok([&(json.len() as u32).to_le_bytes()[..], &json].concat())
+}
+
 /// Framed requests to a node.
 pub struct Control {
     node: NodeAddress,
@@ -265,9 +271,7 @@ impl Control {
     }
 
     fn write(&mut self, request: &Request) -> Result<(), Error> {
-        let json = serde_json::to_vec(request).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
-        let frame = [&(json.len() as u32).to_le_bytes()[..], &json].concat();
-        self.send(&frame)
+        self.send(&frame(request)?)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {

@@ -226,13 +226,11 @@ impl Control {
 
     /// So much more was booked.
     pub fn on_used(&self, more: &[(TenantId, Usage)]) {
+        let world = self.world();
         for (tenant, more) in more {
-            let name = self
-                .world()
-                .tenants
-                .get(tenant)
-                .map(|account| account.record.name.clone());
-            self.metrics.used(name.as_deref().unwrap_or("unknown"), *more);
+            let account = world.tenants.get(tenant);
+            self.metrics
+                .used(account.map_or("unknown", |account| &account.record.name), *more);
         }
     }
 

@@ -236,19 +236,15 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             executor.kill();
             return Outcome::ExecutorGone(Some("it sent more messages than any honest executor does".into()));
         }
-        let mut process = None;
-        let message = match message {
-            Some(Heard::Said(message, file)) => {
-                process = file;
-                Some(message)
-            }
+        let (message, process) = match message {
+            Some(Heard::Said(message, process)) => (Some(message), process),
             Some(Heard::Refused(refusal)) => {
                 if refusal.is_hostile {
                     node.incident(run, refusal.call);
                 }
                 continue;
             }
-            None => None,
+            None => (None, None),
         };
         match message {
             Some(FromExecutor::WorkerStarted {

@@ -46,9 +46,11 @@ impl Node {
                 continue;
             };
             // An honest one gives its place back before it says that it sleeps, and claims one after it said that it does not.
-            let asleep = run.calls_before_sleep(worker);
-            let holds = places > 1 || asleep.is_some() && self.holders().contains_key(&process);
-            if places > 1 || holds && run.calls_before_sleep(worker) == asleep {
+            let sleeps_with_it = || {
+                let calls = run.calls_before_sleep(worker);
+                calls.is_some() && self.holders().contains_key(&process) && run.calls_before_sleep(worker) == calls
+            };
+            if places > 1 || sleeps_with_it() {
                 self.incident(run, format!("kept {places} of the shared cores from others"));
                 run.kill_worker(worker, End::Violation);
             }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_client::{
-    ChannelOptions, Client as Inner, Connection, Geometry, HostPath, Lease as InnerLease, LeaseOptions, Mode,
-    PoolOptions, Runtime, Sandbox, Transport,
+    ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease, LeaseOptions,
+    Mode, PoolOptions, Runtime, Sandbox, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -154,7 +154,7 @@ impl Client {
     }
 }
 
-fn seconds(length: f64, name: &str) -> PyResult<Duration> {
+pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
     Duration::try_from_secs_f64(length)
         .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
 }
@@ -178,8 +178,24 @@ pub struct Lease {
     inner: Guarded<InnerLease>,
 }
 
+impl Lease {
+    /// The lease, in this process.
+    pub fn get(&self, py: Python<'_>) -> PyResult<InnerLease> {
+        Ok(self.inner.get(py)?.clone())
+    }
+}
+
 #[pymethods]
 impl Lease {
+    /// The workers that a delegation is for.
+    #[staticmethod]
+    fn part(py: Python<'_>, delegation: &str) -> PyResult<Self> {
+        let lease = Delegation::from_text(delegation).and_then(|delegation| py.detach(|| delegation.open()));
+        Ok(Self {
+            inner: Guarded::new(lease.map_err(|error| from_error(py, &error))?),
+        })
+    }
+
     /// What was granted, as JSON. Its token is left out: whoever prints a grant means no harm, and should do none.
     fn grant(&self, py: Python<'_>) -> PyResult<String> {
         let mut grant = self.inner.get(py)?.grant();

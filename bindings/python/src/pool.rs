@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use mayfly_client::{
-    Buffer, CallId, CallOptions, Code, CodeHash, Form, FunctionId, Input, Outcome, Output, Pool as ClientPool,
-    WorkerIndex,
+    Buffer, CallId, CallOptions, Code, CodeHash, Delegation, Form, FunctionId, Input, Outcome, Output,
+    Pool as ClientPool, WorkerIndex,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::block::{Block, Memory};
+use crate::client::{Lease, seconds};
 use crate::codec::{Codec, Encoded, form};
 use crate::errors::{from_call, from_error, raise};
 use crate::guard::Guarded;
@@ -247,6 +248,31 @@ impl Pool {
     /// Makes a pickled callable known, whose code the node has, and answers the number to call it by.
     fn register_python(&self, py: Python<'_>, hash: &str, python: String, cloudpickle: String) -> PyResult<u32> {
         self.register(py, hash, Form::Python { python, cloudpickle })
+    }
+
+    /// Delegates some of its workers, once what they were sent has ended, and answers the delegation as text.
+    fn delegate(
+        &self,
+        py: Python<'_>,
+        workers: u16,
+        duration: f64,
+        users: Option<&Lease>,
+        limit: f64,
+    ) -> PyResult<String> {
+        let shared = self.shared.get(py)?;
+        let users = users.map(|users| users.get(py)).transpose()?;
+        let (duration, limit) = (seconds(duration, "duration")?, seconds(limit, "wait")?);
+        py.detach(|| shared.pool.delegate(workers, duration, users.as_ref(), limit))
+            .and_then(|delegation| delegation.to_text())
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// Takes back what was delegated.
+    fn take_back(&self, py: Python<'_>, delegation: &str) -> PyResult<()> {
+        let shared = self.shared.get(py)?;
+        Delegation::from_text(delegation)
+            .and_then(|delegation| py.detach(|| shared.pool.take_back(&delegation)))
+            .map_err(|error| from_error(py, &error))
     }
 
     /// Makes a symbol of a shared library known, whose code the node has, and answers the number to call it by.

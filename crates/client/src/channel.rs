@@ -559,6 +559,7 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
         Some(End::Expired) => "the lease expired; renew it in time, or lease for longer".to_owned(),
         Some(End::Released) => "the lease was released".to_owned(),
         Some(End::Revoked) => "the lease was revoked by an operator".to_owned(),
+        Some(End::TakenBack) => "its part of the lease was taken back by whoever delegated it".to_owned(),
         Some(End::ClientGone) => "the node saw this client go away".to_owned(),
         Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),
     };
@@ -566,7 +567,7 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
     if !began {
         let code = match fate.end {
             Some(End::Expired) => Code::LeaseExpired,
-            Some(End::Released | End::Revoked) => Code::LeaseEnded,
+            Some(End::Released | End::Revoked | End::TakenBack) => Code::LeaseEnded,
             _ => Code::NotExecuted,
         };
         return CallError::new(

@@ -42,6 +42,8 @@ pub struct Node {
 pub(crate) enum Source {
     Manager(ManagerClient),
     Node(Box<Node>),
+    /// None: a part of somebody else's lease.
+    Part,
 }
 
 struct Inner {
@@ -104,7 +106,7 @@ impl Client {
         Self::over(Source::Node(Box::new(node)), None)
     }
 
-    fn over(source: Source, embedded: Option<Embedded>) -> Result<Self, Error> {
+    pub(crate) fn over(source: Source, embedded: Option<Embedded>) -> Result<Self, Error> {
         Ok(Self {
             inner: Arc::new(Inner {
                 source: Arc::new(source),
@@ -141,6 +143,7 @@ impl Client {
             }
             Source::Manager(manager) => format!("manager at {}", manager.url()),
             Source::Node(node) => format!("node {}", node.node.name),
+            Source::Part => "a part of a lease".into(),
         }
     }
 
@@ -177,6 +180,10 @@ impl Client {
                     )),
                 }
             }
+            Source::Part => Err(Error::new(
+                Code::InvalidRequest,
+                "a part of a lease leases nothing; delegate a part of it",
+            )),
         }
     }
 
@@ -202,7 +209,7 @@ impl Client {
     fn manager(&self) -> Result<&ManagerClient, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Ok(manager),
-            Source::Node(_) => Err(Error::new(
+            Source::Node(_) | Source::Part => Err(Error::new(
                 Code::InvalidRequest,
                 "this client uses a node directly; only a manager can answer that",
             )),

@@ -97,7 +97,7 @@ impl LeaseOptions {
 pub(crate) struct Inner {
     /// Keeps an embedded manager alive for as long as one of its leases.
     client: Client,
-    source: Arc<Source>,
+    pub(crate) source: Arc<Source>,
     grant: Mutex<Grant>,
     token: Mutex<Token>,
     pub(crate) node: NodeAddress,
@@ -209,7 +209,7 @@ impl Lease {
                 let lease = lock(&self.inner.grant).lease;
                 manager.renew(lease, duration)?
             }
-            Source::Node(_) => {
+            Source::Node(_) | Source::Part => {
                 let request = Request::Renew {
                     duration_ms: duration.as_millis() as u64,
                 };
@@ -301,6 +301,8 @@ impl Inner {
                 done => done,
             },
             Source::Node(_) => by_node(),
+            // It goes back to whoever delegated it when that takes it back.
+            Source::Part => Ok(()),
         }
     }
 }

@@ -23,6 +23,7 @@
 
 mod channel;
 mod client;
+mod delegation;
 mod discover;
 mod embedded;
 mod error;
@@ -35,6 +36,7 @@ mod pool;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
+pub use delegation::Delegation;
 pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};

@@ -5,6 +5,7 @@
 //! submitting never waits for it.
 
 mod dispatch;
+mod lending;
 mod repair;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -5,6 +5,7 @@
 //!
 //! - [`key`]: Ed25519 keys, and their encodings for TLS raw public keys;
 //! - [`token`]: signing and checking of tokens, hellos and verdicts; [`replay`] remembers hellos that were seen;
+//! - [`delegation`]: parts of a lease in other hands;
 //! - [`state`]: the life of one lease by its node's monotonic clock;
 //! - [`ledger`]: what one node has and who holds it;
 //! - [`placement`]: which node should get a lease;
@@ -13,6 +14,7 @@
 //! - [`quota`]: what a tenant may hold and spend.
 
 pub mod billing;
+pub mod delegation;
 pub mod health;
 pub mod key;
 pub mod ledger;
@@ -23,6 +25,7 @@ pub mod state;
 pub mod token;
 
 pub use billing::Cost;
+pub use delegation::Delegations;
 pub use key::SigningKey;
 pub use ledger::{Ledger, Reservation};
 pub use replay::ReplayWindow;

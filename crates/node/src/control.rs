@@ -14,6 +14,7 @@ use mayfly_protocol::ids::{CodeHash, Incarnation, LeaseId, PublicKey};
 use mayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
 
+use crate::leases::Run;
 use crate::listener::Connection;
 use crate::node::{Node, random};
 
@@ -200,7 +201,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
     }
     match request {
         Request::Renew { duration_ms } => {
-            let run = node.lease(token)?;
+            let run = own_lease(node, token)?;
             if run.granted.epoch != 0 {
                 return Err(Failure::new(
                     Code::InvalidRequest,
@@ -211,7 +212,7 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             Ok(Response::Renewed(Box::new(node.grant(&run))))
         }
         Request::Release => {
-            let run = node.lease(token)?;
+            let run = own_lease(node, token)?;
             run.end(State::Released);
             run.gone(RELEASE_DEADLINE).await;
             Ok(Response::Done)
@@ -222,10 +223,44 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             Ok(Response::Done)
         }
         Request::Fate { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::Fate),
+        Request::Delegate {
+            holder,
+            first,
+            workers,
+            duration_ms,
+        } => {
+            let run = node.lease(token)?;
+            let grant = node.delegate(&run, &token.holder, holder, first, workers, duration_ms)?;
+            Ok(Response::Delegated(Box::new(grant)))
+        }
+        Request::TakeBack { holder } => {
+            let run = node.lease(token)?;
+            run.take_back(&token.holder, &holder).map(|()| Response::Done)
+        }
+        Request::ShowNode => {
+            let run = own_lease(node, token)?;
+            let shown = node.show_itself_to(&run).map_err(|error| {
+                let text = format!("the node's socket cannot be shown to the lease's workers: {error}; report this");
+                Failure::new(Code::Internal, text)
+            });
+            shown.map(|path| Response::Shown { path })
+        }
         Request::Lease(_) | Request::HasCode { .. } | Request::PutCode { .. } | Request::Ping => {
             Err(Failure::new(Code::Internal, "a request went astray"))
         }
     }
+}
+
+/// The lease that a token names, for what only its own holder decides.
+fn own_lease(node: &Node, token: &Token) -> Result<Arc<Run>, Failure> {
+    let run = node.lease(token)?;
+    if run.holder() != token.holder {
+        return Err(Failure::new(
+            Code::Unauthorized,
+            "a part of a lease may be used and delegated further, and nothing else; ask whoever has the lease",
+        ));
+    }
+    Ok(run)
 }
 
 /// Receives code into a file beside its place while hashing it, and moves it there when the hash is right.

@@ -4,6 +4,7 @@
 //! executor and the clock; connections come and go beside it.
 
 mod channels;
+mod delegations;
 mod meters;
 
 pub use meters::{Durations, add_durations};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use mayfly_executor::meter::{Meter, meters_length};
 use mayfly_fabric::memory::{Mapping, sealed_memory};
 use mayfly_fabric::shm::ChannelMemory;
-use mayfly_lease::{Lease, Reservation, SigningKey, State, billing};
+use mayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
 use mayfly_protocol::api::{LeaseRequest, Mode, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::ToExecutor;
@@ -27,6 +28,7 @@ use mayfly_protocol::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey,
 use mayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
 
+use crate::door::Door;
 use crate::executors::{Control, Kind};
 use crate::hangup::Hangups;
 use crate::node::random;
@@ -72,11 +74,15 @@ pub struct Run {
 #[derive(Debug)]
 struct Inner {
     life: Lease,
+    delegations: Delegations,
     control: Option<Control>,
     /// Where isolated workers find their code, while there is an executor.
     code_dir: Option<PathBuf>,
     /// What they may load.
     codes: BTreeSet<CodeHash>,
+    /// Whether its isolated workers shall see the node's socket, and that.
+    shows_node: bool,
+    door: Option<Door>,
     failure: Option<Failure>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
@@ -106,10 +112,13 @@ struct Slot {
 #[derive(Debug)]
 struct Channel {
     id: ChannelId,
+    /// Whose key opened it.
+    holder: PublicKey,
     memory: Option<ChannelMemory>,
     socket: OwnedFd,
     watched: u64,
-    gone: Option<Instant>,
+    /// Since when its client is gone, and why.
+    gone: Option<(Instant, End)>,
 }
 
 /// What the clock asks of a lease's supervisor.
@@ -175,9 +184,12 @@ impl Run {
             meters: (0..workers).map(|index| Meter::new(mapping.clone(), index)).collect(),
             inner: Mutex::new(Inner {
                 life,
+                delegations: Delegations::new(granted.request.holder, workers),
                 control: None,
                 code_dir: None,
                 codes: BTreeSet::new(),
+                shows_node: false,
+                door: None,
                 failure: None,
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
@@ -395,6 +407,7 @@ impl Run {
         Self::silence_workers(&inner);
         inner.control = None;
         inner.code_dir = None;
+        inner.door = None;
         let cause = if out_of_memory {
             End::OutOfMemory
         } else {
@@ -491,10 +504,10 @@ impl Run {
         let Some(found) = found.filter(|found| found.id == channel) else {
             return;
         };
-        let end = if found.gone.is_some() || channels::hung_up(&found.socket) {
-            End::ClientGone
-        } else {
-            End::Violation
+        let end = match found.gone {
+            Some((_, end)) => end,
+            None if channels::hung_up(&found.socket) => End::ClientGone,
+            None => End::Violation,
         };
         self.end_channel(&mut inner, index, end);
         drop(inner);

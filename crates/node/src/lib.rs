@@ -15,6 +15,7 @@ mod affinity;
 mod channel;
 mod clock;
 mod control;
+mod door;
 mod enclosures;
 mod executors;
 mod hangup;

@@ -192,19 +192,9 @@ impl Sockets {
 
     /// Accepts until the node closes.
     pub fn serve(self, node: &Arc<Node>) {
-        let gate = Arc::new(Gate {
-            unverified: Arc::new(Semaphore::new(MOST_UNVERIFIED)),
-            control: Arc::new(Semaphore::new(MOST_CONTROL)),
-        });
+        let gate = Gate::new(MOST_UNVERIFIED, MOST_CONTROL);
         let (unix, mine, its_gate) = (self.unix, node.clone(), gate.clone());
-        node.background(async move {
-            loop {
-                match unix.accept().await {
-                    Ok((stream, _)) => its_gate.admit(&mine, Connection::Unix(stream)),
-                    Err(error) => rest(error).await,
-                }
-            }
-        });
+        node.background(async move { its_gate.accept_unix(&mine, unix).await });
         if let Some(tcp) = self.tcp {
             let mine = node.clone();
             node.background(async move {
@@ -239,12 +229,30 @@ async fn rest(error: std::io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-struct Gate {
+/// How many may stand before a verdict, and how many may stay behind it.
+pub struct Gate {
     unverified: Arc<Semaphore>,
     control: Arc<Semaphore>,
 }
 
 impl Gate {
+    pub fn new(most_unverified: usize, most_control: usize) -> Arc<Self> {
+        Arc::new(Self {
+            unverified: Arc::new(Semaphore::new(most_unverified)),
+            control: Arc::new(Semaphore::new(most_control)),
+        })
+    }
+
+    /// Admits whoever connects to a Unix socket, for ever.
+    pub async fn accept_unix(self: Arc<Self>, node: &Arc<Node>, listener: UnixListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => self.admit(node, Connection::Unix(stream)),
+                Err(error) => rest(error).await,
+            }
+        }
+    }
+
     fn admit(self: &Arc<Self>, node: &Arc<Node>, connection: Connection) {
         let Ok(permit) = self.unverified.clone().try_acquire_owned() else {
             return;
@@ -272,7 +280,7 @@ impl Gate {
             match gate.control.clone().try_acquire_owned() {
                 Ok(_permit) => control::serve(&node, &hello, connection).await,
                 Err(_) => {
-                    let text = format!("{MOST_CONTROL} control connections are open; close some or try later");
+                    let text = "too many control connections are open; close some or try later";
                     let _ = connection
                         .answer(&token::refuse(&Failure::new(Code::NoCapacity, text)))
                         .await;
@@ -284,13 +292,13 @@ impl Gate {
 
 /// Whether these bytes are a hello that this node may serve.
 fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
-    let hello = Hello::read_from_bytes(bytes).map_err(|_| {
+    let mut hello = Hello::read_from_bytes(bytes).map_err(|_| {
         Failure::new(
             Code::ProtocolViolation,
             "malformed hello; the peer is not a Mayfly client",
         )
     })?;
-    let run = node.lease(&hello.token).ok();
+    let run = node.lease_or_memory(&hello.token).ok();
     let is_proven = run.as_ref().is_some_and(|run| run.is_proven(&hello.token));
     let trusted = node.trusted();
     let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
@@ -315,8 +323,15 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
         }
         judged => judged?,
     }
-    if let (Some(run), false) = (run, is_proven) {
-        run.prove(&hello.token);
+    if let Some(run) = run {
+        if !is_proven {
+            run.prove(&hello.token);
+        }
+        if hello.purpose == purpose::CHANNEL {
+            // Whoever has a part of the lease counts its workers from that part's first one.
+            let part = run.part_of(&hello.token.holder)?;
+            hello.worker.set(hello.worker.get().saturating_add(part.workers.start));
+        }
     }
     Ok(hello)
 }

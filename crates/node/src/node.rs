@@ -34,7 +34,7 @@ use crate::leases::{Granted, LeaseView, Run};
 use crate::metrics;
 use crate::node::state_dir::{id_of, load_key, make_private, write_private};
 use crate::pool::Pool;
-use crate::{NodeError, Options, affinity, clock, listener, manager_link, policy, runtimes, supervisor};
+use crate::{NodeError, Options, affinity, clock, door, listener, manager_link, policy, runtimes, supervisor};
 
 /// Everything that still runs at shutdown must be gone by then.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);

@@ -175,7 +175,7 @@ async fn start(
 }
 
 /// Fits an isolated executor's surroundings to its lease.
-fn enclose(node: &Node, run: &Run, executor: &Executor) -> std::io::Result<()> {
+fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<()> {
     let Some(enclosure) = &executor.enclosure else {
         return Ok(());
     };
@@ -192,7 +192,11 @@ fn enclose(node: &Node, run: &Run, executor: &Executor) -> std::io::Result<()> {
         memory_bytes: granted.reservation.memory_bytes + OVERHEAD_BYTES,
         tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
     })?;
-    run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())
+    run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())?;
+    match run.shows_node() {
+        true => node.show_itself_to(run).map(drop),
+        false => Ok(()),
+    }
 }
 
 /// How many of an executor's processes were ended because the lease's memory was used up.

@@ -21,4 +21,4 @@ pub mod node_api;
 pub mod slot;
 
 /// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{Grant, LeaseRequest};
 use crate::error::Failure;
-use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, WorkerIndex};
+use crate::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, WorkerIndex};
 
 /// No JSON frame is longer.
 pub const MAX_FRAME_BYTES: u32 = 1 << 20;
@@ -56,6 +56,24 @@ pub enum Request {
         /// The channel.
         channel: ChannelId,
     },
+    /// Some of the asker's workers for another holder key, for some of its time.
+    Delegate {
+        /// The key that may use them.
+        holder: PublicKey,
+        /// The first of them, as the asker counts its own.
+        first: u16,
+        /// How many.
+        workers: u16,
+        /// Milliseconds from now; never longer than the asker has them.
+        duration_ms: u64,
+    },
+    /// What was delegated to this key, with all that came of it. Its channels end.
+    TakeBack {
+        /// The key.
+        holder: PublicKey,
+    },
+    /// Where this lease's workers find this node's socket, to use what is delegated to them. Isolated ones see it from now on.
+    ShowNode,
     /// Nothing; whoever gets the answer knows that the node is there.
     Ping,
 }
@@ -68,7 +86,14 @@ pub enum Response {
     Granted(Box<Grant>),
     /// To `Renew`: a fresh grant with a later expiry.
     Renewed(Box<Grant>),
-    /// To `Release`, `PutCode`, `Cancel`, `Close`, `Ping`.
+    /// To `Delegate`: a grant of that part, for its new holder.
+    Delegated(Box<Grant>),
+    /// To `ShowNode`.
+    Shown {
+        /// The socket, as the lease's workers see it.
+        path: String,
+    },
+    /// To `Release`, `PutCode`, `Cancel`, `Close`, `TakeBack`, `Ping`.
     Done,
     /// To `HasCode`.
     Code {
@@ -128,6 +153,8 @@ pub enum End {
     Violation,
     /// The lease's memory was used up.
     OutOfMemory,
+    /// The part of the lease that the channel's holder had was taken back, or its time is over.
+    TakenBack,
 }
 
 impl End {
@@ -145,6 +172,7 @@ impl End {
             Self::ClientGone => (9, 0),
             Self::Violation => (10, 0),
             Self::OutOfMemory => (11, 0),
+            Self::TakenBack => (12, 0),
         };
         kind << 16 | detail
     }
@@ -164,6 +192,7 @@ impl End {
             9 => Self::ClientGone,
             10 => Self::Violation,
             11 => Self::OutOfMemory,
+            12 => Self::TakenBack,
             _ => Self::ExecutorDied,
         })
     }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StateLost,
         WorkerDied,
     )
+    from mayfly._delegation import Delegation
     from mayfly._future import Future
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
@@ -45,6 +46,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Delegation",
     "Error",
     "Forked",
     "Function",
@@ -67,6 +69,7 @@ __all__ = [
 # Imported when they are used: workers start from this package too, and need none of it.
 _WHERE = {
     "_client": ("Client", "connect"),
+    "_delegation": ("Delegation",),
     "_future": ("Future",),
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),

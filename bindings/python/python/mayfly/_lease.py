@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 import cloudpickle
 
 from mayfly import _map, _native, _worker
+from mayfly._delegation import Delegation
 from mayfly._errors import ConnectionFailed
 from mayfly._functions import Functions
 from mayfly._future import Future
@@ -46,7 +47,7 @@ class Lease(cf.Executor):
     [1, 2, 3]
     """
 
-    def __init__(self, native: _native.Lease, pool: _native.Pool, client: Client) -> None:
+    def __init__(self, native: _native.Lease, pool: _native.Pool, client: Client | None) -> None:
         self._native = native
         self._pool = pool
         self._client = client
@@ -237,6 +238,25 @@ class Lease(cf.Executor):
         memory = self._pool.shared_memory(math.prod(dimensions) * kind.itemsize)
         return np.ndarray(dimensions, kind, buffer=memoryview(memory))
 
+    # For others
+
+    def delegate(
+        self, workers: int = 1, *, duration: float = 86_400.0, users: Lease | None = None, wait: float = 60.0
+    ) -> Delegation:
+        """Gives some of its workers to a function, which calls functions on them: see `Delegation`.
+
+        This lease does without them until they are taken back.
+
+        Args:
+            workers: how many.
+            duration: seconds until they come back by themselves; never longer than this lease lasts.
+            users: the lease whose workers shall use them; by default this one. (Isolated workers see their node only then.)
+            wait: seconds that calls on them may take to end first.
+        """
+        self._check_open()
+        text = self._pool.delegate(workers, duration, (users or self)._native, wait)
+        return Delegation(text, self)
+
     # Its end
 
     def renew(self, duration: float) -> None:
@@ -281,7 +301,8 @@ class Lease(cf.Executor):
                 pass
             finally:
                 self._pool.disconnect()
-                self._client._forget(self)
+                if self._client is not None:
+                    self._client._forget(self)
 
     def __enter__(self) -> Self:
         return self

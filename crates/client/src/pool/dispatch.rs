@@ -1,9 +1,11 @@
 //! Which call goes to which worker, and what happens when a worker dies. Used under the pool's lock.
 
 mod calls;
+mod lending;
 mod outcomes;
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use mayfly_protocol::slot::Status;
 use super::repair::{Broken, Repair, verdict};
 use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};
 use crate::channel::{Channel, Completion, load_request, read_index};
+use crate::delegation::Delegation;
 use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::opening::Opening;
@@ -89,6 +92,8 @@ struct Worker {
     broken: Option<Broken>,
     /// Why it is gone for good.
     gone: Option<CallError>,
+    /// Whether it is, or is about to be, delegated to somebody else.
+    lent: bool,
     /// How often in a row it found no core, and up to when it is left alone for that.
     rejections: u32,
     rests_until: Option<Instant>,
@@ -102,6 +107,8 @@ pub struct Dispatch {
     calls: HashMap<CallId, Call>,
     queue: VecDeque<CallId>,
     repairs: Vec<Repair>,
+    /// What was delegated, and which workers that are.
+    lent: Vec<(Delegation, Range<u16>)>,
     notices: Vec<CallId>,
     notify: std::collections::HashSet<CallId>,
     /// Calls that run for their own sake.
@@ -129,6 +136,7 @@ impl Dispatch {
                 last: None,
                 broken: None,
                 gone: None,
+                lent: false,
                 rejections: 0,
                 rests_until: None,
             });
@@ -141,6 +149,7 @@ impl Dispatch {
             calls: HashMap::new(),
             queue: VecDeque::new(),
             repairs: Vec::new(),
+            lent: Vec::new(),
             notices: Vec::new(),
             notify: std::collections::HashSet::new(),
             discarded: std::collections::HashSet::new(),
@@ -226,6 +235,7 @@ impl Dispatch {
             .enumerate()
             .filter(|(index, worker)| {
                 worker.channel.is_some()
+                    && !worker.lent
                     && options.worker.is_none_or(|wanted| wanted.0 as usize == *index)
                     && load(worker) < self.depth(worker)
                     && (must_run || worker.rests_until.is_none() || options.worker.is_some())
@@ -486,12 +496,15 @@ impl Dispatch {
             .iter()
             .enumerate()
             .filter(|(index, _)| options.worker.is_none_or(|w| w.0 as usize == *index));
-        able.all(|(_, worker)| worker.gone.is_some())
+        able.all(|(_, worker)| worker.gone.is_some() || worker.lent)
     }
 
     fn why_hopeless(&self, options: &CallOptions) -> CallError {
         let index = options.worker.map_or(0, |worker| worker.0 as usize);
-        let gone = self.workers.get(index).and_then(|worker| worker.gone.clone());
+        let gone = match self.workers.get(index) {
+            Some(worker) if worker.lent => Some(lending::delegated(options.worker)),
+            worker => worker.and_then(|worker| worker.gone.clone()),
+        };
         gone.unwrap_or_else(|| CallError::new(Code::Unreachable, "no worker is left"))
     }
 }

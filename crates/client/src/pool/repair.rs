@@ -20,7 +20,7 @@ use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::opening::Opening;
 
-/// A worker that was cut off with its node may still be in the middle of a call; its node ends that after 10 s.
+/// A worker that was cut off with its node, or taken back, may still be in the middle of a call; its node ends that after 10 s.
 const OLD_CALL_LIMIT: Duration = Duration::from_secs(12);
 const OLD_CALL_LOOK: Duration = Duration::from_millis(50);
 
@@ -42,7 +42,8 @@ impl Drop for Broken {
 /// The repair of one worker's channel.
 pub struct Repair {
     pub index: usize,
-    pub channel: Channel,
+    /// The broken one; none for a worker that comes back from somebody to whom it was delegated.
+    pub channel: Option<Channel>,
     pub lease: Lease,
     pub options: ChannelOptions,
     pub opening: Arc<Opening>,
@@ -64,18 +65,23 @@ impl Repair {
             options,
             opening,
         } = self;
-        let fate = channel.fate();
-        let (id, lost) = (channel.id(), channel.check_lost());
-        drop(channel);
-        tell(&fate);
-        if lost.is_err() {
-            // Should the node be back by now: it has not heard that the old channel ended.
-            lease.inner.close(id).map_err(CallError::from)?;
+        let mut patience = OLD_CALL_LIMIT;
+        if let Some(channel) = channel {
+            let fate = channel.fate();
+            let (id, lost) = (channel.id(), channel.check_lost());
+            drop(channel);
+            tell(&fate);
+            if lost.is_err() {
+                // Should the node be back by now: it has not heard that the old channel ended.
+                lease.inner.close(id).map_err(CallError::from)?;
+            } else {
+                patience = Duration::ZERO;
+            }
+            if let Some(error) = fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
+                return Err(error);
+            }
         }
-        if let Some(error) = fate.as_ref().ok().and_then(|fate| fate.end).and_then(over) {
-            return Err(error);
-        }
-        let until = Instant::now() + if lost.is_err() { OLD_CALL_LIMIT } else { Duration::ZERO };
+        let until = Instant::now() + patience;
         loop {
             match Channel::open(&lease, WorkerIndex(index as u16), &options, &opening) {
                 Err(error) if error.code() == Code::WorkerBusy && Instant::now() < until => {
@@ -96,6 +102,10 @@ fn over(end: End) -> Option<CallError> {
         ),
         End::Released => (Code::LeaseEnded, "the lease was released"),
         End::Revoked => (Code::LeaseEnded, "the lease was revoked by an operator; lease again"),
+        End::TakenBack => (
+            Code::LeaseEnded,
+            "this part of the lease was taken back by whoever delegated it; ask for another one",
+        ),
         _ => return None,
     };
     Some(CallError::new(code, text))

@@ -28,7 +28,7 @@ impl Run {
                 match &mut slot.channel {
                     Some(channel) => {
                         if channel.gone.is_none() && hung_up(&channel.socket) {
-                            leave(channel);
+                            leave(channel, End::ClientGone);
                         }
                         if channel.gone.is_none() {
                             return Err(busy(worker));
@@ -102,6 +102,7 @@ impl Run {
         };
         slot.channel = Some(Channel {
             id,
+            holder: hello.token.holder,
             memory,
             socket,
             watched,
@@ -144,7 +145,7 @@ impl Run {
             return;
         };
         if channel.memory.is_some() {
-            leave(channel);
+            leave(channel, End::ClientGone);
         } else {
             self.end_channel(&mut inner, index, End::ClientGone);
         }
@@ -172,7 +173,7 @@ impl Run {
             bulk_bytes: hello.bulk_bytes.get(),
             options: hello.options.get() & options::CLIENT_NEVER_SLEEPS | never_sleeps,
             executor_key_pkcs8,
-            client_key: tls.then(|| self.holder()),
+            client_key: tls.then_some(hello.token.holder),
         })
     }
 
@@ -181,7 +182,7 @@ impl Run {
         let mut inner = self.inner();
         let channels = inner.slots.iter_mut().filter_map(|slot| slot.channel.as_mut());
         for channel in channels.filter(|channel| channel.id == id && channel.gone.is_none()) {
-            leave(channel);
+            leave(channel, End::ClientGone);
         }
         drop(inner);
         self.wake.notify_one();
@@ -271,11 +272,11 @@ impl Run {
     }
 }
 
-/// Notes that a channel's client is gone, and tells the worker.
-fn leave(channel: &mut Channel) {
-    channel.gone = Some(Instant::now());
+/// Notes that a channel's client is gone, or shall be, and tells the worker.
+pub(super) fn leave(channel: &mut Channel, end: End) {
+    channel.gone = Some((Instant::now(), end));
     match &channel.memory {
-        Some(memory) => memory.close(End::ClientGone),
+        Some(memory) => memory.close(end),
         // The socket itself says nothing when its client left over a network that was cut.
         None => {
             let _ = rustix::net::shutdown(&channel.socket, rustix::net::Shutdown::Both);

@@ -33,6 +33,7 @@ impl Run {
         let now = clock::now_ms();
         let ticks = mayfly_fabric::clock::ticks();
         let mut inner = self.inner();
+        Self::expire_delegations(&mut inner, now);
         let Inner {
             life, slots, control, ..
         } = &mut *inner;
@@ -45,8 +46,11 @@ impl Run {
             awake |= reading.awake || reading.is_running();
             if reading.is_overdue(ticks) {
                 slot.kill(control.as_ref(), index, End::Deadline);
-            } else if reading.is_running() && gone.is_some_and(|since| since.elapsed() > ORPHAN_GRACE) {
-                slot.kill(control.as_ref(), index, End::ClientGone);
+            } else if let Some((since, end)) = gone
+                && reading.is_running()
+                && since.elapsed() > ORPHAN_GRACE
+            {
+                slot.kill(control.as_ref(), index, end);
             }
             stuck |= slot.kill.is_some_and(|(_, since)| since.elapsed() > KILL_DEADLINE);
         }
@@ -71,7 +75,11 @@ impl Run {
             (false, 1..) => ASLEEP_TICK,
             (false, 0) => IDLE_TICK,
         };
-        let due = life.next_at().map_or(u64::MAX, |at| at.saturating_sub(now).max(1));
+        let next_at = [life.next_at(), inner.delegations.next_at()]
+            .into_iter()
+            .flatten()
+            .min();
+        let due = next_at.map_or(u64::MAX, |at| at.saturating_sub(now).max(1));
         Tick::Again(pace.min(Duration::from_millis(due)))
     }
 

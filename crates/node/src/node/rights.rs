@@ -1,5 +1,7 @@
 //! What this node signs: grants of its leases, and the allowance to lease.
 
+use mayfly_sandbox::isolation::CODE_DIR;
+
 use super::*;
 
 /// An allowance in the state directory is worth something for this long; it is written anew at every start.
@@ -17,38 +19,69 @@ impl Node {
 
     /// A signed grant of a lease that this node holds.
     pub(crate) fn grant(&self, run: &Run) -> Grant {
+        let workers = run.granted.reservation.workers;
+        self.grant_to(run, run.holder(), workers, run.remaining_ms())
+    }
+
+    /// A signed grant of some workers of a lease, for this key and this long. The node looks up which they are.
+    pub(crate) fn grant_to(&self, run: &Run, holder: PublicKey, workers: u16, duration_ms: u64) -> Grant {
         let now_ms = clock::wall_ms();
         let granted = &run.granted;
-        let expires_at_ms = now_ms
-            .saturating_add(run.remaining_ms())
-            .saturating_add(self.start_by_ms());
+        let expires_at_ms = now_ms.saturating_add(duration_ms).saturating_add(self.start_by_ms());
         run.promised(expires_at_ms.saturating_add(2 * self.options.skew_tolerance.as_millis() as u64));
         let token = Claims {
-            workers: granted.reservation.workers,
+            workers,
             cores: granted.request.cores_per_worker,
             memory_bytes: granted.reservation.memory_bytes,
             sandbox: run.sandbox(),
             lease: Some(run.id()),
             tenant: granted.tenant,
             node: self.address.id,
-            holder: run.holder(),
+            holder,
             epoch: granted.epoch,
             not_before_ms: now_ms,
             expires_at_ms,
-            duration_ms: run.remaining_ms(),
+            duration_ms,
         }
         .sign(&self.key);
         Grant {
             lease: run.id(),
             token: hex::encode(token.as_bytes()),
             node: self.address.clone(),
-            workers: granted.reservation.workers,
+            workers,
             mode: granted.reservation.mode,
             sandbox: run.sandbox(),
             memory_bytes: granted.reservation.memory_bytes,
-            duration_ms: run.remaining_ms(),
+            duration_ms,
             expires_at_ms,
         }
+    }
+
+    /// Gives a part of what `by` has of a lease to another key.
+    pub(crate) fn delegate(
+        &self,
+        run: &Run,
+        by: &PublicKey,
+        to: PublicKey,
+        first: u16,
+        workers: u16,
+        duration_ms: u64,
+    ) -> Result<Grant, Failure> {
+        let part = run.delegate(by, to, first, workers, duration_ms)?;
+        let until_ms = part.until_ms.unwrap_or(u64::MAX).saturating_sub(clock::now_ms());
+        Ok(self.grant_to(run, to, workers, until_ms.min(run.remaining_ms())))
+    }
+
+    /// Lets a lease's workers reach this node, and answers where they find it.
+    pub(crate) fn show_itself_to(self: &Arc<Self>, run: &Run) -> std::io::Result<String> {
+        if run.sandbox() == Sandbox::Process {
+            return Ok(self.options.unix_path().display().to_string());
+        }
+        if let Some(dir) = run.wants_door() {
+            let door = door::open(self, &dir)?;
+            run.keep_door(&dir, door);
+        }
+        Ok(format!("{CODE_DIR}/{}", door::DOOR))
     }
 
     pub(super) fn allowance(&self, holder: PublicKey) -> Token {

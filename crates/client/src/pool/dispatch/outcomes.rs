@@ -162,7 +162,7 @@ impl Dispatch {
         });
         self.repairs.push(Repair {
             index,
-            channel,
+            channel: Some(channel),
             lease: self.lease.clone(),
             options: self.options.channel,
             opening,
@@ -215,6 +215,8 @@ impl Dispatch {
             return;
         }
         match opened {
+            // Delegated meanwhile: it closes, and whoever has the worker now finds it free.
+            Ok(_) if worker.lent => {}
             Ok(channel) => worker.channel = Some(channel),
             Err(error) => worker.gone = Some(error),
         }

@@ -1,0 +1,89 @@
+//! Delegating some of a pool's workers, and taking them back.
+
+use std::ops::Range;
+
+use super::*;
+use crate::Delegation;
+
+impl Pool {
+    /// Delegates `workers` of this pool's for `duration` at most. What they have been sent ends first, within `limit`; other calls
+    /// go on meanwhile, on the other workers. Isolated workers of `users` can use the delegation.
+    pub fn delegate(
+        &self,
+        workers: u16,
+        duration: Duration,
+        users: Option<&Lease>,
+        limit: Duration,
+    ) -> Result<Delegation, Error> {
+        let (lease, range) = {
+            let mut state = self.inner.lock();
+            (state.dispatch.lease().clone(), state.dispatch.set_aside(workers)?)
+        };
+        self.inner.changed.notify_all();
+        let delegated = self
+            .let_go(&range, limit)
+            .and_then(|()| lease.delegate(range.clone(), duration, users));
+        match delegated {
+            Ok(delegation) => {
+                let mut state = self.inner.lock();
+                state.dispatch.note_lent(delegation.clone(), range);
+                Ok(delegation)
+            }
+            Err(error) => {
+                self.take_up(&range);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes back what [`Pool::delegate`] gave. Its workers serve this pool again, as soon as they are free.
+    pub fn take_back(&self, delegation: &Delegation) -> Result<(), Error> {
+        let (lease, range) = {
+            let mut state = self.inner.lock();
+            let range = state.dispatch.forget_lent(delegation).ok_or_else(|| {
+                Error::new(
+                    Code::NotFound,
+                    "this pool delegated nothing of that kind, or has taken it back already",
+                )
+            })?;
+            (state.dispatch.lease().clone(), range)
+        };
+        let taken = lease.take_back(delegation);
+        self.take_up(&range);
+        match taken {
+            // Its time was over already.
+            Err(error) if error.code() == Code::NotFound => Ok(()),
+            taken => taken,
+        }
+    }
+
+    fn let_go(&self, range: &Range<u16>, limit: Duration) -> Result<(), Error> {
+        let until = Instant::now() + limit;
+        let mut state = self.inner.lock();
+        while !state.dispatch.is_idle(range) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::new(
+                    Code::TimedOut,
+                    format!(
+                        "the workers to be delegated did not end their calls within {} ms",
+                        limit.as_millis()
+                    ),
+                ));
+            }
+            state = match state.driving {
+                true => self.inner.wait_changed(state, left),
+                false => self.inner.drive_until(state, left, |dispatch| dispatch.is_idle(range)),
+            };
+        }
+        state.dispatch.let_go(range);
+        Ok(())
+    }
+
+    fn take_up(&self, range: &Range<u16>) {
+        let mut state = self.inner.lock();
+        state.dispatch.take_up(range);
+        self.inner.begin_repairs(&mut state);
+        self.inner.changed.notify_all();
+    }
+}

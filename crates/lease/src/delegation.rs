@@ -1,0 +1,310 @@
+//! Which parts of a lease its holder has delegated, and to whom.
+//!
+//! A part is some of the workers, for some of the time, for another holder key. Whoever has a part may delegate a part of that.
+//! What is taken back takes all that came of it with it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+
+/// Parts of one lease at once. Each costs its node some hundred bytes.
+pub const MOST_PARTS: usize = 256;
+
+/// What a holder may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Which workers, as the lease counts them.
+    pub workers: Range<u16>,
+    /// Until when, by the node's monotonic clock; none for as long as the lease lasts.
+    pub until_ms: Option<u64>,
+    /// Whose part it was taken from; none for the lease's own holder.
+    pub by: Option<PublicKey>,
+}
+
+/// Why a part is not delegated, or not taken back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DelegationError {
+    /// Not there to be given.
+    #[error(
+        "the delegation asks for workers {first} to {last} of {workers}; workers count from 0, and there must be one at least"
+    )]
+    Workers {
+        /// First that was asked for.
+        first: u16,
+        /// Last that was asked for.
+        last: u32,
+        /// How many whoever delegates has.
+        workers: u16,
+    },
+    /// The key has a part already.
+    #[error("this key has a part of the lease already; draw a new key for every delegation")]
+    KeyInUse,
+    /// Too many.
+    #[error("{MOST_PARTS} parts of this lease are delegated; take some back first")]
+    TooMany,
+    /// Who asks has none.
+    #[error(
+        "the part of the lease that was delegated to this key was taken back, or its time is over; ask for another one"
+    )]
+    TakenBack,
+    /// What shall be taken back was never the asker's.
+    #[error("no part of this lease is delegated to that key by this one")]
+    NotYours,
+}
+
+impl DelegationError {
+    /// The code under which a peer hears of it.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Workers { .. } | Self::KeyInUse => Code::InvalidRequest,
+            Self::TooMany => Code::NoCapacity,
+            Self::TakenBack => Code::LeaseEnded,
+            Self::NotYours => Code::NotFound,
+        }
+    }
+}
+
+impl From<DelegationError> for Failure {
+    fn from(error: DelegationError) -> Self {
+        Failure::new(error.code(), error.to_string())
+    }
+}
+
+/// The parts of one lease.
+#[derive(Debug, Clone)]
+pub struct Delegations {
+    holder: PublicKey,
+    workers: u16,
+    parts: BTreeMap<PublicKey, Part>,
+}
+
+impl Delegations {
+    /// None yet, of a lease of so many workers.
+    pub fn new(holder: PublicKey, workers: u16) -> Self {
+        Self {
+            holder,
+            workers,
+            parts: BTreeMap::new(),
+        }
+    }
+
+    /// What a key may use now: all of the lease if it is its holder's.
+    pub fn part_of(&self, key: &PublicKey, now_ms: u64) -> Result<Part, DelegationError> {
+        if *key == self.holder {
+            return Ok(Part {
+                workers: 0..self.workers,
+                until_ms: None,
+                by: None,
+            });
+        }
+        let part = self.parts.get(key).filter(|part| !part.is_over(now_ms));
+        part.cloned().ok_or(DelegationError::TakenBack)
+    }
+
+    /// Gives `to` the workers from `first` on, as `by` counts its own, for `duration_ms` at most.
+    pub fn delegate(
+        &mut self,
+        by: &PublicKey,
+        to: PublicKey,
+        first: u16,
+        workers: u16,
+        duration_ms: u64,
+        now_ms: u64,
+    ) -> Result<Part, DelegationError> {
+        let own = self.part_of(by, now_ms)?;
+        let has = own.workers.end - own.workers.start;
+        if workers == 0 || u32::from(first) + u32::from(workers) > u32::from(has) {
+            return Err(DelegationError::Workers {
+                first,
+                last: (u32::from(first) + u32::from(workers)).saturating_sub(1),
+                workers: has,
+            });
+        }
+        if to == self.holder || self.parts.contains_key(&to) {
+            return Err(DelegationError::KeyInUse);
+        }
+        if self.parts.len() >= MOST_PARTS {
+            return Err(DelegationError::TooMany);
+        }
+        let start = own.workers.start + first;
+        let until_ms = now_ms.saturating_add(duration_ms);
+        let part = Part {
+            workers: start..start + workers,
+            until_ms: Some(own.until_ms.map_or(until_ms, |own| own.min(until_ms))),
+            by: Some(*by),
+        };
+        self.parts.insert(to, part.clone());
+        Ok(part)
+    }
+
+    /// Takes back what `by` gave to `from`. Answers every key that has nothing any more.
+    pub fn take_back(&mut self, by: &PublicKey, from: &PublicKey) -> Result<Vec<PublicKey>, DelegationError> {
+        match self.parts.get(from) {
+            Some(part) if part.by.as_ref() == Some(by) => Ok(self.remove(*from)),
+            _ => Err(DelegationError::NotYours),
+        }
+    }
+
+    /// Takes back what was given for a time that is over. Answers every key that has nothing any more.
+    pub fn expire(&mut self, now_ms: u64) -> Vec<PublicKey> {
+        // Nothing that was delegated further lasts longer than what it came of.
+        let over: Vec<_> = self.parts.iter().filter(|(_, part)| part.is_over(now_ms)).collect();
+        let over: Vec<_> = over.into_iter().map(|(key, _)| *key).collect();
+        for key in &over {
+            self.parts.remove(key);
+        }
+        over
+    }
+
+    /// When the next part's time is over.
+    pub fn next_at(&self) -> Option<u64> {
+        self.parts.values().filter_map(|part| part.until_ms).min()
+    }
+
+    fn remove(&mut self, key: PublicKey) -> Vec<PublicKey> {
+        let mut removed = vec![key];
+        let mut next = 0;
+        while let Some(gone) = removed.get(next).copied() {
+            self.parts.remove(&gone);
+            let of_it = self.parts.iter().filter(|(_, part)| part.by == Some(gone));
+            removed.extend(of_it.map(|(key, _)| *key));
+            next += 1;
+        }
+        removed
+    }
+}
+
+impl Part {
+    fn is_over(&self, now_ms: u64) -> bool {
+        self.until_ms.is_some_and(|until| until <= now_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(number: u8) -> PublicKey {
+        PublicKey([number; 32])
+    }
+
+    fn lease_of_four() -> Delegations {
+        Delegations::new(key(0), 4)
+    }
+
+    #[test]
+    fn the_holder_has_all_workers_and_a_stranger_none() {
+        let parts = lease_of_four();
+        assert_eq!(parts.part_of(&key(0), 0).unwrap().workers, 0..4);
+        assert_eq!(parts.part_of(&key(1), 0), Err(DelegationError::TakenBack));
+    }
+
+    #[test]
+    fn a_part_of_a_part_counts_from_its_own_first_worker() {
+        let mut parts = lease_of_four();
+        assert_eq!(parts.delegate(&key(0), key(1), 1, 3, 1000, 0).unwrap().workers, 1..4);
+        assert_eq!(parts.delegate(&key(1), key(2), 1, 2, 1000, 0).unwrap().workers, 2..4);
+        assert!(parts.delegate(&key(2), key(3), 1, 2, 1000, 0).is_err());
+    }
+
+    #[test]
+    fn a_part_of_a_part_lasts_no_longer_than_that() {
+        let mut parts = lease_of_four();
+        parts.delegate(&key(0), key(1), 0, 2, 100, 0).unwrap();
+        let part = parts.delegate(&key(1), key(2), 0, 1, 1000, 50).unwrap();
+        assert_eq!(part.until_ms, Some(100));
+        assert_eq!(parts.part_of(&key(2), 100), Err(DelegationError::TakenBack));
+        assert_eq!(parts.expire(100), [key(1), key(2)]);
+    }
+
+    #[test]
+    fn what_is_taken_back_takes_what_came_of_it_along() {
+        let mut parts = lease_of_four();
+        parts.delegate(&key(0), key(1), 0, 4, 1000, 0).unwrap();
+        parts.delegate(&key(1), key(2), 0, 3, 1000, 0).unwrap();
+        parts.delegate(&key(2), key(3), 0, 1, 1000, 0).unwrap();
+        parts.delegate(&key(0), key(4), 0, 1, 1000, 0).unwrap();
+        assert_eq!(parts.take_back(&key(0), &key(2)), Err(DelegationError::NotYours));
+        assert_eq!(parts.take_back(&key(0), &key(1)), Ok(vec![key(1), key(2), key(3)]));
+        assert!(parts.part_of(&key(4), 0).is_ok());
+    }
+
+    #[test]
+    fn no_key_has_two_parts_and_no_worker_that_is_not_there_is_given() {
+        let mut parts = lease_of_four();
+        parts.delegate(&key(0), key(1), 0, 1, 1000, 0).unwrap();
+        assert_eq!(
+            parts.delegate(&key(0), key(1), 1, 1, 1000, 0),
+            Err(DelegationError::KeyInUse)
+        );
+        assert_eq!(
+            parts.delegate(&key(0), key(0), 1, 1, 1000, 0),
+            Err(DelegationError::KeyInUse)
+        );
+        for (first, workers) in [(0, 0), (4, 1), (3, 2), (u16::MAX, u16::MAX)] {
+            assert!(parts.delegate(&key(0), key(2), first, workers, 1000, 0).is_err());
+        }
+    }
+
+    #[test]
+    fn there_are_never_more_parts_than_the_most() {
+        let mut parts = lease_of_four();
+        for number in 0..MOST_PARTS {
+            let mut to = [1; 32];
+            to[..8].copy_from_slice(&(number as u64).to_le_bytes());
+            parts.delegate(&key(0), PublicKey(to), 0, 1, 1000, 0).unwrap();
+        }
+        assert_eq!(
+            parts.delegate(&key(0), key(9), 0, 1, 1000, 0),
+            Err(DelegationError::TooMany)
+        );
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Delegate(u8, u8, u16, u16, u64),
+        TakeBack(u8, u8),
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..6u8, 0..6u8, 0..5u16, 0..5u16, 0..50u64).prop_map(|(a, b, c, d, e)| Step::Delegate(a, b, c, d, e)),
+            (0..6u8, 0..6u8).prop_map(|(a, b)| Step::TakeBack(a, b)),
+            (0..20u64).prop_map(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Attenuation: nobody ever has a worker, or a time, that whoever gave it to him has not.
+        #[test]
+        fn every_part_lies_within_the_part_that_it_came_of(steps in prop::collection::vec(step(), 0..60)) {
+            let (mut parts, mut now) = (lease_of_four(), 0);
+            for step in steps {
+                match step {
+                    Step::Delegate(by, to, first, workers, duration) => {
+                        let _ = parts.delegate(&key(by), key(to), first, workers, duration, now);
+                    }
+                    Step::TakeBack(by, from) => {
+                        let _ = parts.take_back(&key(by), &key(from));
+                    }
+                    Step::Wait(length) => {
+                        now += length;
+                        parts.expire(now);
+                    }
+                }
+                for number in 1..6 {
+                    let Ok(part) = parts.part_of(&key(number), now) else { continue };
+                    let source = parts.part_of(&part.by.unwrap(), now);
+                    let source = source.expect("what it came of is still there");
+                    prop_assert!(source.workers.start <= part.workers.start && part.workers.end <= source.workers.end);
+                    prop_assert!(source.until_ms.is_none_or(|until| part.until_ms.unwrap() <= until));
+                }
+            }
+        }
+    }
+}

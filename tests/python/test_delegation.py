@@ -1,0 +1,230 @@
+"""Functions that call functions: parts of a lease in the hands of its own workers, and of others."""
+
+import pickle
+import time
+
+import mayfly
+import pytest
+from harness.programs import run_python
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mayfly.connect() as client:
+        yield client
+
+
+@pytest.fixture(params=["process", "isolated"])
+def sandbox(request):
+    return request.param
+
+
+def total_of_squares(part, numbers):
+    """Runs on a worker, and has others do the work."""
+    with part.open() as workers:
+        return workers.transport, sum(workers.map(lambda number: number * number, numbers))
+
+
+def call_until_taken_back(workers):
+    """Calls until no call gets through any more. The one that ran in that moment may have been executed."""
+    until = time.monotonic() + 20
+    with pytest.raises(mayfly.LeaseError, match="taken back"):
+        while time.monotonic() < until:
+            try:
+                workers.call(pow, 2, 10)
+            except mayfly.WorkerDied as error:
+                assert error.code == "maybe_executed"
+
+
+def test_a_function_calls_functions_on_workers_that_were_delegated_to_it(client, sandbox):
+    with client.lease(workers=3, mode="warm", sandbox=sandbox) as lease, lease.delegate(workers=2) as part:
+        assert part.workers == 2
+        found = lease.submit(total_of_squares, part, range(1000)).result(timeout=60)
+    assert found == ("shm", sum(number * number for number in range(1000)))
+
+
+def test_functions_nest_as_deep_as_there_are_workers(client, sandbox):
+    def depth(part, left):
+        if part is None:
+            return 0
+        with part.open() as workers:
+            if left == 1:
+                return 1 + workers.call(depth, None, 0)
+            with workers.delegate(workers=left - 1) as rest:
+                return 1 + workers.call(depth, rest, left - 1)
+
+    # A function that was defined in here calls itself by the name that it has here.
+    depth.__globals__["depth"] = depth
+    with client.lease(workers=4, mode="warm", sandbox=sandbox) as lease, lease.delegate(workers=3) as part:
+        assert lease.submit(depth, part, 3).result(timeout=60) == 3
+
+
+def test_workers_of_one_lease_call_those_of_another(client, sandbox):
+    with (
+        client.lease(workers=1, mode="warm", sandbox=sandbox) as parents,
+        client.lease(workers=2, mode="warm", sandbox="process") as lease,
+        lease.delegate(workers=1, users=parents) as part,
+    ):
+        assert parents.submit(total_of_squares, part, range(10)).result(timeout=60) == ("shm", 285)
+        # The rest of that lease is used meanwhile.
+        assert lease.submit(pow, 2, 10).result(timeout=60) == 1024
+
+
+def test_a_sandbox_sees_its_node_only_when_something_was_delegated_to_it(client):
+    def look():
+        import os
+
+        return [name for name in os.listdir("/mayfly/code") if name.endswith(".sock")]
+
+    with client.lease(workers=2, mode="warm", sandbox="isolated") as lease:
+        assert lease.call(look) == []
+        with lease.delegate():
+            assert lease.call(look) == ["node.sock"]
+
+
+def test_a_door_opens_nothing_without_a_token(client):
+    def knock():
+        import socket
+
+        door = socket.socket(socket.AF_UNIX)
+        door.connect("/mayfly/code/node.sock")
+        door.settimeout(10)
+        door.sendall(b"\0" * 4096)
+        try:
+            return door.recv(4096)[8:]
+        except ConnectionResetError:
+            return b""
+
+    with client.lease(workers=2, mode="warm", sandbox="isolated") as lease, lease.delegate():
+        assert b"malformed" in lease.call(knock) or lease.call(knock) == b""
+        assert lease.call(pow, 2, 3) == 8
+
+
+def test_who_keeps_knocking_at_its_door_keeps_nobody_else_out(client):
+    def knock():
+        import socket
+        import time
+
+        doors = []
+        for _ in range(100):
+            door = socket.socket(socket.AF_UNIX)
+            door.settimeout(0.1)
+            try:
+                door.connect("/mayfly/code/node.sock")
+            except OSError:
+                continue
+            doors.append(door)
+        time.sleep(0.5)
+        return len(doors)
+
+    with client.lease(workers=2, mode="warm", sandbox="isolated") as hostile, hostile.delegate():
+        knocking = hostile.submit(knock)
+        with client.lease(workers=1, mode="warm") as honest:
+            assert honest.call(pow, 2, 3) == 8
+        assert knocking.result(timeout=60) > 0
+
+
+def test_another_process_uses_a_part_and_cannot_release_or_renew_it(client):
+    with client.lease(workers=2, mode="warm") as lease, lease.delegate() as part:
+        program = """
+            import mayfly, os, pickle
+            part = pickle.loads(bytes.fromhex(os.environ["PART"]))
+            with part.open() as workers:
+                print(workers.workers, workers.call(pow, 2, 10))
+                try:
+                    workers.renew(3600)
+                except mayfly.AccessError as error:
+                    print(error.code)
+            with part.open() as workers:
+                print(workers.call(pow, 2, 5))
+        """
+        done = run_python(program, PART=pickle.dumps(part).hex())
+        assert done.stdout.splitlines() == ["1 1024", "unauthorized", "32"], done.stderr
+        assert lease.call(pow, 2, 3) == 8
+
+
+def test_what_was_taken_back_is_of_no_more_use_and_serves_its_lease_again(client):
+    with client.lease(workers=2, mode="warm") as lease:
+        part = lease.delegate(workers=1)
+        workers = part.open()
+        assert workers.call(pow, 2, 10) == 1024
+        with pytest.raises(mayfly.Error, match="delegated"):
+            lease.options(worker=1).call(pow, 2, 2)
+        part.take_back()
+        call_until_taken_back(workers)
+        workers.shutdown()
+        with pytest.raises(mayfly.LeaseError, match="taken back"):
+            part.open()
+        assert lease.options(worker=1).call(pow, 2, 2) == 4
+
+
+def test_a_part_comes_back_by_itself_when_its_time_is_over(client):
+    with client.lease(workers=2, mode="warm") as lease:
+        part = lease.delegate(duration=0.5)
+        with part.open() as workers:
+            assert workers.call(pow, 2, 10) == 1024
+            call_until_taken_back(workers)
+        part.take_back()
+        assert lease.options(worker=1).call(pow, 2, 2) == 4
+
+
+def test_a_call_that_runs_is_finished_before_its_worker_is_delegated(client):
+    def slowly(length):
+        import time
+
+        time.sleep(length)
+        return "done"
+
+    with client.lease(workers=1, mode="warm") as lease:
+        running = lease.submit(slowly, 0.3)
+        with pytest.raises(mayfly.Error, match="did not end their calls"):
+            lease.delegate(wait=0.05)
+        with lease.delegate() as part:
+            assert running.result(timeout=0) == "done"
+            with pytest.raises(mayfly.Error, match="every worker is delegated"):
+                lease.call(pow, 2, 2)
+            with part.open() as workers:
+                assert workers.call(pow, 2, 4) == 16
+        assert lease.call(pow, 2, 2) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 3, 65535])
+def test_no_more_is_delegated_than_there_is(client, workers):
+    with client.lease(workers=2, mode="warm") as lease:
+        with pytest.raises(mayfly.RequestError, match="cannot be delegated"):
+            lease.delegate(workers=workers)
+        assert lease.call(pow, 2, 2) == 4
+
+
+def test_a_worker_that_dies_is_replaced_for_whoever_has_it(client, sandbox):
+    def die():
+        import os
+
+        os._exit(3)
+
+    def parent(part):
+        import mayfly
+
+        with part.open() as workers:
+            try:
+                workers.call(die)
+            except mayfly.WorkerDied as error:
+                return error.code, workers.call(pow, 2, 3)
+
+    with client.lease(workers=2, mode="warm", sandbox=sandbox) as lease, lease.delegate() as part:
+        assert lease.submit(parent, part).result(timeout=60) == ("maybe_executed", 8)
+
+
+def test_the_calls_of_a_part_are_on_the_bill_of_its_lease(client):
+    with client.lease(workers=2, mode="warm") as lease:
+        with lease.delegate() as part, part.open() as workers:
+            for _ in range(10):
+                workers.call(pow, 2, 3)
+        used = lease.id
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        (entry,) = [entry for entry in client.leases() if entry["lease"] == used]
+        if entry["usage"]["calls"] >= 10:
+            return
+        time.sleep(0.05)
+    raise AssertionError(entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.compilers import compile_source
+from harness.compilers import compile_source, linked
 from harness.programs import ROOT, run
 
 PROGRAMS = {"c": "bindings/c/tests/calls.c", "cxx": "bindings/cxx/tests/calls.cpp"}
@@ -13,6 +13,14 @@ PROGRAMS = {"c": "bindings/c/tests/calls.c", "cxx": "bindings/cxx/tests/calls.cp
 def test_the_promises_hold(language, library, tmp_path, leakless):
     program = compile_source(ROOT / PROGRAMS[language], tmp_path / "calls")
     assert run(program, library("bindings/c/tests/functions.c"), timeout=100).stdout == "all held\n"
+
+
+def test_a_c_function_calls_c_functions_on_workers_that_were_delegated_to_it(library, tmp_path, leakless):
+    source = ROOT / "bindings/c/tests/delegates.c"
+    parent = compile_source(source, tmp_path / "libparent.so", *linked())
+    program = compile_source(source, tmp_path / "delegates")
+    children = library("bindings/c/tests/functions.c")
+    assert run(program, parent, children, timeout=100).stdout == "from a child\n"
 
 
 @pytest.mark.parametrize("flags", [["-std=c99", "-Wpedantic"], ["-std=c11", "-Wpedantic"], ["-std=gnu2x"]])

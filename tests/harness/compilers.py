@@ -10,6 +10,11 @@ from harness.programs import ROOT, bin_dir, run
 INCLUDES = [ROOT / "bindings" / "c" / "include", ROOT / "bindings" / "cxx" / "include"]
 
 
+def linked() -> list[str]:
+    """What links with libmayfly."""
+    return [f"-L{bin_dir()}", "-lmayfly", f"-Wl,-rpath,{bin_dir()}", "-lm"]
+
+
 def compile_source(source: Path, output: Path, *flags: str, warnings: bool = True) -> Path:
     """``source`` (C, or C++ by its suffix) to ``output``: a shared library if that ends in ``.so``, else a program
     linked with libmayfly."""
@@ -22,6 +27,6 @@ def compile_source(source: Path, output: Path, *flags: str, warnings: bool = Tru
     if output.suffix == ".so":
         command += ["-shared", "-fPIC"]
     else:
-        command += [f"-L{bin_dir()}", "-lmayfly", f"-Wl,-rpath,{bin_dir()}", "-lm"]
+        command += linked()
     run(*command, timeout=120)
     return output

@@ -176,6 +176,9 @@ typedef struct mf_channel mf_channel;
 // A client of a manager, or of one node. Any thread may use it.
 typedef struct mf_client mf_client;
 
+// Some workers of a lease, for whoever holds this or its text.
+typedef struct mf_delegation mf_delegation;
+
 // The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
 typedef struct mf_lease mf_lease;
 
@@ -545,6 +548,30 @@ void mf_output_free(struct mf_output *output);
 
 // Closes the pool. Callbacks that were not called are told MF_CANCELLED. Outputs and buffers live on. NULL is nothing.
 void mf_pool_free(struct mf_pool *pool);
+
+// Gives some of a pool's workers away for so long at most, once what they were sent has ended, within `limit_ms`. The pool does
+// without them until they are taken back. Isolated workers of `users` can use the delegation; NULL if no such ones shall.
+mf_status mf_pool_delegate(const struct mf_pool *pool,
+                           uint32_t workers,
+                           uint64_t duration_ms,
+                           const struct mf_lease *users,
+                           uint64_t limit_ms,
+                           struct mf_delegation **delegation);
+
+// Takes back what `mf_pool_delegate` gave. Its channels end, and its workers serve the pool again.
+mf_status mf_pool_take_back(const struct mf_pool *pool, const struct mf_delegation *delegation);
+
+// A delegation as text, to be given to a function as its input. It is as good as a password. Valid as long as the delegation.
+const char *mf_delegation_text(const struct mf_delegation *delegation);
+
+// Reads the text of a delegation.
+mf_status mf_delegation_read(const char *text, struct mf_delegation **delegation);
+
+// The workers of a delegation as a lease, which can neither be renewed nor released.
+mf_status mf_delegation_open(const struct mf_delegation *delegation, struct mf_lease **lease);
+
+// Frees the handle; what was delegated stays so. NULL is nothing.
+void mf_delegation_free(struct mf_delegation *delegation);
 
 #ifdef __cplusplus
 }  // extern "C"

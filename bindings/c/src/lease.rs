@@ -78,6 +78,13 @@ pub struct mf_lease {
     pub(crate) lease: Lease,
 }
 
+impl mf_lease {
+    pub(crate) fn new(lease: Lease) -> Self {
+        let birth = Birth::now();
+        Self { birth, lease }
+    }
+}
+
 impl Handle for mf_lease {
     const NAME: &'static str = "lease";
     fn birth(&self) -> Birth {
@@ -85,7 +92,7 @@ impl Handle for mf_lease {
     }
 }
 
-fn narrow(number: u32, what: &str) -> Result<u16, Error> {
+pub(crate) fn narrow(number: u32, what: &str) -> Result<u16, Error> {
     u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
 }
 
@@ -200,10 +207,7 @@ pub unsafe extern "C" fn mf_lease_open(
                     Some(options) => lease_options(options)?,
                     None => LeaseOptions::native(1),
                 };
-                Ok(mf_lease {
-                    birth: Birth::now(),
-                    lease: client.client.lease(options)?,
-                })
+                Ok(mf_lease::new(client.client.lease(options)?))
             })
         }?;
         Ok(())

@@ -9,6 +9,7 @@
 mod buffer;
 mod channel;
 mod client;
+mod delegation;
 mod handle;
 mod lease;
 mod pool;

@@ -90,7 +90,7 @@ impl Callback {
 /// A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
 pub struct mf_pool {
     birth: Birth,
-    pool: Pool,
+    pub(crate) pool: Pool,
     callbacks: Mutex<HashMap<CallId, Callback>>,
 }
 

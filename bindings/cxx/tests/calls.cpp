@@ -111,9 +111,30 @@ static void channels(const char *library) {
     HOLDS(thrown_by([&] { mayfly::channel(lease, 9); }) == MF_NOT_FOUND);
 }
 
+static void parts_of_a_lease(const char *library) {
+    mayfly::invoker whole;
+    mayfly::lease_options options;
+    options.mode = mayfly::mode::warm;
+    options.workers = 2;
+    whole.allocate(library, options);
+    whole.declare("echo", mayfly::form::checked);
+    mayfly::delegation part = whole.delegate(1, std::chrono::minutes(1));
+    mayfly::invoker other;
+    char output[4];
+    other.use(mayfly::delegation(part.text()), library);
+    other.declare("echo", mayfly::form::checked);
+    HOLDS(other.workers() == 1);
+    HOLDS(other.call("echo", "part", 4, output, sizeof output) == 4 && output[3] == 't');
+    HOLDS(whole.call("echo", "rest", 4, output, sizeof output) == 4 && output[3] == 't');
+    whole.take_back(part);
+    HOLDS(thrown_by([&] { whole.take_back(part); }) == MF_NOT_FOUND);
+    HOLDS(thrown_by([&] { mayfly::delegation("nonsense"); }) == MF_INVALID_REQUEST);
+}
+
 int main(int argc, char **argv) {
     HOLDS(argc == 2);
     channels(argv[1]);
     futures_and_callbacks(argv[1]);
+    parts_of_a_lease(argv[1]);
     std::puts("all held");
 }

@@ -72,6 +72,34 @@ private:
     std::unique_ptr<mf_lease, detail::closer> handle_;
 };
 
+// Some workers of a lease, for whoever holds this or its text. Made by `invoker::delegate`.
+class delegation {
+public:
+    explicit delegation(mf_delegation *handle) : handle_(handle) {}
+    // Reads what `text` answered, perhaps elsewhere.
+    explicit delegation(const std::string &text) : handle_(read(text)) {}
+
+    // To be given to a function as its input. It is as good as a password.
+    std::string text() const { return mf_delegation_text(get()); }
+
+    // Its workers, as a lease that can neither be renewed nor released.
+    mayfly::lease open() const {
+        mf_lease *handle = nullptr;
+        detail::check(mf_delegation_open(get(), &handle));
+        return mayfly::lease(handle);
+    }
+    mf_delegation *get() const noexcept { return handle_.get(); }
+
+private:
+    static mf_delegation *read(const std::string &text) {
+        mf_delegation *handle = nullptr;
+        detail::check(mf_delegation_read(text.c_str(), &handle));
+        return handle;
+    }
+
+    std::unique_ptr<mf_delegation, detail::closer> handle_;
+};
+
 // Where leases come from. Any thread may use it.
 class client {
 public:

@@ -38,6 +38,7 @@ struct closer {
     void operator()(mf_channel *handle) const noexcept { mf_channel_free(handle); }
     void operator()(mf_pool *handle) const noexcept { mf_pool_free(handle); }
     void operator()(mf_buffer *handle) const noexcept { mf_buffer_free(handle); }
+    void operator()(mf_delegation *handle) const noexcept { mf_delegation_free(handle); }
 };
 
 } // namespace detail

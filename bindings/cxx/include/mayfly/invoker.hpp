@@ -76,21 +76,27 @@ public:
         if (!client_) {
             client_ = std::make_unique<client>();
         }
-        lease_ = std::make_unique<lease>(client_->lease(options));
-        code_ = lease_->load_library(library);
-        mf_pool_options pool;
-        detail::check(mf_pool_options_init(&pool));
-        if (bytes + 16 > pool.channel.stride_bytes && bytes <= 4096) {
-            pool.channel.stride_bytes = static_cast<std::uint32_t>((bytes + 16 + 127) / 128 * 128);
-        }
-        mf_pool *handle = nullptr;
-        detail::check(mf_pool_open(lease_->get(), &pool, &handle));
-        pool_.reset(handle);
-        arena_ = std::make_shared<detail::arena>([handle](std::size_t length) {
-            mf_buffer *made = nullptr;
-            detail::check(mf_pool_buffer_alloc(handle, length, &made, nullptr));
-            return made;
-        });
+        use(client_->lease(options), library, bytes);
+    }
+    // As `allocate`, on workers that somebody delegated to this program.
+    void use(const delegation &part, const std::string &library, std::size_t bytes = 0) {
+        shut();
+        use(part.open(), library, bytes);
+    }
+
+    // Gives some of the workers away for so long at most, once what they were sent has ended, within `limit`.
+    mayfly::delegation delegate(std::uint32_t workers, std::chrono::milliseconds duration,
+                                std::chrono::milliseconds limit = std::chrono::minutes(1)) {
+        check_allocated();
+        mf_delegation *handle = nullptr;
+        detail::check(mf_pool_delegate(pool_.get(), workers, static_cast<std::uint64_t>(duration.count()), lease_->get(),
+                                       static_cast<std::uint64_t>(limit.count()), &handle));
+        return mayfly::delegation(handle);
+    }
+    // Takes back what `delegate` gave.
+    void take_back(const delegation &part) {
+        check_allocated();
+        detail::check(mf_pool_take_back(pool_.get(), part.get()));
     }
     void allocate(const std::string &library, const lease_options &options = {}) { allocate(library, 0, options); }
     void allocate(const std::string &library, std::size_t bytes, mayfly::mode mode, std::uint32_t workers = 1) {
@@ -172,6 +178,24 @@ public:
     std::uint32_t workers() const noexcept { return lease_ ? lease_->workers() : 0; }
 
 private:
+    void use(lease leased, const std::string &library, std::size_t bytes) {
+        lease_ = std::make_unique<lease>(std::move(leased));
+        code_ = lease_->load_library(library);
+        mf_pool_options pool;
+        detail::check(mf_pool_options_init(&pool));
+        if (bytes + 16 > pool.channel.stride_bytes && bytes <= 4096) {
+            pool.channel.stride_bytes = static_cast<std::uint32_t>((bytes + 16 + 127) / 128 * 128);
+        }
+        mf_pool *handle = nullptr;
+        detail::check(mf_pool_open(lease_->get(), &pool, &handle));
+        pool_.reset(handle);
+        arena_ = std::make_shared<detail::arena>([handle](std::size_t length) {
+            mf_buffer *made = nullptr;
+            detail::check(mf_pool_buffer_alloc(handle, length, &made, nullptr));
+            return made;
+        });
+    }
+
     struct pending {
         invoker *owner;
         callback told;

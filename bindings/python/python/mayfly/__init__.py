@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mayfly._client import Client, connect
+    from mayfly._delegation import Delegation
     from mayfly._errors import (
         AccessError,
         CallError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         StateLost,
         WorkerDied,
     )
-    from mayfly._delegation import Delegation
     from mayfly._future import Future
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction

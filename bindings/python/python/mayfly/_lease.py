@@ -250,7 +250,7 @@ class Lease(cf.Executor):
         Args:
             workers: how many.
             duration: seconds until they come back by themselves; never longer than this lease lasts.
-            users: the lease whose workers shall use them; by default this one. (Isolated workers see their node only then.)
+            users: the lease whose workers shall use them, by default this one; isolated ones see their node only then.
             wait: seconds that calls on them may take to end first.
         """
         self._check_open()

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_client::{
-    ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease, LeaseOptions,
-    Mode, PoolOptions, Runtime, Sandbox, Transport,
+    AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
+    LeaseOptions, Mode, PoolOptions, Runtime, Sandbox, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -124,13 +124,7 @@ impl Client {
                         .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
                 })
                 .transpose()?,
-            sandbox: sandbox
-                .map(|name| {
-                    Sandbox::from_name(name).ok_or_else(|| {
-                        PyValueError::new_err(format!("sandbox={name:?}: ask for \"process\" or \"isolated\""))
-                    })
-                })
-                .transpose()?,
+            sandbox: sandbox.map(level).transpose()?,
             network,
             wait: seconds(wait, "wait")?,
             files: files
@@ -146,6 +140,32 @@ impl Client {
         })
     }
 
+    /// Leasing straight from nodes, so much of it.
+    #[pyo3(signature = (*, workers, cores, memory, workers_per_node, duration, sandbox))]
+    fn allowance(
+        &self,
+        py: Python<'_>,
+        workers: u32,
+        cores: u32,
+        memory: u64,
+        workers_per_node: u16,
+        duration: f64,
+        sandbox: Option<&str>,
+    ) -> PyResult<Self> {
+        let inner = self.inner.get(py)?;
+        let options = AllowanceOptions {
+            workers,
+            cores,
+            memory_bytes: memory,
+            workers_per_node,
+            duration: seconds(duration, "duration")?,
+            sandbox: sandbox.map(level).transpose()?,
+        };
+        py.detach(|| inner.allowance(&options))
+            .map(over)
+            .map_err(|error| from_error(py, &error))
+    }
+
     /// `GET` of any path of the manager's API, as JSON.
     fn get(&self, py: Python<'_>, path: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;
@@ -157,6 +177,11 @@ impl Client {
 pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
     Duration::try_from_secs_f64(length)
         .map_err(|_| PyValueError::new_err(format!("{name}={length}: ask for a number of seconds, zero or more")))
+}
+
+fn level(name: &str) -> PyResult<Sandbox> {
+    Sandbox::from_name(name)
+        .ok_or_else(|| PyValueError::new_err(format!("sandbox={name:?}: ask for \"process\" or \"isolated\"")))
 }
 
 fn parse(mode: &str) -> PyResult<Mode> {

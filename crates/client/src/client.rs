@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
 
+use crate::direct::{AllowanceOptions, Direct};
 use crate::embedded::{Embedded, getrandom_into};
 use crate::keepalive::Keepalives;
 use crate::lease::{Lease, LeaseOptions};
@@ -42,6 +43,8 @@ pub struct Node {
 pub(crate) enum Source {
     Manager(ManagerClient),
     Node(Box<Node>),
+    /// Nodes, under an allowance of their manager's.
+    Direct(Box<Direct>),
     /// None: a part of somebody else's lease.
     Part,
 }
@@ -130,8 +133,11 @@ impl Client {
         self.inner.embedded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends an embedded manager now, with everything below it, whoever still has a clone of this client or a lease.
+    /// Ends an embedded manager now, with everything below it, or gives an allowance back, whoever still has a clone of this client or a lease.
     pub fn stop(&self) {
+        if let Source::Direct(direct) = &*self.inner.source {
+            direct.stop();
+        }
         drop(self.embedded_manager().take());
     }
 
@@ -143,6 +149,7 @@ impl Client {
             }
             Source::Manager(manager) => format!("manager at {}", manager.url()),
             Source::Node(node) => format!("node {}", node.node.name),
+            Source::Direct(direct) => format!("nodes of the manager at {}", direct.manager().url()),
             Source::Part => "a part of a lease".into(),
         }
     }
@@ -180,11 +187,23 @@ impl Client {
                     )),
                 }
             }
+            Source::Direct(direct) => direct.lease(request, Duration::from_millis(request.wait_ms)),
             Source::Part => Err(Error::new(
                 Code::InvalidRequest,
                 "a part of a lease leases nothing; delegate a part of it",
             )),
         }
+    }
+
+    /// Leasing straight from nodes, as much as `options` say: a client whose leases the manager hears of only afterwards. It ends
+    /// with the last clone of that client; leases go on.
+    pub fn allowance(&self, options: &AllowanceOptions) -> Result<Self, Error> {
+        let manager = self.manager()?.clone();
+        let direct = Direct::allow(self.clone(), manager, options, self.holder()?)?;
+        let client = Self::over(Source::Direct(Box::new(direct)), None)?;
+        // One key for the allowance and the leases under it.
+        let _ = client.inner.holder.set(self.holder()?);
+        Ok(client)
     }
 
     /// Uses a lease that was granted before, perhaps to another process, with the seed of the key that it names. It stays
@@ -209,6 +228,7 @@ impl Client {
     fn manager(&self) -> Result<&ManagerClient, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Ok(manager),
+            Source::Direct(direct) => Ok(direct.manager()),
             Source::Node(_) | Source::Part => Err(Error::new(
                 Code::InvalidRequest,
                 "this client uses a node directly; only a manager can answer that",

@@ -10,7 +10,7 @@ use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Grant, HostPath, LeaseRequest, MOST_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{ChannelId, CodeHash, NodeId, PublicKey, WorkerIndex};
+use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
 use mayfly_protocol::node_api::{Fate, Request, Response};
 use sha2::{Digest, Sha256};
 
@@ -152,6 +152,10 @@ impl Lease {
         lock(&self.inner.grant).clone()
     }
 
+    fn id(&self) -> LeaseId {
+        lock(&self.inner.grant).lease
+    }
+
     /// Workers granted.
     pub fn workers(&self) -> u16 {
         lock(&self.inner.grant).workers
@@ -205,10 +209,8 @@ impl Lease {
     /// Makes the lease last `duration` from now.
     pub fn renew(&self, duration: Duration) -> Result<(), Error> {
         let grant = match &*self.inner.source {
-            Source::Manager(manager) => {
-                let lease = lock(&self.inner.grant).lease;
-                manager.renew(lease, duration)?
-            }
+            Source::Manager(manager) => manager.renew(self.id(), duration)?,
+            Source::Direct(direct) => direct.manager().renew(self.id(), duration)?,
             Source::Node(_) | Source::Part => {
                 let request = Request::Renew {
                     duration_ms: duration.as_millis() as u64,
@@ -301,6 +303,13 @@ impl Inner {
                 done => done,
             },
             Source::Node(_) => by_node(),
+            Source::Direct(direct) => match by_node() {
+                Err(gone) if gone.code() == Code::Unreachable => {
+                    let lease = lock(&self.grant).lease;
+                    direct.manager().release(lease).map_err(|_| gone)
+                }
+                done => done,
+            },
             // It goes back to whoever delegated it when that takes it back.
             Source::Part => Ok(()),
         }

@@ -24,6 +24,7 @@
 mod channel;
 mod client;
 mod delegation;
+mod direct;
 mod discover;
 mod embedded;
 mod error;
@@ -37,6 +38,7 @@ mod pool;
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
 pub use delegation::Delegation;
+pub use direct::AllowanceOptions;
 pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use mayfly_protocol::api::{
-    Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed, RenewRequest,
+    Allowance, AllowanceRequest, Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
+    RenewRequest,
 };
 use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
@@ -18,7 +19,7 @@ use crate::Error;
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to one manager, kept alive between requests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ManagerClient {
     agent: Agent,
     base: String,
@@ -129,6 +130,21 @@ impl ManagerClient {
 
     pub fn lease(&self, request: &LeaseRequest) -> Result<Grant, Error> {
         self.post("/v1/leases", request)
+    }
+
+    pub fn allow(&self, request: &AllowanceRequest) -> Result<Allowance, Error> {
+        self.post("/v1/allowances", request)
+    }
+
+    /// News of an allowance: its next list of nodes after `version`, or the same one after `wait`.
+    pub fn allowance(&self, allowance: AllowanceId, version: u64, wait: Duration) -> Result<Allowance, Error> {
+        let wait_ms = wait.as_millis();
+        self.get(&format!("/v1/allowances/{allowance}?after={version}&wait_ms={wait_ms}"))
+    }
+
+    pub fn disallow(&self, allowance: AllowanceId) -> Result<(), Error> {
+        self.delete::<serde_json::Value>(&format!("/v1/allowances/{allowance}"), Duration::ZERO)
+            .map(drop)
     }
 
     pub fn renew(&self, lease: LeaseId, duration: Duration) -> Result<Grant, Error> {

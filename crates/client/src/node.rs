@@ -192,7 +192,7 @@ pub fn open(
     holder: &SigningKey,
     channel: ChannelId,
 ) -> Result<(Verdict, Option<OwnedFd>), Error> {
-    let hello = opening.sign(*token, channel, now_ms(), holder);
+    let hello = opening.sign(node.id, *token, channel, now_ms(), holder);
     socket
         .set_limit(VERDICT_LIMIT)
         .map_err(|error| unreachable(node, error))?;

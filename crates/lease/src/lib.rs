@@ -6,6 +6,7 @@
 //! - [`key`]: Ed25519 keys, and their encodings for TLS raw public keys;
 //! - [`token`]: signing and checking of tokens, hellos and verdicts; [`replay`] remembers hellos that were seen;
 //! - [`delegation`]: parts of a lease in other hands;
+//! - [`direct`]: leasing straight from nodes under an allowance;
 //! - [`state`]: the life of one lease by its node's monotonic clock;
 //! - [`ledger`]: what one node has and who holds it;
 //! - [`placement`]: which node should get a lease;
@@ -15,6 +16,7 @@
 
 pub mod billing;
 pub mod delegation;
+pub mod direct;
 pub mod health;
 pub mod key;
 pub mod ledger;

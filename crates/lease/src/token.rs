@@ -4,7 +4,9 @@ use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{Hello, MAGIC, Token, Verdict, kind, options, purpose, transport};
-use mayfly_protocol::ids::{ChannelId, Incarnation, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex};
+use mayfly_protocol::ids::{
+    AllowanceId, ChannelId, Incarnation, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex,
+};
 use mayfly_protocol::slot::{Geometry, GeometryError};
 use zerocopy::FromZeros;
 
@@ -63,9 +65,9 @@ pub enum TokenError {
     #[error("the verdict is not signed by the node that the lease names; something stands between, connect elsewhere")]
     VerdictSignature,
     /// Other node.
-    #[error("the token is for node {token} and this is node {node}; connect to the address in the grant")]
+    #[error("the token or hello is for node {token} and this is node {node}; connect to the address in the grant")]
     WrongNode {
-        /// Named by the token.
+        /// Named by it.
         token: NodeId,
         /// That was asked.
         node: NodeId,
@@ -169,6 +171,16 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// The signed token of an allowance that all nodes of a manager honour.
+    pub fn sign_for_all(&self, allowance: AllowanceId, key: &SigningKey) -> Token {
+        let mut token = self.sign(key);
+        token.kind = kind::ALLOWANCE;
+        token.lease = LeaseId(allowance.0);
+        token.node = NodeId([0; 16]);
+        sign_token(&mut token, key);
+        token
+    }
+
     /// The signed token.
     pub fn sign(&self, key: &SigningKey) -> Token {
         let mut token = Token::new_zeroed();
@@ -193,6 +205,12 @@ impl Claims {
         sign_token(&mut token, key);
         token
     }
+}
+
+/// The allowance that a token is, if it is a manager's.
+pub fn allowance_of(token: &Token) -> Option<AllowanceId> {
+    let is_managers = token.kind == kind::ALLOWANCE && token.lease.0 != [0; 16];
+    is_managers.then_some(AllowanceId(token.lease.0))
 }
 
 /// Fills in the issuer and the signature.
@@ -238,7 +256,8 @@ fn judge_token(
     if !matches!(token.kind, kind::LEASE | kind::ALLOWANCE) || Sandbox::from_number(token.sandbox).is_none() {
         return Err(TokenError::Malformed("token"));
     }
-    if token.node != *node {
+    let for_all = token.node.0 == [0; 16] && allowance_of(token).is_some();
+    if token.node != *node && !for_all {
         return Err(TokenError::WrongNode {
             token: token.node,
             node: *node,
@@ -277,8 +296,8 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// The signed hello. `channel` is drawn at random for every connection, also for a control connection.
-    pub fn sign(self, token: Token, channel: ChannelId, now_ms: u64, holder: &SigningKey) -> Hello {
+    /// The signed hello to `node`. `channel` is drawn at random for every connection, also for a control connection.
+    pub fn sign(self, node: NodeId, token: Token, channel: ChannelId, now_ms: u64, holder: &SigningKey) -> Hello {
         let mut hello = Hello::new_zeroed();
         hello.magic = MAGIC;
         hello.version = WIRE_VERSION.into();
@@ -304,6 +323,7 @@ impl Opening {
         }
         hello.channel = channel;
         hello.sent_at_ms = now_ms.into();
+        hello.node = node;
         hello.token = token;
         sign_hello(&mut hello, holder);
         hello
@@ -335,6 +355,12 @@ pub fn check_hello(
             theirs: hello.version.get(),
         });
     }
+    if hello.node != *node {
+        return Err(TokenError::WrongNode {
+            token: hello.node,
+            node: *node,
+        });
+    }
     window.fresh(hello.sent_at_ms.get(), now_ms)?;
     judge_token(&hello.token, is_proven, now_ms, skew_tolerance_ms, node, trusted)?;
     if !verify(&hello.token.holder, hello.signed_bytes(), &hello.signature) {
@@ -355,6 +381,31 @@ pub fn check_hello(
         _ => return Err(TokenError::Malformed("hello")),
     }
     window.accept(hello.channel, hello.sent_at_ms.get(), now_ms)
+}
+
+/// What a node shows for a lease that it granted under a manager's allowance: whether the allowance is one, and its holder really
+/// asked this node while it was good.
+pub fn check_evidence(
+    hello: &Hello,
+    skew_tolerance_ms: u64,
+    node: &NodeId,
+    trusted: &[PublicKey],
+) -> Result<AllowanceId, TokenError> {
+    let allowance = allowance_of(&hello.token).ok_or(TokenError::Malformed("allowance"))?;
+    if hello.magic != MAGIC || hello.purpose != purpose::CONTROL {
+        return Err(TokenError::Malformed("hello"));
+    }
+    if hello.node != *node {
+        return Err(TokenError::WrongNode {
+            token: hello.node,
+            node: *node,
+        });
+    }
+    check_token(&hello.token, hello.sent_at_ms.get(), skew_tolerance_ms, node, trusted)?;
+    if !verify(&hello.token.holder, hello.signed_bytes(), &hello.signature) {
+        return Err(TokenError::HelloSignature);
+    }
+    Ok(allowance)
 }
 
 /// An accepting verdict, signed by the node. `options` is a union of

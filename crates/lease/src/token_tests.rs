@@ -43,7 +43,7 @@ fn channel_to(worker: u16) -> Opening {
 }
 
 fn hello() -> Hello {
-    channel_to(0).sign(claims().sign(&manager()), ChannelId([6; 16]), NOW, &holder())
+    channel_to(0).sign(NODE, claims().sign(&manager()), ChannelId([6; 16]), NOW, &holder())
 }
 
 fn check(hello: &Hello) -> Result<(), TokenError> {
@@ -85,7 +85,7 @@ fn a_proven_token_is_judged_in_everything_but_its_signature() {
     };
     let mut unsigned = claims().sign(&manager());
     unsigned.signature = [0; 64];
-    let hello = channel_to(0).sign(unsigned, ChannelId([6; 16]), NOW, &holder());
+    let hello = channel_to(0).sign(NODE, unsigned, ChannelId([6; 16]), NOW, &holder());
     let trusted = [manager().public()];
     assert_eq!(proven(&hello, NOW, &trusted), Ok(()));
     assert!(matches!(
@@ -98,7 +98,7 @@ fn a_proven_token_is_judged_in_everything_but_its_signature() {
         Err(TokenError::Expired { .. })
     ));
     let stranger = SigningKey::from_seed([66; 32]);
-    let stolen = channel_to(0).sign(unsigned, ChannelId([6; 16]), NOW, &stranger);
+    let stolen = channel_to(0).sign(NODE, unsigned, ChannelId([6; 16]), NOW, &stranger);
     assert_eq!(proven(&stolen, NOW, &trusted), Err(TokenError::HelloSignature));
 }
 
@@ -163,7 +163,7 @@ fn a_token_is_valid_between_its_times_give_or_take_the_tolerance() {
 
 #[test]
 fn a_stolen_token_opens_nothing_without_its_holders_key() {
-    let stolen = channel_to(0).sign(claims().sign(&manager()), ChannelId([6; 16]), NOW, &manager());
+    let stolen = channel_to(0).sign(NODE, claims().sign(&manager()), ChannelId([6; 16]), NOW, &manager());
     assert_eq!(check(&stolen), Err(TokenError::HelloSignature));
 }
 
@@ -174,16 +174,16 @@ fn an_allowance_opens_no_channel_but_a_control_connection() {
         ..claims()
     }
     .sign(&manager());
-    let channel = channel_to(0).sign(allowance, ChannelId([6; 16]), NOW, &holder());
+    let channel = channel_to(0).sign(NODE, allowance, ChannelId([6; 16]), NOW, &holder());
     assert_eq!(check(&channel), Err(TokenError::AllowanceOpensNothing));
-    let control = Opening::Control { encrypted: false }.sign(allowance, ChannelId([6; 16]), NOW, &holder());
+    let control = Opening::Control { encrypted: false }.sign(NODE, allowance, ChannelId([6; 16]), NOW, &holder());
     assert_eq!(check(&control), Ok(()));
 }
 
 #[test]
 fn a_worker_outside_the_lease_is_not_found() {
     let token = claims().sign(&manager());
-    let error = check(&channel_to(4).sign(token, ChannelId([6; 16]), NOW, &holder())).unwrap_err();
+    let error = check(&channel_to(4).sign(NODE, token, ChannelId([6; 16]), NOW, &holder())).unwrap_err();
     assert_eq!(
         (error.code(), error),
         (Code::NotFound, TokenError::Worker { worker: 4, workers: 4 })
@@ -202,7 +202,7 @@ fn a_geometry_that_no_channel_can_have_is_refused() {
         geometry,
         options: 0,
     };
-    let hello = opening.sign(claims().sign(&manager()), ChannelId([6; 16]), NOW, &holder());
+    let hello = opening.sign(NODE, claims().sign(&manager()), ChannelId([6; 16]), NOW, &holder());
     assert_eq!(check(&hello), Err(TokenError::Geometry(GeometryError::Slots(3))));
 }
 

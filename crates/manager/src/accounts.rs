@@ -292,6 +292,7 @@ impl Control {
                 .collect();
             (reason, live)
         };
+        self.disallow_all(tenant);
         if leases.is_empty() {
             return;
         }
@@ -310,6 +311,11 @@ impl Account {
     /// Whether its tenant gets anything at all.
     pub fn may_spend(&self) -> Result<(), quota::QuotaError> {
         quota::may_spend(&self.record.name, &self.record.spec, self.record.spent)
+    }
+
+    /// Whether its quota limits memory.
+    pub fn limits_memory(&self) -> bool {
+        self.record.spec.quota.memory_bytes.is_some()
     }
 
     /// For people.

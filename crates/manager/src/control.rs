@@ -26,6 +26,8 @@ pub const SHOWN_MS: u64 = 3_600_000;
 /// A node ends its leases itself; the manager does it in its stead only this long after their expiry, when the node's
 /// own grace and the heartbeats that tell of it are certainly over.
 const OVERDUE_MS: u64 = 60_000;
+/// How soon those who lease straight from nodes hear of room.
+const ROOM_LOOK: Duration = Duration::from_millis(50);
 /// Between two looks at every lease.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -49,6 +51,8 @@ pub struct Control {
     pub history: History,
     /// Events, for those who watch.
     pub events: broadcast::Sender<Event>,
+    /// Number of the list of nodes that have room, for those who lease straight from them.
+    pub rooms: watch::Sender<u64>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
     /// Held by whoever makes or changes a tenant.
@@ -78,6 +82,7 @@ impl Control {
             history: History::default(),
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
+            rooms: watch::channel(0).0,
             stopping: watch::channel(false).0,
             changing_tenants: tokio::sync::Mutex::new(()),
             world: Mutex::new(world),
@@ -187,6 +192,7 @@ impl Control {
         if let (true, State::Released | State::Expired, Some(node)) = (was_active, state, world.nodes.get_mut(&node)) {
             node.health.succeeded();
         }
+        world.on_lease_over(lease);
         drop(world);
         self.metrics.ended(state.name());
         self.journal.note(Change::Ended { lease, state, at_ms });
@@ -276,6 +282,7 @@ impl Control {
                 }
             }
             world.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
+            world.forget_allowances(wall_ms);
             world.bearers.retain(|_, bearer| bearer.expires_at_ms > wall_ms);
         }
         for (lease, state) in ended {
@@ -314,12 +321,14 @@ pub async fn keep_time(control: Arc<Control>) {
     let mut stopping = control.stopping.subscribe();
     let every = |pace: Duration| tokio::time::interval(pace.max(Duration::from_millis(10)));
     let mut ticks = every(control.options.heartbeat / 4);
+    let mut rooms = every(ROOM_LOOK);
     let mut samples = every(history::EVERY);
     let mut sweeps = every(SWEEP.min(control.options.lease_lost_after / 4));
     loop {
         tokio::select! {
             _ = ticks.tick() => control.look_for_lost_nodes(Instant::now()),
             _ = sweeps.tick() => control.sweep(Instant::now(), now_ms()),
+            _ = rooms.tick() => control.look_for_room(),
             _ = samples.tick() => control.history.sample(now_ms(), &control.world()),
             _ = stopped(&mut stopping) => return,
         }

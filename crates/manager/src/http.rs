@@ -1,6 +1,7 @@
 //! The HTTP API: what may be asked, and how it is answered. Every error is an [`ErrorBody`].
 
 pub mod accounts;
+pub mod allowances;
 pub mod seeing;
 
 use std::sync::Arc;
@@ -56,6 +57,11 @@ pub fn router(control: Api) -> Router {
         .route("/v1/leases/{id}", get(show_lease).delete(release_lease))
         .route("/v1/leases/{id}/renew", post(renew_lease))
         .route("/v1/leases/{id}/revoke", post(revoke_lease))
+        .route("/v1/allowances", post(allowances::create_allowance))
+        .route(
+            "/v1/allowances/{id}",
+            get(allowances::watch_allowance).delete(allowances::end_allowance),
+        )
         .route("/v1/nodes", get(list_nodes))
         .route("/v1/nodes/{id}", put(resume_node).delete(reclaim_node))
         .route("/v1/nodes/join-tokens", post(create_join_token))

@@ -152,7 +152,7 @@ impl Control {
     }
 
     /// The level that a lease gets which asks for this one.
-    fn sandbox_for(&self, asked: Option<Sandbox>) -> Result<Sandbox, Failure> {
+    pub fn sandbox_for(&self, asked: Option<Sandbox>) -> Result<Sandbox, Failure> {
         let allowed = &self.options.sandboxes;
         match asked.or_else(|| allowed.first().copied()) {
             Some(sandbox) if allowed.contains(&sandbox) => Ok(sandbox),

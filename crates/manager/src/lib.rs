@@ -10,6 +10,7 @@
 //! only orders whom to ask.
 
 mod accounts;
+mod allowances;
 mod control;
 mod error;
 mod history;

@@ -68,6 +68,7 @@ pub struct Metrics {
     registry: Registry,
     grants: Family<Outcome, Counter>,
     grant_seconds: Histogram,
+    started_directly: Counter,
     requests: Family<Answered, Counter>,
     ended: Family<Ended, Counter>,
     suspensions: Counter,
@@ -89,6 +90,12 @@ impl Default for Metrics {
             "From a request for a lease until it was granted",
             Unit::Seconds,
             grant_seconds.clone(),
+        );
+        let started_directly = Counter::default();
+        registry.register(
+            "leases_started_directly",
+            "Leases that nodes granted under allowances",
+            started_directly.clone(),
         );
         let requests = Family::default();
         registry.register("http_requests", "Requests answered", requests.clone());
@@ -121,6 +128,7 @@ impl Default for Metrics {
             registry,
             grants,
             grant_seconds,
+            started_directly,
             requests,
             ended,
             suspensions,
@@ -133,6 +141,11 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// A node granted a lease under an allowance.
+    pub fn started_directly(&self) {
+        self.started_directly.inc();
+    }
+
     /// A request for a lease that came then has been answered.
     pub fn granted<T>(&self, since: Instant, answer: &Result<T, Failure>) {
         let outcome = match answer {

@@ -182,6 +182,7 @@ impl Control {
         {
             let mut guard = self.world();
             let world = &mut *guard;
+            let allowances = &world.allowances;
             let known = world.nodes.get_mut(&id);
             let reclaimed = known.as_ref().is_some_and(|node| node.reclaimed);
             if reclaimed {
@@ -191,6 +192,9 @@ impl Control {
                     grace_ms: 0,
                 };
                 let _ = outgoing.try_send(again);
+            }
+            for message in allowances.exhausted(now_ms()) {
+                let _ = outgoing.try_send(message);
             }
             let durations = known.as_ref().map(|node| node.durations).unwrap_or_default();
             let (doubtful, booked, health) = known
@@ -259,7 +263,7 @@ impl Control {
     }
 
     /// One message of a registered node. An answer is whatever must be told to it.
-    fn on_message(&self, id: NodeId, epoch: u64, message: NodeMessage, meters: &Meters) -> Result<(), Over> {
+    fn on_message(self: &Arc<Self>, id: NodeId, epoch: u64, message: NodeMessage, meters: &Meters) -> Result<(), Over> {
         let mut world = self.world();
         let node = world.nodes.get_mut(&id).ok_or(Over::Replaced)?;
         let session = node
@@ -314,6 +318,10 @@ impl Control {
                 if own {
                     self.on_lease_ended(lease, state);
                 }
+            }
+            NodeMessage::Started { lease, start } => {
+                drop(world);
+                self.on_started(id, lease, &start);
             }
             NodeMessage::LeaseActive { lease } => {
                 let record = world.leases.get_mut(&lease).filter(|record| record.node == id);

@@ -15,6 +15,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::allowances::Allowances;
 use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
 
 /// Nodes among which a lease is placed when there are many.
@@ -199,7 +200,9 @@ pub struct World {
     pub used: Usage,
     /// How many calls took how long, on all nodes since this manager started.
     pub durations: [u64; DURATION_BUCKETS],
-    /// Leases that nodes are being asked to take.
+    /// What tenants may lease straight from nodes.
+    pub allowances: Allowances,
+    /// Leases that nodes are being asked to take, and what allowances have left.
     asked: HashMap<LeaseId, (TenantId, Held)>,
     next_request: u64,
 }
@@ -242,6 +245,7 @@ impl World {
             used: Usage::default(),
             durations: [0; DURATION_BUCKETS],
             asked: HashMap::new(),
+            allowances: Allowances::default(),
             order: snapshot.nodes.iter().map(|record| record.address.id).collect(),
             nodes: snapshot
                 .nodes
@@ -315,6 +319,11 @@ impl World {
         Some(views)
     }
 
+    /// All nodes, always in the same order.
+    pub fn in_order(&self) -> impl Iterator<Item = (&NodeId, &Node)> {
+        self.order.iter().filter_map(|id| Some((id, self.nodes.get(id)?)))
+    }
+
     /// Nodes that are up.
     pub fn nodes_up(&self) -> usize {
         self.nodes.values().filter(|node| node.session.is_some()).count()
@@ -335,6 +344,14 @@ impl World {
         *asked = asked.plus(wanted);
         self.asked.insert(lease, (tenant, wanted));
         Ok(record.spec.prices.unwrap_or(self.prices))
+    }
+
+    /// Sets a tenant's share aside, without asking whether it may have it.
+    pub fn keep_asking_for(&mut self, lease: LeaseId, tenant: TenantId, wanted: Held) {
+        if let Some(account) = self.tenants.get_mut(&tenant) {
+            account.asked = account.asked.plus(wanted);
+            self.asked.insert(lease, (tenant, wanted));
+        }
     }
 
     /// The node was asked: what was set aside is held now, or is not.

@@ -10,7 +10,7 @@ use mayfly_lease::token;
 use mayfly_protocol::api::LeaseRequest;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{Hello, Token, kind, transport};
-use mayfly_protocol::ids::{CodeHash, Incarnation, LeaseId, PublicKey};
+use mayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
 use mayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
 
@@ -48,7 +48,7 @@ pub async fn serve(node: &Arc<Node>, hello: &Hello, mut connection: Connection) 
     loop {
         let (response, go_on) = match next_frame(&mut connection).await {
             Ok(Some(frame)) => match serde_json::from_slice::<Request>(&frame) {
-                Ok(request) => serve_one(node, &hello.token, &mut connection, request).await,
+                Ok(request) => serve_one(node, hello, &mut connection, request).await,
                 Err(error) => (violation(&format!("the request is malformed: {error}")), false),
             },
             Ok(None) => return,
@@ -110,7 +110,8 @@ async fn write_frame(connection: &mut Connection, response: &Response) -> std::i
 }
 
 /// Answers one request, and tells whether the connection can be followed further.
-async fn serve_one(node: &Arc<Node>, token: &Token, connection: &mut Connection, request: Request) -> (Response, bool) {
+async fn serve_one(node: &Arc<Node>, hello: &Hello, connection: &mut Connection, request: Request) -> (Response, bool) {
+    let token = &hello.token;
     let answered = match request {
         Request::PutCode { hash, length } => {
             let (response, go_on) = put_code(node, connection, hash, length).await;
@@ -126,7 +127,7 @@ async fn serve_one(node: &Arc<Node>, token: &Token, connection: &mut Connection,
             shown.map(|()| Response::Code { present })
         }
         Request::Ping => Ok(Response::Done),
-        Request::Lease(request) => lease(node, token, *request).await,
+        Request::Lease(request) => lease(node, hello, *request).await,
         of_lease => with_lease(node, token, of_lease).await,
     };
     (answered.unwrap_or_else(Response::Failed), true)
@@ -146,7 +147,8 @@ fn show_code(node: &Node, token: &Token, hash: CodeHash) -> Result<(), Failure> 
     })
 }
 
-async fn lease(node: &Arc<Node>, token: &Token, request: LeaseRequest) -> Result<Response, Failure> {
+async fn lease(node: &Arc<Node>, hello: &Hello, request: LeaseRequest) -> Result<Response, Failure> {
+    let token = &hello.token;
     if token.kind != kind::ALLOWANCE {
         return Err(Failure::new(
             Code::Unauthorized,
@@ -154,12 +156,8 @@ async fn lease(node: &Arc<Node>, token: &Token, request: LeaseRequest) -> Result
         ));
     }
     within(token, &request)?;
-    let id = LeaseId(random()?);
-    let start_by = node.options.start_by;
-    let run = node
-        .take_lease(id, token.tenant, 0, request, start_by, EXECUTOR_PATIENCE)
-        .await?;
-    Ok(Response::Granted(Box::new(node.grant(&run))))
+    let grant = node.grant_directly(hello, request, EXECUTOR_PATIENCE).await?;
+    Ok(Response::Granted(Box::new(grant)))
 }
 
 /// Whether an allowance covers a request.
@@ -180,7 +178,15 @@ fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
             },
             u64::from(allowance.cores.get()),
         ),
-        ("bytes of memory", request.memory_bytes, allowance.memory_bytes.get()),
+        (
+            "bytes of memory",
+            request.memory_bytes,
+            // A manager's allowance may leave that to its nodes.
+            match allowance.memory_bytes.get() {
+                0 => u64::MAX,
+                most => most,
+            },
+        ),
         ("milliseconds", request.duration_ms, allowance.duration_ms.get()),
     ];
     match checks.into_iter().find(|(_, asked, most)| asked > most) {
@@ -202,10 +208,10 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
     match request {
         Request::Renew { duration_ms } => {
             let run = own_lease(node, token)?;
-            if run.granted.epoch != 0 {
+            if run.granted.origin.is_managed() {
                 return Err(Failure::new(
                     Code::InvalidRequest,
-                    "a manager granted this lease and keeps its books; renew it there",
+                    "a manager keeps the books of this lease; renew it there",
                 ));
             }
             run.renew(duration_ms)?;

@@ -14,6 +14,7 @@ use mayfly_lease::State;
 use mayfly_protocol::api::Usage;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::LeaseId;
+use mayfly_protocol::node_api::DirectStart;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -29,6 +30,10 @@ enum Record {
         until_ms: u64,
         managed: bool,
     },
+    /// A lease is about to be taken under an allowance of the manager's, which has not heard of it.
+    Direct { lease: LeaseId, start: Box<DirectStart> },
+    /// Now it has.
+    Adopted { lease: LeaseId },
     /// It ended.
     End {
         lease: LeaseId,
@@ -64,6 +69,8 @@ struct Books {
     open: HashMap<LeaseId, (u64, bool)>,
     ended: HashMap<LeaseId, Ended>,
     untold: BTreeMap<LeaseId, State>,
+    /// What the manager has to hear of before anything else about these leases.
+    direct: BTreeMap<LeaseId, DirectStart>,
     /// Totals that no booked or sent entry contains.
     unsent: BTreeMap<LeaseId, Usage>,
     sent: Option<Entry>,
@@ -79,6 +86,12 @@ impl Books {
                 managed,
             } => {
                 self.open.insert(*lease, (*until_ms, *managed));
+            }
+            Record::Direct { lease, start } => {
+                self.direct.insert(*lease, DirectStart::clone(start));
+            }
+            Record::Adopted { lease } => {
+                self.direct.remove(lease);
             }
             Record::End {
                 lease,
@@ -123,6 +136,10 @@ impl Books {
         let mut records = vec![Record::Booked {
             sequence: self.sequence.saturating_sub(self.sent.is_some().into()),
         }];
+        records.extend(self.direct.iter().map(|(lease, start)| Record::Direct {
+            lease: *lease,
+            start: Box::new(start.clone()),
+        }));
         records.extend(self.open.iter().map(|(lease, (until_ms, managed))| Record::Start {
             lease: *lease,
             until_ms: *until_ms,
@@ -225,14 +242,24 @@ impl Journal {
     }
 
     /// A lease is about to be taken. It is not, if that cannot be written.
-    pub fn start(&self, lease: LeaseId, until_ms: u64, managed: bool) -> Result<(), Failure> {
-        let record = Record::Start {
+    pub fn start(
+        &self,
+        lease: LeaseId,
+        until_ms: u64,
+        managed: bool,
+        direct: Option<DirectStart>,
+    ) -> Result<(), Failure> {
+        let direct = direct.map(Box::new).map(|start| Record::Direct { lease, start });
+        let start = Record::Start {
             lease,
             until_ms,
             managed,
         };
-        self.append(&record).map_err(|error| {
-            self.inner().books.open.remove(&lease);
+        let mut records = direct.iter().chain([&start]);
+        records.try_for_each(|record| self.append(record)).map_err(|error| {
+            let books = &mut self.inner().books;
+            books.open.remove(&lease);
+            books.direct.remove(&lease);
             Failure::new(
                 Code::StoreFailed,
                 format!(
@@ -293,24 +320,35 @@ impl Journal {
         self.note(&Record::Told { lease });
     }
 
-    /// The entry that waits to be booked; a new one, if there is usage and none waits.
+    /// Leases that the manager has to hear of.
+    pub fn direct(&self) -> Vec<(LeaseId, DirectStart)> {
+        let inner = self.inner();
+        let direct = inner.books.direct.iter();
+        direct.map(|(lease, start)| (*lease, start.clone())).collect()
+    }
+
+    /// The manager has this lease in its books.
+    pub fn adopted(&self, lease: LeaseId) {
+        self.note(&Record::Adopted { lease });
+    }
+
+    /// The entry that waits to be booked; a new one, if there is usage and none waits. What leases used of which the manager does
+    /// not know waits until it does.
     pub fn entry(&self) -> Option<Entry> {
         let next = {
             let inner = self.inner();
             if inner.books.sent.is_some() {
                 return inner.books.sent.clone();
             }
-            if inner.books.unsent.is_empty() {
+            let Books { unsent, direct, .. } = &inner.books;
+            let known = unsent.iter().filter(|(lease, _)| !direct.contains_key(lease));
+            let usage: Vec<_> = known.map(|(lease, usage)| (*lease, *usage)).collect();
+            if usage.is_empty() {
                 return None;
             }
             Record::Sent {
                 sequence: inner.books.sequence + 1,
-                usage: inner
-                    .books
-                    .unsent
-                    .iter()
-                    .map(|(lease, usage)| (*lease, *usage))
-                    .collect(),
+                usage,
             }
         };
         self.note(&next);
@@ -405,8 +443,8 @@ mod tests {
         let path = dir.path().join("journal");
         let (released, open) = (LeaseId([1; 16]), LeaseId([2; 16]));
         let journal = Journal::open(&path, NOW).unwrap();
-        journal.start(released, NOW + 10, false).unwrap();
-        journal.start(open, NOW + 10, true).unwrap();
+        journal.start(released, NOW + 10, false, None).unwrap();
+        journal.start(open, NOW + 10, true, None).unwrap();
         journal.end(released, ended(State::Released), used(1), false);
         drop(journal);
         let journal = Journal::open(&path, NOW).unwrap();
@@ -447,7 +485,7 @@ mod tests {
         let path = dir.path().join("journal");
         let journal = Journal::open(&path, NOW).unwrap();
         for n in 1..=5 {
-            journal.start(LeaseId([n; 16]), NOW + 10, false).unwrap();
+            journal.start(LeaseId([n; 16]), NOW + 10, false, None).unwrap();
         }
         let whole = std::fs::read(&path).unwrap();
         let mut found = 0;
@@ -465,12 +503,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journal = Journal::open(&path, NOW).unwrap();
-        journal.start(LeaseId([1; 16]), NOW + 10, false).unwrap();
+        journal.start(LeaseId([1; 16]), NOW + 10, false, None).unwrap();
         journal.inner().file = File::options().write(true).open("/dev/full").unwrap();
-        let failure = journal.start(LeaseId([2; 16]), NOW + 10, false).unwrap_err();
+        let failure = journal.start(LeaseId([2; 16]), NOW + 10, false, None).unwrap_err();
         assert_eq!(failure.code, Code::StoreFailed);
         // There is room again.
-        journal.start(LeaseId([3; 16]), NOW + 10, false).unwrap();
+        journal.start(LeaseId([3; 16]), NOW + 10, false, None).unwrap();
         drop(journal);
         let journal = Journal::open(&path, NOW).unwrap();
         let mut lost: Vec<_> = journal.ended().into_keys().collect();

@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 use mayfly_executor::meter::{Meter, meters_length};
 use mayfly_fabric::memory::{Mapping, sealed_memory};
 use mayfly_fabric::shm::ChannelMemory;
+use mayfly_lease::quota::Held;
 use mayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
 use mayfly_protocol::api::{LeaseRequest, Mode, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::ToExecutor;
 use mayfly_protocol::hello::{Hello, Token, options};
-use mayfly_protocol::ids::{ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
+use mayfly_protocol::ids::{AllowanceId, ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
 
@@ -37,13 +38,56 @@ use crate::{clock, enclosures};
 /// A process that was killed and is not dead by then is stuck in the kernel.
 const SILENCE_DEADLINE: Duration = Duration::from_millis(200);
 
+/// Who granted a lease.
+#[derive(Debug, Clone)]
+pub enum Origin {
+    /// This node, under an allowance of its own.
+    Node,
+    /// Its manager, in this epoch.
+    Manager(u64),
+    /// This node, under an allowance of its manager's.
+    Allowance(Arc<Direct>),
+}
+
+/// An allowance of the manager's, as somebody presented it.
+#[derive(Debug)]
+pub struct Direct {
+    pub allowance: AllowanceId,
+    /// The most that may be leased here under it.
+    pub cap: Held,
+    /// What the manager wants to see.
+    pub hello: Hello,
+}
+
+impl Origin {
+    /// The manager's epoch in which it was granted; 0 when this node granted it.
+    pub fn epoch(&self) -> u64 {
+        match self {
+            Self::Manager(epoch) => *epoch,
+            Self::Node | Self::Allowance(_) => 0,
+        }
+    }
+
+    /// Whether a manager keeps its books.
+    pub fn is_managed(&self) -> bool {
+        !matches!(self, Self::Node)
+    }
+
+    /// The allowance that it came under, if that is the manager's.
+    pub fn direct(&self) -> Option<&Arc<Direct>> {
+        match self {
+            Self::Allowance(direct) => Some(direct),
+            Self::Node | Self::Manager(_) => None,
+        }
+    }
+}
+
 /// What a lease was granted under.
 #[derive(Debug, Clone)]
 pub struct Granted {
     pub id: LeaseId,
     pub tenant: TenantId,
-    /// Epoch of the manager that granted it; 0 when this node did.
-    pub epoch: u64,
+    pub origin: Origin,
     pub request: LeaseRequest,
     pub reservation: Reservation,
     pub kind: Kind,
@@ -210,6 +254,18 @@ impl Run {
 
     pub fn holder(&self) -> PublicKey {
         self.granted.request.holder
+    }
+
+    /// What it holds.
+    pub fn held(&self) -> Held {
+        let Granted {
+            request, reservation, ..
+        } = &self.granted;
+        Held::by_one(
+            reservation.workers,
+            request.cores_per_worker.max(1),
+            reservation.memory_bytes,
+        )
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -23,7 +23,7 @@ use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::leases::Durations;
+use crate::leases::{Durations, Origin};
 use crate::node::state_dir::write_private;
 use crate::node::{Connection, Node};
 use crate::{ManagerLink, clock};
@@ -291,6 +291,7 @@ async fn session(
 
 /// What the manager has heard on one connection.
 struct Told {
+    started: HashSet<LeaseId>,
     active: HashSet<LeaseId>,
     /// Number of the last entry of the journal.
     entry: u64,
@@ -302,6 +303,7 @@ struct Told {
 impl Default for Told {
     fn default() -> Self {
         Self {
+            started: HashSet::new(),
             active: HashSet::new(),
             entry: 0,
             next_entry: tokio::time::Instant::now(),
@@ -313,6 +315,15 @@ impl Default for Told {
 
 /// Tells the manager what it has not heard on this connection.
 async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
+    let direct = node.journal.direct();
+    told.started
+        .retain(|told| direct.iter().any(|(lease, _)| lease == told));
+    for (lease, start) in direct {
+        if told.started.insert(lease) {
+            let start = Box::new(start);
+            send(socket, &NodeMessage::Started { lease, start }).await?;
+        }
+    }
     for lease in node.active_leases() {
         if told.active.insert(lease) {
             send(socket, &NodeMessage::LeaseActive { lease }).await?;
@@ -421,6 +432,12 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             let _ = answers.try_send(answer(request, None, None));
         }
         ManagerMessage::Booked { sequence } => node.journal.booked(sequence),
+        ManagerMessage::Adopted { lease } => {
+            node.journal.adopted(lease);
+            // What it used may be told now.
+            node.news.notify_one();
+        }
+        ManagerMessage::Exhausted { allowance, for_ms } => node.exhausted(allowance, for_ms),
         ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),
         ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
     }
@@ -452,7 +469,7 @@ async fn offer(
     }
     let start_by = Duration::from_millis(start_by_ms);
     let run = node
-        .take_lease(lease, tenant, epoch, spec, start_by, OFFER_PATIENCE)
+        .take_lease(lease, tenant, Origin::Manager(epoch), spec, start_by, OFFER_PATIENCE)
         .await?;
     Ok(run.granted.reservation.mode)
 }

@@ -1,6 +1,7 @@
 //! The node as a whole: what it holds, how it starts and how it ends.
 
 mod books;
+mod direct;
 mod managed;
 mod places;
 mod rights;
@@ -19,7 +20,7 @@ use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billin
 use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
 use mayfly_sandbox::Spawner;
 use tokio::sync::{Notify, mpsc, watch};
@@ -29,8 +30,8 @@ use crate::enclosures::Enclosures;
 use crate::executors::{Executor, Language};
 use crate::hangup::Hangups;
 use crate::journal::{self, Journal};
+use crate::leases::{Direct, Granted, LeaseView, Origin, Run};
 use crate::leases::{Durations, add_durations};
-use crate::leases::{Granted, LeaseView, Run};
 use crate::metrics;
 use crate::node::state_dir::{id_of, load_key, make_private, write_private};
 use crate::pool::Pool;
@@ -74,6 +75,8 @@ struct Books {
     past_durations: Durations,
     /// The cores that everybody who owns none was put on last.
     shared_cores: Vec<u16>,
+    /// Allowances under which nothing more may start for now, and until when that matters.
+    exhausted: HashMap<AllowanceId, u64>,
     /// Whether the node was taken back: it holds nothing and takes nothing until it is given again.
     reclaimed: bool,
 }
@@ -179,6 +182,7 @@ impl Node {
                 past: Usage::default(),
                 past_durations: Durations::default(),
                 shared_cores: Vec::new(),
+                exhausted: HashMap::new(),
                 reclaimed: false,
             }),
             alive: Mutex::new(Some(alive)),
@@ -250,7 +254,9 @@ impl Node {
             self.pool.tidy();
             let now_ms = clock::wall_ms();
             self.journal.forget(now_ms);
-            self.books().ended.retain(|_, ended| {
+            let mut books = self.books();
+            books.exhausted.retain(|_, until_ms| *until_ms > now_ms);
+            books.ended.retain(|_, ended| {
                 ended.run.take_if(|(_, until_ms)| *until_ms <= now_ms);
                 ended.until_ms > now_ms
             });

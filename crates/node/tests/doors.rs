@@ -276,7 +276,8 @@ async fn a_client_of_the_same_user_finds_its_allowance_in_the_state_directory() 
     let holder = SigningKey::from_seed(seed);
     let allowance = hex::decode(file["token"].as_str().unwrap()).unwrap();
     let allowance = zerocopy::FromBytes::read_from_bytes(&allowance).unwrap();
-    let hello = Opening::Control { encrypted: false }.sign(allowance, ChannelId(random()), now_ms(), &holder);
+    let hello =
+        Opening::Control { encrypted: false }.sign(site.node(), allowance, ChannelId(random()), now_ms(), &holder);
     site.knock(hello).await.unwrap();
     site.handle.shutdown().await;
 }
@@ -286,7 +287,9 @@ async fn requests_travel_encrypted_between_the_node_and_the_holder_and_nobody_el
     let site = Site::start().await;
     let (address, node_key) = (site.tcp(), site.handle.address().key);
     let allowance = site.handle.allowance(site.holder.public());
-    let hello = || Opening::Control { encrypted: true }.sign(allowance, ChannelId(random()), now_ms(), &site.holder);
+    let hello = || {
+        Opening::Control { encrypted: true }.sign(site.node(), allowance, ChannelId(random()), now_ms(), &site.holder)
+    };
     let ping = move |hello: mayfly_protocol::hello::Hello, key: SigningKey, node: mayfly_protocol::ids::PublicKey| {
         blocking(move || {
             let mut stream = std::net::TcpStream::connect(address)?;

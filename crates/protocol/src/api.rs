@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::Failure;
-use crate::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use crate::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 
 /// Which runtime the workers need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -389,6 +389,14 @@ pub enum NodeMessage {
         /// What it asked for.
         what: String,
     },
+    /// A lease was granted here under a manager's allowance. Sent at once, and again on each connection until
+    /// [`ManagerMessage::Adopted`].
+    Started {
+        /// Which.
+        lease: LeaseId,
+        /// What it is, and by whose leave.
+        start: Box<crate::node_api::DirectStart>,
+    },
     /// A lease was used for the first time.
     LeaseActive {
         /// Which.
@@ -490,6 +498,67 @@ pub enum ManagerMessage {
         /// Last booked.
         sequence: u64,
     },
+    /// A lease that the node granted under an allowance is in the books.
+    Adopted {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// Nothing more may start under this allowance for now, or again it may.
+    Exhausted {
+        /// Which.
+        allowance: AllowanceId,
+        /// Milliseconds for which this must be remembered: then its tokens have expired. 0 to forget it.
+        for_ms: u64,
+    },
+}
+
+/// `POST /v1/allowances`: the wish to lease straight from nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AllowanceRequest {
+    /// Key whose holder may use it.
+    pub holder: PublicKey,
+    /// Workers, of all leases under it together.
+    pub workers: u32,
+    /// Cores of all of them together; 0 for one each.
+    #[serde(default)]
+    pub cores: u32,
+    /// Their memory in bytes; 0 to leave it to the nodes, where the tenant has no quota of it.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Workers on one node at most; 0 for the manager's choice: twice an even share.
+    #[serde(default)]
+    pub workers_per_node: u16,
+    /// Longest lease in milliseconds.
+    pub duration_ms: u64,
+    /// How isolated its workers are; when absent, what the site has as its default.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
+}
+
+/// An allowance, and where there is room.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Allowance {
+    /// Its id.
+    pub allowance: AllowanceId,
+    /// The signed [`crate::hello::Token`], in hexadecimal; asking for news in time gets one that lasts longer.
+    pub token: String,
+    /// Milliseconds that the token lasts from now.
+    pub lasts_ms: u64,
+    /// Number of this list of nodes; ask for what comes after it.
+    pub version: u64,
+    /// Nodes that had room, those with most of it first; of many, some at random.
+    pub nodes: Vec<Room>,
+    /// Workers that may still start.
+    pub workers_left: u32,
+}
+
+/// A node that has room.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Room {
+    /// Where it is.
+    pub node: NodeAddress,
+    /// What was free, as last heard.
+    pub free: Capacity,
 }
 
 /// What `GET /v1/events` (WebSocket) tells.

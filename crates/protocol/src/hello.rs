@@ -43,7 +43,7 @@ pub mod options {
 pub mod kind {
     /// Channels to, and control of, one lease.
     pub const LEASE: u8 = 1;
-    /// Leasing from the node directly, without a manager.
+    /// Leasing from nodes directly: from the one that signed it, or from any whose manager did.
     pub const ALLOWANCE: u8 = 2;
 }
 
@@ -58,17 +58,17 @@ pub struct Token {
     pub kind: u8,
     /// [`crate::api::Sandbox::number`].
     pub sandbox: u8,
-    /// Workers of the lease.
+    /// Workers of the lease; in an allowance, the most on one node, as are the next two.
     pub workers: U16,
-    /// Cores of each worker, for hot leases; the cap for allowances.
+    /// Cores of each worker, for hot leases; in an allowance, of all of them together.
     pub cores: U16,
     /// Memory of the whole lease in bytes.
     pub memory_bytes: U64,
-    /// The lease (zero in an allowance).
+    /// The lease; in a manager's allowance the bytes of its [`crate::ids::AllowanceId`], in a node's own zero.
     pub lease: LeaseId,
     /// Who pays.
     pub tenant: TenantId,
-    /// The only node that may honour it.
+    /// The only node that may honour it; zero in a manager's allowance, which is for all of them.
     pub node: NodeId,
     /// Who may use it: the key that signs hellos.
     pub holder: PublicKey,
@@ -116,6 +116,8 @@ pub struct Hello {
     pub channel: ChannelId,
     /// The client's clock, milliseconds since the Unix epoch, for the replay window.
     pub sent_at_ms: U64,
+    /// The node that is meant: what was said to one is worth nothing at another, and proves to the manager to whom it was said.
+    pub node: NodeId,
     /// What allows it.
     pub token: Token,
     /// Ed25519 by the token's holder over every byte before it.

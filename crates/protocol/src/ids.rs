@@ -73,6 +73,7 @@ macro_rules! byte_id {
 
 byte_id!(/** One lease, drawn at random by whoever grants it. */ LeaseId, 16, "a lease id");
 byte_id!(/** One node, drawn at random when its state directory is made and kept there. */ NodeId, 16, "a node id");
+byte_id!(/** One allowance, drawn at random by the manager that signs it. */ AllowanceId, 16, "an allowance id");
 byte_id!(/** One tenant: whom a lease is granted to and who pays for it. */ TenantId, 16, "a tenant id");
 byte_id!(/** One channel, drawn at random by the client that opens it. */ ChannelId, 16, "a channel id");
 byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");

@@ -206,3 +206,26 @@ pub struct HeldLease {
     /// Milliseconds left by the node's clock.
     pub remaining_ms: u64,
 }
+
+/// A lease that a node granted under a manager's allowance, as it reports it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DirectStart {
+    /// The hello of whoever asked, in hexadecimal: who pays, under which allowance, proven by the holder's signature.
+    pub hello: String,
+    /// The key that uses the lease.
+    pub holder: PublicKey,
+    /// Workers.
+    pub workers: u16,
+    /// Cores of each.
+    pub cores_per_worker: u16,
+    /// Hot or warm.
+    pub mode: crate::api::Mode,
+    /// How isolated its workers are.
+    pub sandbox: crate::api::Sandbox,
+    /// Memory of all of it.
+    pub memory_bytes: u64,
+    /// Length from first use.
+    pub duration_ms: u64,
+    /// When, by the node's wall clock, milliseconds since the Unix epoch.
+    pub started_at_ms: u64,
+}

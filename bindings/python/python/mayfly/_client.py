@@ -199,6 +199,38 @@ class Client:
             self._leases.add(lease)
         return lease
 
+    def allowance(
+        self,
+        workers: int,
+        *,
+        duration: float = DAY,
+        memory: int = 0,
+        cores: int = 0,
+        workers_per_node: int = 0,
+        sandbox: Literal["process", "isolated"] | None = None,
+    ) -> Client:
+        """Leasing straight from nodes: a client whose leases wait for no manager, which hears of them afterwards.
+
+        For many short leases, and for leases while the manager is away. It asks nodes that have room, one after the other.
+
+        Args:
+            workers: how many, of all leases at a time together.
+            duration: seconds of the longest lease.
+            memory: bytes for all of them together; 0 to leave it to the nodes.
+            cores: cores of all of them together; 0 for one each.
+            workers_per_node: how many on one node at most; 0 for twice an even share.
+            sandbox: as of `lease`; all leases under it have the same.
+        """
+        native = self._native.allowance(
+            workers=workers,
+            cores=cores,
+            memory=memory,
+            workers_per_node=workers_per_node,
+            duration=duration,
+            sandbox=sandbox,
+        )
+        return Client(native)
+
     def nodes(self) -> list[dict[str, Any]]:
         """The manager's nodes."""
         nodes: list[dict[str, Any]] = json.loads(self._native.get("/v1/nodes"))

@@ -50,6 +50,16 @@ class Client:
         files: list[tuple[str, bool]],
         wait: float,
     ) -> Lease: ...
+    def allowance(
+        self,
+        *,
+        workers: int,
+        cores: int,
+        memory: int,
+        workers_per_node: int,
+        duration: float,
+        sandbox: str | None,
+    ) -> Client: ...
     def get(self, path: str) -> str: ...
 
 @final

@@ -47,7 +47,7 @@ impl Node {
         self: &Arc<Self>,
         id: LeaseId,
         tenant: TenantId,
-        epoch: u64,
+        origin: Origin,
         request: LeaseRequest,
         start_by: Duration,
         patience: Duration,
@@ -77,10 +77,16 @@ impl Node {
                 ));
             }
             let reservation = books.ledger.reserve(id, &request)?.clone();
+            if let Some(direct) = origin.direct()
+                && let Err(failure) = books.permits(direct, &request, &reservation)
+            {
+                books.ledger.release(&id);
+                return Err(failure);
+            }
             let granted = Granted {
                 id,
                 tenant,
-                epoch,
+                origin,
                 request,
                 reservation,
                 kind,
@@ -101,7 +107,7 @@ impl Node {
             }
         };
         let until_ms = self.token_end_ms(&run, start_by);
-        if let Err(failure) = self.journal.start(id, until_ms, epoch != 0) {
+        if let Err(failure) = self.journal_start(&run, until_ms) {
             let mut books = self.books();
             books.ledger.release(&id);
             books.leases.remove(&id);
@@ -141,7 +147,8 @@ impl Node {
         // A renewal may have lengthened it since; the longest token counts from the last one.
         let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
         let ended = journal::Ended { state, until_ms };
-        self.journal.end(run.id(), ended, run.usage(), run.granted.epoch != 0);
+        self.journal
+            .end(run.id(), ended, run.usage(), run.granted.origin.is_managed());
         let mut books = self.books();
         books.ledger.release(&run.id());
         books.leases.remove(&run.id());
@@ -211,7 +218,7 @@ impl Node {
     /// A worker asked for something that no honest function does.
     pub(crate) fn incident(&self, run: &Run, what: String) {
         tracing::warn!(lease = %run.id(), tenant = %run.granted.tenant, what, "a worker was refused something hostile");
-        if run.granted.epoch == 0 {
+        if !run.granted.origin.is_managed() {
             return;
         }
         let mut incidents = self.incidents.lock().unwrap_or_else(PoisonError::into_inner);

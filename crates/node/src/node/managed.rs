@@ -22,7 +22,7 @@ impl Node {
         books
             .leases
             .values()
-            .filter(|run| run.granted.epoch != 0)
+            .filter(|run| run.granted.origin.is_managed())
             .cloned()
             .collect()
     }

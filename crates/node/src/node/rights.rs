@@ -38,7 +38,7 @@ impl Node {
             tenant: granted.tenant,
             node: self.address.id,
             holder,
-            epoch: granted.epoch,
+            epoch: granted.origin.epoch(),
             not_before_ms: now_ms,
             expires_at_ms,
             duration_ms,

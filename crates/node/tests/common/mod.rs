@@ -19,7 +19,7 @@ use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Usage};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
-use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, WorkerIndex};
+use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, NodeId, WorkerIndex};
 use mayfly_protocol::node_api::{Fate, Request, Response};
 use mayfly_protocol::slot::{Geometry, Status};
 use sha2::{Digest, Sha256};
@@ -171,10 +171,15 @@ impl Site {
         }
     }
 
+    pub fn node(&self) -> NodeId {
+        self.handle.address().id
+    }
+
     pub async fn control(&self, token: Token) -> Result<Control, Failure> {
-        let (socket, holder, key) = (self.socket(), self.holder.clone(), self.handle.address().key);
+        let (socket, holder) = (self.socket(), self.holder.clone());
+        let (node, key) = (self.node(), self.handle.address().key);
         blocking(move || {
-            let hello = Opening::Control { encrypted: false }.sign(token, ChannelId(random()), now_ms(), &holder);
+            let hello = Opening::Control { encrypted: false }.sign(node, token, ChannelId(random()), now_ms(), &holder);
             let mut stream = connect(&socket);
             stream.write_all(hello.as_bytes()).unwrap();
             let (verdict, _) = read_verdict(&stream);
@@ -291,7 +296,7 @@ impl Site {
             geometry: GEOMETRY,
             options: 0,
         };
-        opening.sign(token, ChannelId(random()), now_ms(), &self.holder)
+        opening.sign(self.node(), token, ChannelId(random()), now_ms(), &self.holder)
     }
 
     /// Sends the functions' library; answers its hash.

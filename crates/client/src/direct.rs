@@ -1,0 +1,315 @@
+//! Leasing straight from nodes, under an allowance of the manager's.
+//!
+//! A thread of its own hears from the manager where there is room, and gets tokens that last longer. A lease asks nodes out of
+//! what was heard last, in random order, each once in a round; the manager is on nobody's way.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use mayfly_lease::SigningKey;
+use mayfly_lease::direct::{Candidates, pause_ms};
+use mayfly_protocol::api::{Allowance, AllowanceRequest, Grant, LeaseRequest, NodeAddress, Sandbox};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::hello::Token;
+use mayfly_protocol::ids::{AllowanceId, NodeId};
+use mayfly_protocol::node_api::{Request, Response};
+
+use crate::client::parse_token;
+use crate::embedded::getrandom_into;
+use crate::manager::ManagerClient;
+use crate::node::Control;
+use crate::{Client, Error};
+
+/// How long the manager may take to answer that nothing has changed.
+const NEWS_WAIT: Duration = Duration::from_secs(10);
+/// After the manager could not be asked.
+const RETRY: Duration = Duration::from_millis(500);
+/// Open connections that are kept for the next lease.
+const MOST_IDLE: usize = 64;
+
+/// How much may be leased straight from nodes.
+#[derive(Debug, Clone, Copy)]
+pub struct AllowanceOptions {
+    /// Workers, of all leases together.
+    pub workers: u32,
+    /// Cores of all of them; 0 for one each.
+    pub cores: u32,
+    /// Their memory in bytes; 0 to leave it to the nodes.
+    pub memory_bytes: u64,
+    /// Workers on one node at most; 0 for the manager's choice.
+    pub workers_per_node: u16,
+    /// The longest lease.
+    pub duration: Duration,
+    /// How isolated the workers are; none for the site's default.
+    pub sandbox: Option<Sandbox>,
+}
+
+impl AllowanceOptions {
+    /// So many workers, for leases of a day at most.
+    pub fn workers(workers: u32) -> Self {
+        Self {
+            workers,
+            cores: 0,
+            memory_bytes: 0,
+            workers_per_node: 0,
+            duration: Duration::from_secs(24 * 3600),
+            sandbox: None,
+        }
+    }
+}
+
+/// An allowance in use.
+pub struct Direct {
+    shared: Arc<Shared>,
+    /// Keeps an embedded manager alive.
+    _of: Client,
+}
+
+struct Shared {
+    manager: ManagerClient,
+    request: AllowanceRequest,
+    holder: SigningKey,
+    state: Mutex<State>,
+    /// Told when there is another list.
+    changed: Condvar,
+}
+
+struct State {
+    allowance: AllowanceId,
+    token: Token,
+    version: u64,
+    addresses: HashMap<NodeId, NodeAddress>,
+    candidates: Candidates,
+    /// Connections that somebody used and nobody uses now.
+    idle: Vec<(NodeId, Token, Control)>,
+    over: bool,
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn now_ms(since: Instant) -> u64 {
+    since.elapsed().as_millis() as u64
+}
+
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0; 8];
+    getrandom_into(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+impl Direct {
+    /// Asks a manager for an allowance.
+    pub fn allow(
+        client: Client,
+        manager: ManagerClient,
+        options: &AllowanceOptions,
+        holder: SigningKey,
+    ) -> Result<Self, Error> {
+        let request = AllowanceRequest {
+            holder: holder.public(),
+            workers: options.workers,
+            cores: options.cores,
+            memory_bytes: options.memory_bytes,
+            workers_per_node: options.workers_per_node,
+            duration_ms: options.duration.as_millis() as u64,
+            sandbox: options.sandbox,
+        };
+        let allowance = manager.allow(&request)?;
+        let mut state = State {
+            allowance: allowance.allowance,
+            token: parse_token(&allowance.token)?,
+            version: 0,
+            addresses: HashMap::new(),
+            candidates: Candidates::default(),
+            idle: Vec::new(),
+            over: false,
+        };
+        state.hear(allowance)?;
+        let shared = Arc::new(Shared {
+            manager,
+            request,
+            holder,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let listener = Arc::downgrade(&shared);
+        let thread = std::thread::Builder::new().name("mayfly-allowance".into());
+        thread.spawn(move || listen(&listener)).map_err(|error| {
+            Error::new(
+                Code::OutOfMemory,
+                format!("no thread can be started to hear of nodes: {error}"),
+            )
+        })?;
+        Ok(Self { shared, _of: client })
+    }
+
+    /// Gives the allowance back; leases under it go on.
+    pub fn stop(&self) {
+        let mut state = self.shared.state();
+        if std::mem::replace(&mut state.over, true) {
+            return;
+        }
+        state.idle.clear();
+        let allowance = state.allowance;
+        drop(state);
+        // One that cannot be given back now is worth nothing in a minute.
+        let _ = self.shared.manager.disallow(allowance);
+    }
+
+    /// The manager that signed it.
+    pub fn manager(&self) -> &ManagerClient {
+        &self.shared.manager
+    }
+
+    /// A lease from whichever node has room, waiting for some until then.
+    pub fn lease(&self, request: &LeaseRequest, wait: Duration) -> Result<Grant, Error> {
+        let began = since_start();
+        let until = Instant::now() + wait;
+        let mut rounds = 0;
+        loop {
+            let refusal = match self.round(request, began)? {
+                Ok(grant) => return Ok(grant),
+                Err(refusal) => refusal,
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(refusal);
+            }
+            let pause = Duration::from_millis(pause_ms(rounds, random()?)).min(left);
+            rounds += 1;
+            let state = self.shared.state();
+            let version = state.version;
+            let _ = self
+                .shared
+                .changed
+                .wait_timeout_while(state, pause, |state| state.version == version);
+        }
+    }
+
+    /// Asks every node that may have room once. Why none had, if none had.
+    fn round(&self, request: &LeaseRequest, began: Instant) -> Result<Result<Grant, Error>, Error> {
+        let nodes = {
+            let mut state = self.shared.state();
+            state.candidates.round(request, random()?, now_ms(began))
+        };
+        let mut refusal = Error::new(
+            Code::NoCapacity,
+            "no node that this allowance is for is known to have room; wait for some (`wait`), or ask for less",
+        );
+        for node in nodes {
+            match self.ask(node, request) {
+                Ok(grant) => return Ok(Ok(grant)),
+                Err(error) => {
+                    let mut state = self.shared.state();
+                    match error.code() {
+                        Code::NoCapacity | Code::TooLarge => state.candidates.full(node, now_ms(began)),
+                        Code::Unreachable | Code::TimedOut | Code::ExecutorFailed | Code::StoreFailed => {
+                            state.candidates.gone(node, now_ms(began));
+                        }
+                        // No other node would answer better.
+                        Code::QuotaExceeded => return Ok(Err(error)),
+                        _ => return Err(error),
+                    }
+                    refusal = error;
+                }
+            }
+        }
+        Ok(Err(refusal))
+    }
+
+    fn ask(&self, node: NodeId, request: &LeaseRequest) -> Result<Grant, Error> {
+        let (address, token, idle) = {
+            let mut state = self.shared.state();
+            let address = state.addresses.get(&node).cloned();
+            let address = address.ok_or_else(|| Error::new(Code::Unreachable, "the node has left"))?;
+            let token = state.token;
+            // A connection lives as long as its token.
+            state.idle.retain(|(_, used, _)| *used == token);
+            let found = state.idle.iter().position(|(of, ..)| *of == node);
+            (address, token, found.map(|found| state.idle.swap_remove(found).2))
+        };
+        let request = Request::Lease(Box::new(request.clone()));
+        let mut control = match idle {
+            Some(control) => control,
+            None => Control::open(&address, &token, &self.shared.holder)?,
+        };
+        let answer = match control.ask(&request) {
+            // A connection that was kept may have ended since; nothing was asked on it then.
+            Err(error) if error.code() == Code::Unreachable => {
+                control = Control::open(&address, &token, &self.shared.holder)?;
+                control.ask(&request)
+            }
+            answer => answer,
+        };
+        let mut state = self.shared.state();
+        if state.idle.len() < MOST_IDLE && !answer.as_ref().is_err_and(|error| error.code() == Code::Unreachable) {
+            state.idle.push((node, token, control));
+        }
+        drop(state);
+        match answer? {
+            Response::Granted(grant) => Ok(*grant),
+            other => Err(Error::new(
+                Code::ProtocolViolation,
+                format!("a lease was answered by {other:?}"),
+            )),
+        }
+    }
+}
+
+/// One clock for all rounds.
+fn since_start() -> Instant {
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    *START
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn hear(&mut self, news: Allowance) -> Result<(), Error> {
+        self.token = parse_token(&news.token)?;
+        self.allowance = news.allowance;
+        self.version = news.version;
+        self.candidates
+            .update(news.nodes.iter().map(|room| (room.node.id, room.free)).collect());
+        self.addresses = news.nodes.into_iter().map(|room| (room.node.id, room.node)).collect();
+        Ok(())
+    }
+}
+
+/// Hears where there is room until nobody uses the allowance any more.
+fn listen(shared: &Weak<Shared>) {
+    loop {
+        let Some(shared) = shared.upgrade() else { return };
+        let (allowance, version, over) = {
+            let state = shared.state();
+            (state.allowance, state.version, state.over)
+        };
+        if over {
+            return;
+        }
+        let news = match shared.manager.allowance(allowance, version, NEWS_WAIT) {
+            // A manager that started anew knows nothing of it, and may allow it again.
+            Err(error) if error.code() == Code::NotFound && !shared.state().over => {
+                shared.manager.allow(&shared.request)
+            }
+            news => news,
+        };
+        let heard = news.and_then(|news| shared.state().hear(news));
+        if heard.is_ok() {
+            shared.changed.notify_all();
+        } else {
+            // What was heard last may still be true, and its token good.
+            let state = shared.state();
+            let _ = shared.changed.wait_timeout_while(state, RETRY, |state| !state.over);
+        }
+    }
+}

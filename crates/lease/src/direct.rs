@@ -1,0 +1,322 @@
+//! Leasing straight from nodes: what an allowance permits, how much of it is used, and which node is asked next.
+//!
+//! The manager signs an allowance and counts what starts under it; nodes hold to its cap for one node; clients try nodes in random
+//! order out of a list that is true as of a while ago. Follows the decentralised allocation of rFaaS (Copik et al., "rFaaS:
+//! RDMA-Enabled FaaS Platform for Serverless High-Performance Computing"), in which full executors drop off the list.
+
+use std::collections::{BTreeMap, HashMap};
+
+use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{LeaseId, NodeId};
+
+use crate::quota::Held;
+
+/// A node that had no room is not asked again for so long, unless it is heard to have some.
+pub const FULL_FOR_MS: u64 = 1_000;
+/// A node that could not be reached is left alone for so long.
+pub const GONE_FOR_MS: u64 = 5_000;
+/// Between two rounds in which nobody had room: the first pause, and the longest.
+pub const FIRST_PAUSE_MS: u64 = 2;
+/// See [`FIRST_PAUSE_MS`].
+pub const LONGEST_PAUSE_MS: u64 = 200;
+
+/// Whether a node that holds so much under an allowance may hold as much more. Memory that the allowance leaves to the nodes is 0 in
+/// its cap.
+pub fn within_cap(cap: &Held, held: &Held, wanted: &Held) -> Result<(), Failure> {
+    let bounds = [
+        (
+            "workers",
+            held.workers.into(),
+            wanted.workers.into(),
+            u64::from(cap.workers),
+        ),
+        ("cores", held.cores.into(), wanted.cores.into(), u64::from(cap.cores)),
+        (
+            "bytes of memory",
+            held.memory_bytes,
+            wanted.memory_bytes,
+            cap.memory_bytes,
+        ),
+    ];
+    for (what, held, wanted, most) in bounds {
+        let unlimited = what == "bytes of memory" && most == 0;
+        if !unlimited && wanted > most {
+            return Err(Failure::new(
+                Code::TooLarge,
+                format!(
+                    "the lease asks for {wanted} {what} and the allowance permits {most} on one node; ask for less"
+                ),
+            ));
+        }
+        if !unlimited && held.saturating_add(wanted) > most {
+            return Err(Failure::new(
+                Code::NoCapacity,
+                format!("{held} {what} are leased here under this allowance, of at most {most}; lease elsewhere"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What started under an allowance, as the manager counts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    total: Held,
+    live: BTreeMap<LeaseId, (NodeId, Held)>,
+    exhausted: bool,
+}
+
+/// What nodes are to be told of an allowance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// Nothing more may start.
+    Exhausted,
+    /// It may again.
+    Room,
+}
+
+impl Account {
+    /// Nothing yet, of so much.
+    pub fn new(total: Held) -> Self {
+        Self {
+            total,
+            live: BTreeMap::new(),
+            exhausted: false,
+        }
+    }
+
+    /// What is held now, perhaps more than all of it.
+    pub fn held(&self) -> Held {
+        self.live.values().fold(Held::default(), |sum, (_, one)| sum.plus(*one))
+    }
+
+    /// What is held on one node.
+    pub fn held_on(&self, node: &NodeId) -> Held {
+        let there = self.live.values().filter(|(on, _)| on == node);
+        there.fold(Held::default(), |sum, (_, one)| sum.plus(*one))
+    }
+
+    /// What may still start.
+    pub fn left(&self) -> Held {
+        self.total.minus(self.held())
+    }
+
+    /// Whether nodes were told that nothing more may start.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted
+    }
+
+    /// A lease started on a node. That has happened, whatever is left.
+    pub fn start(&mut self, lease: LeaseId, node: NodeId, held: Held) -> Option<News> {
+        self.live.insert(lease, (node, held));
+        self.news()
+    }
+
+    /// A lease ended.
+    pub fn end(&mut self, lease: &LeaseId) -> Option<News> {
+        self.live.remove(lease)?;
+        self.news()
+    }
+
+    fn news(&mut self) -> Option<News> {
+        let left = self.left();
+        let exhausted = left.workers == 0 || left.cores == 0 || (self.total.memory_bytes > 0 && left.memory_bytes == 0);
+        if std::mem::replace(&mut self.exhausted, exhausted) == exhausted {
+            return None;
+        }
+        Some(if exhausted { News::Exhausted } else { News::Room })
+    }
+}
+
+/// The nodes that a client knows to have room, and those that it knows better about.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    nodes: Vec<(NodeId, Capacity)>,
+    /// Until when each is left alone.
+    resting: HashMap<NodeId, u64>,
+}
+
+impl Candidates {
+    /// The manager's latest list, the best first. Nodes that were full are on it only because they have room again.
+    pub fn update(&mut self, nodes: Vec<(NodeId, Capacity)>) {
+        let known: HashMap<_, _> = std::mem::replace(&mut self.nodes, nodes).into_iter().collect();
+        // A list may have been on its way while a node filled: only one on which the node has changed counts as news of it.
+        for (node, free) in &self.nodes {
+            if known.get(node) != Some(free) {
+                self.resting.remove(node);
+            }
+        }
+    }
+
+    /// Nodes to ask in this round, each once: those that should have room for it, at random, then the others, at random.
+    pub fn round(&mut self, request: &LeaseRequest, random: u64, now_ms: u64) -> Vec<NodeId> {
+        self.resting.retain(|_, until| *until > now_ms);
+        let may = |node: &NodeId| !self.resting.contains_key(node) && request.node.is_none_or(|wanted| wanted == *node);
+        let mut nodes: Vec<(bool, u64, NodeId)> = self
+            .nodes
+            .iter()
+            .filter(|(node, _)| may(node))
+            .enumerate()
+            .map(|(index, (node, free))| (!fits(request, free), mix(random ^ index as u64), *node))
+            .collect();
+        nodes.sort_unstable();
+        nodes.into_iter().map(|(_, _, node)| node).collect()
+    }
+
+    /// This node had no room.
+    pub fn full(&mut self, node: NodeId, now_ms: u64) {
+        self.resting.insert(node, now_ms.saturating_add(FULL_FOR_MS));
+    }
+
+    /// This node could not be reached.
+    pub fn gone(&mut self, node: NodeId, now_ms: u64) {
+        self.resting.insert(node, now_ms.saturating_add(GONE_FOR_MS));
+    }
+
+    /// When some node may be asked again that rests now; none if none rests.
+    pub fn next_at(&self) -> Option<u64> {
+        self.resting.values().min().copied()
+    }
+}
+
+/// How long to wait after so many rounds in which nobody had room, with a random share so that clients do not come back together.
+pub fn pause_ms(rounds: u32, random: u64) -> u64 {
+    let longest = (FIRST_PAUSE_MS << rounds.min(10)).min(LONGEST_PAUSE_MS);
+    longest / 2 + random % (longest / 2 + 1)
+}
+
+fn fits(request: &LeaseRequest, free: &Capacity) -> bool {
+    let cores = u32::from(request.workers) * u32::from(request.cores_per_worker.max(1));
+    let hot = cores <= u32::from(free.cores);
+    let warm = request.workers <= free.workers;
+    request.memory_bytes <= free.memory_bytes
+        && match request.mode {
+            Mode::Hot => hot,
+            Mode::Warm => warm,
+            Mode::Auto => hot || warm,
+        }
+}
+
+/// The finaliser of SplitMix64, of Steele, Lea and Flood.
+fn mix(number: u64) -> u64 {
+    let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use mayfly_protocol::ids::PublicKey;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(number: u8) -> NodeId {
+        NodeId([number; 16])
+    }
+
+    fn held(workers: u32) -> Held {
+        Held {
+            leases: 1,
+            workers,
+            cores: workers,
+            memory_bytes: 0,
+        }
+    }
+
+    fn free(workers: u16) -> Capacity {
+        Capacity {
+            cores: 0,
+            workers,
+            memory_bytes: u64::MAX,
+        }
+    }
+
+    fn request() -> LeaseRequest {
+        LeaseRequest::native(2, Mode::Warm, 1000, PublicKey([0; 32]))
+    }
+
+    #[test]
+    fn a_node_holds_to_the_cap_and_tells_apart_what_never_fits_from_what_does_not_now() {
+        let cap = held(4);
+        assert!(within_cap(&cap, &held(1), &held(3)).is_ok());
+        assert_eq!(within_cap(&cap, &held(2), &held(3)).unwrap_err().code, Code::NoCapacity);
+        assert_eq!(within_cap(&cap, &held(0), &held(5)).unwrap_err().code, Code::TooLarge);
+    }
+
+    #[test]
+    fn exhaustion_is_told_once_and_so_is_room() {
+        let mut account = Account::new(held(4));
+        let lease = |number| LeaseId([number; 16]);
+        assert_eq!(account.start(lease(1), node(1), held(3)), None);
+        assert_eq!(account.start(lease(2), node(2), held(2)), Some(News::Exhausted));
+        assert_eq!(account.start(lease(3), node(3), held(1)), None);
+        assert_eq!((account.held().workers, account.left().workers), (6, 0));
+        assert_eq!(account.held_on(&node(2)).workers, 2);
+        assert_eq!(account.end(&lease(3)), None);
+        assert_eq!(account.end(&lease(1)), Some(News::Room));
+        assert_eq!(account.end(&lease(1)), None, "it ended before");
+    }
+
+    #[test]
+    fn those_that_should_have_room_are_asked_first_and_each_takes_its_turn_at_being_the_first() {
+        let mut candidates = Candidates::default();
+        let list = (0..10)
+            .map(|number| (node(number), free(if number < 4 { 2 } else { 1 })))
+            .collect();
+        candidates.update(list);
+        let mut first = BTreeSet::new();
+        for random in 0..200 {
+            let round = candidates.round(&request(), mix(random), 0);
+            let distinct: BTreeSet<_> = round.iter().collect();
+            assert_eq!(
+                (round.len(), distinct.len()),
+                (10, 10),
+                "nobody is asked twice in a round"
+            );
+            assert!(round[..4].iter().all(|node| node.0[0] < 4));
+            first.insert(round[0]);
+        }
+        assert_eq!(first.len(), 4);
+    }
+
+    #[test]
+    fn full_nodes_drop_off_until_they_are_heard_to_have_room() {
+        let mut candidates = Candidates::default();
+        candidates.update(vec![(node(1), free(2)), (node(2), free(2))]);
+        candidates.full(node(1), 0);
+        assert_eq!(candidates.round(&request(), 7, 10), [node(2)]);
+        // The same list again says nothing new about it.
+        candidates.update(vec![(node(1), free(2)), (node(2), free(2))]);
+        assert_eq!(candidates.round(&request(), 7, 20), [node(2)]);
+        candidates.update(vec![(node(1), free(1)), (node(2), free(2))]);
+        assert_eq!(candidates.round(&request(), 7, 30).len(), 2);
+        candidates.full(node(1), 40);
+        assert_eq!(candidates.next_at(), Some(40 + FULL_FOR_MS));
+        assert_eq!(candidates.round(&request(), 7, 40 + FULL_FOR_MS).len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_grow_and_stay_within_their_bounds(rounds in 0..100u32, random: u64) {
+            let pause = pause_ms(rounds, random);
+            prop_assert!((FIRST_PAUSE_MS / 2..=LONGEST_PAUSE_MS).contains(&pause));
+            prop_assert!(rounds < 8 || pause >= LONGEST_PAUSE_MS / 2);
+        }
+
+        #[test]
+        fn what_is_left_and_what_is_held_make_up_the_total_or_it_is_overspent(sizes in prop::collection::vec(1..5u32, 0..20)) {
+            let mut account = Account::new(held(10));
+            for (number, size) in sizes.iter().enumerate() {
+                account.start(LeaseId([number as u8; 16]), node(0), held(*size));
+                let sum: u32 = sizes[..=number].iter().sum();
+                prop_assert_eq!(account.is_exhausted(), sum >= 10);
+                prop_assert_eq!(account.left().workers, 10u32.saturating_sub(sum));
+            }
+        }
+    }
+}

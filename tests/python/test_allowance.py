@@ -1,0 +1,90 @@
+"""Leasing straight from nodes: allowances, and what becomes of them."""
+
+import time
+
+import mayfly
+import pytest
+
+
+def eventually(holds, what):
+    until = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mayfly.connect() as client:
+        yield client
+
+
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_leases_come_straight_from_nodes_and_are_in_the_books_afterwards(client, sandbox):
+    with client.allowance(workers=4, sandbox=sandbox) as direct:
+        with direct.lease(workers=2, mode="warm") as lease:
+            assert list(lease.map(abs, [-1, 2, -3])) == [1, 2, 3]
+            known = lambda: [entry for entry in client.leases() if entry["lease"] == lease.id]
+            eventually(known, "the manager never heard of the lease")
+            (entry,) = known()
+            assert (entry["workers"], entry["sandbox"]) == (2, sandbox)
+        state = lambda: known()[0]["state"]
+        eventually(lambda: state() == "released", "the manager never heard of the lease's end")
+        eventually(lambda: known()[0]["usage"]["calls"] > 0, "what the lease used was never booked")
+
+
+def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
+    with client.allowance(workers=2, workers_per_node=2) as direct:
+        first = direct.lease(workers=1, mode="warm")
+        second = direct.lease(workers=1, mode="warm")
+        with pytest.raises(mayfly.CapacityError):
+            direct.lease(workers=1, mode="warm")
+        with pytest.raises(mayfly.Error, match="permits 2"):
+            direct.lease(workers=3, mode="warm")
+        assert second.call(pow, 2, 3) == 8
+        first.shutdown()
+        with direct.lease(workers=1, mode="warm", wait=10) as third:
+            assert third.call(pow, 2, 4) == 16
+        second.shutdown()
+
+
+def test_who_waits_for_room_gets_it_when_there_is_some(client):
+    import threading
+
+    with client.allowance(workers=1) as direct:
+        first = direct.lease(workers=1, mode="warm")
+        timer = threading.Timer(0.2, first.shutdown)
+        timer.start()
+        with direct.lease(workers=1, mode="warm", wait=20) as second:
+            assert second.call(pow, 2, 4) == 16
+        timer.join()
+
+
+def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
+    with client.allowance(workers=1, duration=60) as direct, direct.lease(mode="warm", duration=30) as lease:
+        assert lease.call(pow, 2, 4) == 16
+        eventually(lambda: any(entry["lease"] == lease.id for entry in client.leases()), "never adopted")
+        lease.renew(50)
+        with pytest.raises(mayfly.Error):
+            direct.lease(mode="warm", duration=61)
+
+
+def test_an_allowance_that_was_given_back_is_worth_nothing(client):
+    direct = client.allowance(workers=1)
+    with direct.lease(mode="warm") as lease:
+        assert lease.call(pow, 2, 4) == 16
+    direct.close()
+    eventually(lambda: refused(direct), "nodes never heard that the allowance is over")
+
+
+def refused(direct):
+    try:
+        direct.lease(mode="warm").shutdown()
+    except mayfly.Error:
+        return True
+    return False
+
+
+def test_an_allowance_of_nothing_is_refused(client):
+    with pytest.raises(mayfly.RequestError, match="one worker at least"):
+        client.allowance(workers=0)

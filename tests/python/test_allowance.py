@@ -13,6 +13,10 @@ def eventually(holds, what):
         time.sleep(0.01)
 
 
+def entries(client, lease):
+    return [entry for entry in client.leases() if entry["lease"] == lease.id]
+
+
 @pytest.fixture(scope="module")
 def client():
     with mayfly.connect() as client:
@@ -24,13 +28,11 @@ def test_leases_come_straight_from_nodes_and_are_in_the_books_afterwards(client,
     with client.allowance(workers=4, sandbox=sandbox) as direct:
         with direct.lease(workers=2, mode="warm") as lease:
             assert list(lease.map(abs, [-1, 2, -3])) == [1, 2, 3]
-            known = lambda: [entry for entry in client.leases() if entry["lease"] == lease.id]
-            eventually(known, "the manager never heard of the lease")
-            (entry,) = known()
+            eventually(lambda: entries(client, lease), "the manager never heard of the lease")
+            (entry,) = entries(client, lease)
             assert (entry["workers"], entry["sandbox"]) == (2, sandbox)
-        state = lambda: known()[0]["state"]
-        eventually(lambda: state() == "released", "the manager never heard of the lease's end")
-        eventually(lambda: known()[0]["usage"]["calls"] > 0, "what the lease used was never booked")
+        eventually(lambda: entries(client, lease)[0]["state"] == "released", "the manager never heard of its end")
+        eventually(lambda: entries(client, lease)[0]["usage"]["calls"] > 0, "what the lease used was never booked")
 
 
 def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
@@ -63,7 +65,7 @@ def test_who_waits_for_room_gets_it_when_there_is_some(client):
 def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
     with client.allowance(workers=1, duration=60) as direct, direct.lease(mode="warm", duration=30) as lease:
         assert lease.call(pow, 2, 4) == 16
-        eventually(lambda: any(entry["lease"] == lease.id for entry in client.leases()), "never adopted")
+        eventually(lambda: entries(client, lease), "the manager never heard of the lease")
         lease.renew(50)
         with pytest.raises(mayfly.Error):
             direct.lease(mode="warm", duration=61)

@@ -295,7 +295,11 @@ impl Inner {
         if self.released.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        let by_node = || self.with_control(|control| control.ask(&Request::Release)).map(|_| ());
+        let by_node = || match self.with_control(|control| control.ask(&Request::Release)) {
+            // It is as gone as it could be.
+            Err(over) if matches!(over.code(), Code::LeaseEnded | Code::LeaseExpired) => Ok(()),
+            done => done.map(drop),
+        };
         match &*self.source {
             Source::Manager(manager) => match manager.release(lock(&self.grant).lease) {
                 // Its node can end it as well, and tells the manager when that is back. Nobody waits for a node that is gone too.

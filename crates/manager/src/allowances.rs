@@ -229,6 +229,12 @@ impl Control {
     pub fn on_started(self: &Arc<Self>, node: NodeId, lease: LeaseId, start: &DirectStart) {
         match self.adopt(node, lease, start) {
             Ok(Some(record)) => {
+                self.metrics.started_directly();
+                self.tell(Event::Lease {
+                    lease,
+                    node,
+                    state: record.state.name().into(),
+                });
                 let control = Arc::clone(self);
                 tokio::spawn(async move { control.write_start(node, record).await });
             }
@@ -325,12 +331,6 @@ impl Control {
 
     async fn write_start(&self, node: NodeId, record: LeaseRecord) {
         let lease = record.lease;
-        self.metrics.started_directly();
-        self.tell(Event::Lease {
-            lease,
-            node,
-            state: record.state.name().into(),
-        });
         // A store that cannot write keeps what was noted until it can; the node says it again meanwhile if it must.
         if self.journal.ask(Change::Offered(Box::new(record))).await.is_ok() {
             self.world().tell_node(&node, ManagerMessage::Adopted { lease });

@@ -1,6 +1,6 @@
 //! The one connection to the manager: opened by the node, for ever opened again. Leases run on while it is away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -315,15 +315,7 @@ impl Default for Told {
 
 /// Tells the manager what it has not heard on this connection.
 async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
-    let direct = node.journal.direct();
-    told.started
-        .retain(|told| direct.iter().any(|(lease, _)| lease == told));
-    for (lease, start) in direct {
-        if told.started.insert(lease) {
-            let start = Box::new(start);
-            send(socket, &NodeMessage::Started { lease, start }).await?;
-        }
-    }
+    report_starts(node, socket, told).await?;
     for lease in node.active_leases() {
         if told.active.insert(lease) {
             send(socket, &NodeMessage::LeaseActive { lease }).await?;
@@ -344,11 +336,46 @@ async fn report(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(),
         send(socket, &NodeMessage::Incident { lease, what }).await?;
     }
     for (lease, state) in node.journal.untold() {
-        let state = state.name().to_string();
-        send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;
-        node.journal.told(lease);
-        told.active.remove(&lease);
+        report_end(node, socket, told, lease, state).await?;
     }
+    Ok(())
+}
+
+/// Tells of leases that were granted under allowances. Those that have ended come first, each with its end: the manager shall not
+/// take leases for held at one time that followed each other.
+async fn report_starts(node: &Node, socket: &mut Socket, told: &mut Told) -> Result<(), Lost> {
+    let mut starts = node.journal.direct();
+    if starts.is_empty() {
+        told.started.clear();
+        return Ok(());
+    }
+    told.started
+        .retain(|told| starts.iter().any(|(lease, _)| lease == told));
+    let ends: HashMap<LeaseId, State> = node.journal.untold().into_iter().collect();
+    starts.sort_by_key(|(lease, start)| (!ends.contains_key(lease), start.started_at_ms));
+    for (lease, start) in starts {
+        if told.started.insert(lease) {
+            let start = Box::new(start);
+            send(socket, &NodeMessage::Started { lease, start }).await?;
+            if let Some(state) = ends.get(&lease) {
+                report_end(node, socket, told, lease, *state).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn report_end(
+    node: &Node,
+    socket: &mut Socket,
+    told: &mut Told,
+    lease: LeaseId,
+    state: State,
+) -> Result<(), Lost> {
+    let state = state.name().to_string();
+    send(socket, &NodeMessage::LeaseEnded { lease, state }).await?;
+    node.journal.told(lease);
+    told.active.remove(&lease);
     Ok(())
 }
 

@@ -211,7 +211,7 @@ class Client:
     ) -> Client:
         """Leasing straight from nodes: a client whose leases wait for no manager, which hears of them afterwards.
 
-        For many short leases, and for leases while the manager is away. It asks nodes that have room, one after the other.
+        For many short leases, and for leases while the manager is away. Nodes that have room are asked in turn.
 
         Args:
             workers: how many, of all leases at a time together.

@@ -34,7 +34,7 @@ impl Client {
         serde_json::from_str(&answer).unwrap()
     }
 
-    async fn tenant(&mut self, name: &str, change: impl FnOnce(&mut TenantSpec)) -> Tenant {
+    pub async fn tenant(&mut self, name: &str, change: impl FnOnce(&mut TenantSpec)) -> Tenant {
         let mut spec = TenantSpec::default();
         change(&mut spec);
         self.put(&format!("/v1/tenants/{name}"), &spec).await
@@ -52,7 +52,7 @@ fn wanted(tenant: Option<&str>, role: Role) -> TokenRequest {
 }
 
 /// Somebody of a tenant, which is made if there is none.
-async fn member(manager: &Handle, tenant: &str, role: Role) -> Client {
+pub async fn member(manager: &Handle, tenant: &str, role: Role) -> Client {
     let mut own = Client::new(manager).await;
     if !own
         .get::<Vec<Tenant>>("/v1/tenants")

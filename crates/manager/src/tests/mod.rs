@@ -1,6 +1,7 @@
 //! A real manager on the loopback, with clients that speak HTTP by hand and fake nodes.
 
 mod accounts;
+mod allowances;
 mod fake_node;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,0 +1,106 @@
+"""Leases straight from several nodes, with a manager that is there, away, and back."""
+
+from __future__ import annotations
+
+import collections
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+import mayfly
+import pytest
+from harness.leaks import wait_until
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def site(start: Any) -> tuple[Any, list[Any]]:
+    """A manager and three nodes of two warm workers each."""
+    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", "--sandbox", "process")
+    nodes = []
+    for number in range(3):
+        token = manager.cli("manager", "join-token", "--for", "10m")
+        join = manager.state / f"join-{number}.json"
+        join.write_text(json.dumps(token))
+        nodes.append(
+            start(
+                "node",
+                "--join",
+                str(join),
+                "--name",
+                f"n{number}",
+                "--cores",
+                "0",
+                "--workers",
+                "2",
+                "--sandbox",
+                "process",
+            )
+        )
+    wait_until(lambda: len(up(manager)) == 3, "three nodes")
+    return manager, nodes
+
+
+def up(manager: Any) -> list[Any]:
+    return [node for node in manager.cli("status")["nodes"] if node["state"] == "up"]
+
+
+def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(site):
+    manager, _ = site
+    with mayfly.connect(manager.state) as client, client.allowance(workers=6, workers_per_node=2) as direct:
+        leases = [direct.lease(mode="warm", runtime="native") for _ in range(6)]
+        held = collections.Counter(lease.grant["node"]["name"] for lease in leases)
+        assert held == {"n0": 2, "n1": 2, "n2": 2}
+        with pytest.raises(mayfly.CapacityError):
+            direct.lease(mode="warm", runtime="native")
+        for lease in leases:
+            lease.shutdown()
+
+
+def test_leases_go_on_coming_while_the_manager_is_away_and_are_on_the_bill_when_it_is_back(site):
+    manager, nodes = site
+    ids = []
+    client = mayfly.connect(manager.state)
+    direct = client.allowance(workers=6, workers_per_node=2)
+    manager.kill()
+    for _ in range(6):
+        with direct.lease(mode="warm", runtime="native") as lease:
+            ids.append(lease.id)
+    held = direct.lease(mode="warm", runtime="native")
+    # One that its node does not live to report is told by the node's next life.
+    nodes[0].kill_tree()
+    again = manager.restart()
+    nodes[0] = nodes[0].restart()
+    try:
+        with mayfly.connect(again.state) as books:
+            wait_until(lambda: set(ids) <= states(books).keys(), "the leases in the books", 30)
+            wait_until(lambda: {states(books)[lease] for lease in ids} == {"released"}, "their ends")
+        bill = again.cli("bill")
+        assert set(ids) <= {line["lease"] for line in bill}
+        # An allowance of the manager's earlier life is forgotten, and asked for again.
+        wait_until(lambda: leases_again(direct), "a lease under a new allowance", 30)
+        held.shutdown()
+        direct.close()
+        client.close()
+    finally:
+        nodes[0].stop()
+        again.stop()
+
+
+def states(client: Any) -> dict[str, str]:
+    return {entry["lease"]: entry["state"] for entry in client.leases()}
+
+
+def leases_again(direct: Any) -> bool:
+    try:
+        direct.lease(mode="warm", runtime="native").shutdown()
+    except mayfly.Error:
+        return False
+    return True

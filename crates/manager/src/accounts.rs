@@ -105,24 +105,9 @@ impl Control {
             check_prices(prices)?;
         }
         self.audit(caller, "tenant.set", &name, &spec).await?;
-        // One at a time, or two requests could make two tenants of one name.
-        let _alone = self.changing_tenants.lock().await;
-        let known = self.world().tenant_named(&name).map(|account| account.record.id);
-        let id = known.unwrap_or_else(|| TenantId(random()));
-        self.store.tenant(id, name.clone(), spec).wait().await?;
-        let tenant = {
-            let mut world = self.world();
-            let account = world.tenants.entry(id).or_insert_with(|| {
-                Account::of(TenantRecord {
-                    id,
-                    name,
-                    spec,
-                    spent: 0,
-                })
-            });
-            account.record.spec = spec;
-            account.shown()
-        };
+        let record = self.store.tenant(TenantId(random()), name, spec).wait().await?;
+        let id = record.id;
+        let tenant = self.world().set_tenant(record).shown();
         self.enforce(id);
         Ok(tenant)
     }
@@ -326,6 +311,16 @@ impl Account {
 }
 
 impl crate::world::World {
+    /// A tenant is new, or has other limits.
+    pub fn set_tenant(&mut self, record: TenantRecord) -> &Account {
+        let id = record.id;
+        let account = self.tenants.entry(id).or_insert_with(|| Account::of(record.clone()));
+        account.record.spec = record.spec;
+        // Bookings may have been heard of in another order than the store's.
+        account.record.spent = account.record.spent.max(record.spent);
+        account
+    }
+
     /// The tenant of this name.
     pub fn tenant_named(&self, name: &str) -> Option<&Account> {
         self.tenants.values().find(|account| account.record.name == name)

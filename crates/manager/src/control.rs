@@ -13,7 +13,7 @@ use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::store::{As, Bearer, Change, LeaseRecord, Store};
+use crate::store::{As, Bearer, Change, LeaseRecord, Note, Store};
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 
@@ -51,8 +51,6 @@ pub struct Control {
     pub events: broadcast::Sender<Event>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
-    /// Held by whoever makes or changes a tenant.
-    pub changing_tenants: tokio::sync::Mutex<()>,
     world: Mutex<World>,
 }
 
@@ -79,7 +77,6 @@ impl Control {
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             stopping: watch::channel(false).0,
-            changing_tenants: tokio::sync::Mutex::new(()),
             world: Mutex::new(world),
         }
     }
@@ -189,13 +186,19 @@ impl Control {
         }
         drop(world);
         self.metrics.ended(state.name());
-        self.journal.note(Change::Ended { lease, state, at_ms });
+        self.note(node, Change::Ended { lease, state, at_ms });
         self.tell(Event::Lease {
             lease,
             node,
             state: state.name().into(),
         });
         true
+    }
+
+    /// Writes down a change of a lease on this node.
+    pub fn note(&self, node: NodeId, change: Change) {
+        let epoch = self.world().epoch(node);
+        self.journal.note(Note { node, epoch, change });
     }
 
     /// Who presents this token, if anybody may.

@@ -19,7 +19,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::control::{Control, now_ms};
 use crate::random;
 use crate::requests::Caller;
-use crate::store::{Change, LeaseRecord};
+use crate::store::{Change, LeaseRecord, Note};
 use crate::world::{Account, millis};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
@@ -206,7 +206,9 @@ impl Control {
             start_by_ms,
         };
         // Written while the node makes up its mind: neither waits for the other.
-        let written = self.journal.ask(Change::Offered(Box::new(record.clone())));
+        let epoch = self.world().epoch(node);
+        let change = Change::Offered(Box::new(record.clone()));
+        let written = self.journal.ask(Note { node, epoch, change });
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
             self.world().asked_for(lease);
@@ -217,7 +219,7 @@ impl Control {
                 self.on_failed(node, &failure.message);
             }
             // Also when the write failed: one that was only slow may yet succeed.
-            self.journal.note(Change::Refused { lease });
+            self.note(node, Change::Refused { lease });
             return Err(written.err().map_or(failure, Failure::from));
         }
         // The books have it since the answer arrived.
@@ -340,11 +342,12 @@ impl Control {
             record.clone()
         };
         // It has happened on the node, which alone counts: a store that cannot write now hears of it later.
-        self.journal.note(Change::Renewed {
+        let change = Change::Renewed {
             lease,
             duration_ms,
             expires_at_ms,
-        });
+        };
+        self.note(record.node, change);
         self.grant_of(&record)
     }
 

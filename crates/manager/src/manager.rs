@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::store::{As, Bearer, MemoryStore, Notes, Snapshot, SqliteStore, Store, TenantRecord};
+use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, Notes, Snapshot, SqliteStore, Store};
 use crate::world::World;
 use crate::{hash, http, random, serve};
 
@@ -71,7 +71,10 @@ impl Manager {
         };
         let address = listener.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
-        let snapshot = store.load(now_ms().saturating_sub(SHOWN_MS))?;
+        let snapshot = store
+            .load(now_ms().saturating_sub(SHOWN_MS))
+            .within(LOAD_DEADLINE)
+            .await?;
         let connection_path = options.state_dir.join("connection.json");
         let (connection, snapshot) =
             own_token(&connection_path, &url, &identity.ca_pem, store.as_ref(), snapshot).await?;
@@ -139,13 +142,9 @@ async fn own_token(
         && snapshot.tenants.iter().all(|tenant| tenant.id != id)
     {
         let spec = TenantSpec::default();
-        store.tenant(id, OWN_TENANT.into(), spec).wait().await?;
-        snapshot.tenants.push(TenantRecord {
-            id,
-            name: OWN_TENANT.into(),
-            spec,
-            spent: 0,
-        });
+        snapshot
+            .tenants
+            .push(store.tenant(id, OWN_TENANT.into(), spec).wait().await?);
     }
     let connection = Connection {
         manager: url.into(),

@@ -12,7 +12,7 @@ use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
 use mayfly_protocol::durations::DURATION_BUCKETS;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
@@ -57,6 +57,10 @@ pub struct Node {
     pub address: NodeAddress,
     /// What it has.
     pub capacity: Capacity,
+    /// Under which its leases are changed.
+    pub epoch: u64,
+    /// The other manager that owns it, if one does: then neither its connection nor its leases are here.
+    pub manager: Option<PublicKey>,
     /// What is free, as last heard and granted since.
     pub free: Capacity,
     /// Its connection, while it is up.
@@ -215,6 +219,8 @@ impl World {
         let node = |record: crate::store::NodeRecord| Node {
             address: record.address,
             capacity: record.capacity,
+            epoch: record.epoch,
+            manager: record.manager,
             free: nothing,
             session: None,
             heard: now,
@@ -266,6 +272,11 @@ impl World {
     pub fn next_request(&mut self) -> u64 {
         self.next_request += 1;
         self.next_request
+    }
+
+    /// Under which this node's leases are changed.
+    pub fn epoch(&self, node: NodeId) -> u64 {
+        self.nodes.get(&node).map_or(0, |node| node.epoch)
     }
 
     /// A node that was not known, or is known anew.
@@ -381,6 +392,31 @@ impl World {
             account.held = account.held.minus(record.held());
         }
         Some(record)
+    }
+
+    /// A node comes from another manager with these leases: what was known of its leases here is of an earlier time.
+    pub fn inherit(&mut self, node: NodeId, leases: Vec<LeaseRecord>) {
+        self.let_go(node);
+        for record in leases {
+            if let (true, Some(account)) = (record.state.is_live(), self.tenants.get_mut(&record.tenant)) {
+                account.held = account.held.plus(record.held());
+            }
+            self.leases.insert(record.lease, record);
+        }
+    }
+
+    /// Another manager owns the node, and so its leases.
+    pub fn let_go(&mut self, node: NodeId) {
+        let Self { leases, tenants, .. } = self;
+        leases.retain(|_, record| {
+            if record.node != node {
+                return true;
+            }
+            if let (true, Some(account)) = (record.state.is_live(), tenants.get_mut(&record.tenant)) {
+                account.held = account.held.minus(record.held());
+            }
+            false
+        });
     }
 
     /// The store has booked this entry, now or when it was first sent. Answers how much more that is, and whose.
@@ -499,8 +535,6 @@ pub fn millis(duration: Duration) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use mayfly_protocol::ids::PublicKey;
-
     use super::*;
     use crate::store::NodeRecord;
 
@@ -526,6 +560,7 @@ mod tests {
                 epoch: 1,
                 booked: 0,
                 reclaimed: false,
+                manager: None,
             }
         };
         let snapshot = Snapshot {

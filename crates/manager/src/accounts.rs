@@ -113,12 +113,22 @@ impl Control {
     }
 
     /// Tenants that the caller may see.
-    pub fn tenants(&self, caller: &Caller) -> Vec<Tenant> {
+    pub async fn tenants(&self, caller: &Caller) -> Result<Vec<Tenant>, Failure> {
+        let held: Vec<(TenantId, quota::Held)> = match self.store.held() {
+            Some(everywhere) => everywhere.wait().await?,
+            None => Vec::new(),
+        };
         let world = self.world();
         let seen = |account: &&Account| caller.sees(account.record.id);
         let mut tenants: Vec<Tenant> = world.tenants.values().filter(seen).map(Account::shown).collect();
+        drop(world);
+        for (id, held) in held {
+            if let Some(tenant) = tenants.iter_mut().find(|tenant| tenant.id == id) {
+                (tenant.leases, tenant.workers) = (held.leases, held.workers);
+            }
+        }
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
-        tenants
+        Ok(tenants)
     }
 
     /// Prices for those who have none of their own.
@@ -133,7 +143,7 @@ impl Control {
     /// Makes a token that allows no more than the caller's own.
     pub async fn create_token(&self, caller: &Caller, request: TokenRequest) -> Result<NewToken, Failure> {
         check_name("token", &request.name)?;
-        if request.name == OWN_TOKEN {
+        if request.name.starts_with(OWN_TOKEN) {
             return refused(
                 Code::InvalidRequest,
                 format!("the token `{OWN_TOKEN}` is the manager's own; choose another name"),
@@ -183,6 +193,7 @@ impl Control {
             token,
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
+            others: self.peers.others(),
             status: world
                 .token_status(&bearer)
                 .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,
@@ -263,7 +274,7 @@ impl Control {
     }
 
     /// Revokes every lease of a tenant that may not go on.
-    fn enforce(self: &Arc<Self>, tenant: TenantId) {
+    pub fn enforce(self: &Arc<Self>, tenant: TenantId) {
         let (reason, leases) = {
             let world = self.world();
             let Some(account) = world.tenants.get(&tenant) else {

@@ -13,7 +13,8 @@ use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::store::{As, Bearer, Change, LeaseRecord, Note, Store};
+use crate::peers::Peers;
+use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 
@@ -28,6 +29,15 @@ pub const SHOWN_MS: u64 = 3_600_000;
 const OVERDUE_MS: u64 = 60_000;
 /// Between two looks at every lease.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// An event, and whose concern it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    /// What happened.
+    pub event: Event,
+    /// To whose lease, if it is about one.
+    pub tenant: Option<TenantId>,
+}
 
 /// State and ports of one manager.
 pub struct Control {
@@ -48,7 +58,9 @@ pub struct Control {
     /// How it all was lately.
     pub history: History,
     /// Events, for those who watch.
-    pub events: broadcast::Sender<Event>,
+    pub events: broadcast::Sender<Told>,
+    /// The other managers over the same store.
+    pub peers: Peers,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
     world: Mutex<World>,
@@ -69,6 +81,7 @@ impl Control {
             options,
             url,
             ca_pem,
+            peers: Peers::of(signing.public()),
             signing,
             store,
             journal,
@@ -87,10 +100,19 @@ impl Control {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody who watches.
+    /// Tells everybody who watches, at this manager and at the others.
     pub fn tell(&self, event: Event) {
+        let tenant = match &event {
+            Event::Lease { lease, .. } | Event::Incident { lease, .. } => {
+                self.world().leases.get(lease).map(|record| record.tenant)
+            }
+            _ => None,
+        };
+        if self.peers.are_possible() {
+            self.store.tell(vec![News::Event(event.clone(), tenant)]);
+        }
         // Nobody may be watching.
-        let _ = self.events.send(event);
+        let _ = self.events.send(Told { event, tenant });
     }
 
     /// Sends a node a question and waits for its answer. A question that is an offer comes with the lease.

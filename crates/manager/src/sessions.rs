@@ -114,9 +114,12 @@ async fn register(
     // First in the queue, before any offer can be.
     let _ = outgoing.try_send(ManagerMessage::Registered {
         epoch,
-        signing_keys: vec![control.signing.public()],
+        signing_keys: std::iter::once(control.signing.public())
+            .chain(control.peers.keys())
+            .collect(),
         heartbeat_ms: millis(control.options.heartbeat),
         credential,
+        managers: control.managers(),
     });
     control.on_registered(
         Registration {
@@ -163,11 +166,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
             {
                 return refused("the join token has expired or was used by another node; make a new one".into());
             }
-            let mut world = control.world();
-            world
-                .bearers
-                .retain(|_, other| other.speaks != As::Node || other.node != Some(id));
-            world.bearers.insert(credential.hash, credential);
+            control.world().keep(credential);
             Ok(Some(token))
         }
         _ => refused(format!("this credential is not node {id}'s; join with a join token")),

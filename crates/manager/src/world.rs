@@ -15,7 +15,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
+use crate::store::{As, Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 
 /// Nodes among which a lease is placed when there are many.
 const SAMPLE: usize = 32;
@@ -86,6 +86,31 @@ pub struct Node {
 }
 
 impl Node {
+    /// One that a store remembers: nobody is connected to it.
+    pub fn remembered(record: NodeRecord, now: Instant) -> Self {
+        Self {
+            address: record.address,
+            capacity: record.capacity,
+            epoch: record.epoch,
+            manager: record.manager,
+            free: Capacity {
+                cores: 0,
+                memory_bytes: 0,
+                workers: 0,
+            },
+            session: None,
+            heard: now,
+            booked: record.booked,
+            durations: [0; DURATION_BUCKETS],
+            skew_ms: 0,
+            doubtful: HashSet::new(),
+            left: false,
+            reclaimed: record.reclaimed,
+            health: Health::default(),
+            reclaims: HashMap::new(),
+        }
+    }
+
     /// As [`NodeStatus::state`], for one that still holds leases or does not.
     fn state(&self, holds: bool) -> &'static str {
         match (&self.session, self.left) {
@@ -211,28 +236,6 @@ pub struct World {
 impl World {
     /// What a store remembers; every node counts as not connected yet.
     pub fn remembered(snapshot: Snapshot, now: Instant) -> Self {
-        let nothing = Capacity {
-            cores: 0,
-            memory_bytes: 0,
-            workers: 0,
-        };
-        let node = |record: crate::store::NodeRecord| Node {
-            address: record.address,
-            capacity: record.capacity,
-            epoch: record.epoch,
-            manager: record.manager,
-            free: nothing,
-            session: None,
-            heard: now,
-            booked: record.booked,
-            durations: [0; DURATION_BUCKETS],
-            skew_ms: 0,
-            doubtful: HashSet::new(),
-            left: false,
-            reclaimed: record.reclaimed,
-            health: Health::default(),
-            reclaims: HashMap::new(),
-        };
         let mut tenants: HashMap<TenantId, Account> = HashMap::new();
         for record in snapshot.tenants {
             tenants.insert(record.id, Account::of(record));
@@ -252,7 +255,7 @@ impl World {
             nodes: snapshot
                 .nodes
                 .into_iter()
-                .map(|record| (record.address.id, node(record)))
+                .map(|record| (record.address.id, Node::remembered(record, now)))
                 .collect(),
             leases: snapshot
                 .leases
@@ -358,12 +361,16 @@ impl World {
         }
     }
 
-    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name, as in the store.
+    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name and a node's its earlier one, as in the store.
     pub fn keep(&mut self, bearer: Bearer) {
-        if let As::Client(_) = bearer.speaks {
-            self.bearers.retain(|_, other| {
+        match bearer.speaks {
+            As::Client(_) => self.bearers.retain(|_, other| {
                 !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
-            });
+            }),
+            As::Node => self
+                .bearers
+                .retain(|_, other| other.speaks != As::Node || other.node != bearer.node),
+            As::Join => {}
         }
         self.bearers.insert(bearer.hash, bearer);
     }
@@ -446,7 +453,7 @@ impl World {
         for state in [State::Granted, State::Active] {
             summary.leases.insert(state.name(), 0);
         }
-        for node in self.nodes.values() {
+        for node in self.nodes.values().filter(|node| node.manager.is_none()) {
             *summary.nodes.entry(node.state(false)).or_default() += 1;
             if node.session.is_some() {
                 summary.capacity.add(&node.capacity);
@@ -465,11 +472,18 @@ impl World {
             .retain(|_, record| record.state.is_live() || record.ended_at_ms >= before_ms);
     }
 
-    /// Nodes, for people.
+    /// Other managers' nodes as far as they are known here.
+    pub fn foreign_statuses(&self, now: Instant) -> Vec<NodeStatus> {
+        let foreign = self.nodes.iter().filter(|(_, node)| node.manager.is_some());
+        foreign.map(|(id, node)| self.node_status(id, node, now)).collect()
+    }
+
+    /// This manager's nodes, for people.
     pub fn node_statuses(&self, now: Instant) -> Vec<NodeStatus> {
         let mut statuses: Vec<NodeStatus> = self
             .nodes
             .iter()
+            .filter(|(_, node)| node.manager.is_none())
             .map(|(id, node)| self.node_status(id, node, now))
             .collect();
         statuses.sort_by(|a, b| {
@@ -536,7 +550,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::store::NodeRecord;
 
     fn world(nodes: u16) -> World {
         let capacity = Capacity {

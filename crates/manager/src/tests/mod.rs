@@ -118,8 +118,8 @@ fn request(mode: Mode) -> LeaseRequest {
 }
 
 /// Waits for an event of the manager's.
-async fn event(events: &mut tokio::sync::broadcast::Receiver<Event>, wanted: Event) {
-    let search = async { while events.recv().await.expect("events go on") != wanted {} };
+async fn event(events: &mut tokio::sync::broadcast::Receiver<Told>, wanted: Event) {
+    let search = async { while events.recv().await.expect("events go on").event != wanted {} };
     tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
 }
 

@@ -252,11 +252,6 @@ impl Link {
     pub async fn batch(&self, sql: &str) -> Result<(), Error> {
         self.client.batch_execute(sql).await
     }
-
-    /// For statements that are prepared already, several of which travel together.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
 }
 
 /// Serves a connection to its end.

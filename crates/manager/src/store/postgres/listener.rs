@@ -98,13 +98,12 @@ async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Re
             everything = true;
             continue;
         };
-        if payload.from == me {
-            continue;
-        }
+        // Its own too, in the order of the commits: what was read above may be older. Only events it told itself.
+        let own = payload.from == me;
         match payload.news {
             None => everything = true,
             Some(all) => {
-                for one in all {
+                for one in all.into_iter().filter(|one| !own || !matches!(one, News::Event(..))) {
                     if news.send(one).await.is_err() {
                         return Ok(());
                     }

@@ -224,7 +224,7 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
     );
     let told = tokio::time::timeout(PATIENCE, async {
         loop {
-            if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap() {
+            if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap().event {
                 return node;
             }
         }

@@ -59,6 +59,10 @@ impl Control {
         let mut events = self.events.subscribe();
         loop {
             let mut placed = self.place(tenant, request.clone()).await;
+            if placed.is_err() && self.peers.are_possible() {
+                // What was offered here in vain counts for the tenant's quota until the store has heard of that.
+                self.journal.drained().await;
+            }
             if let (Some(asker), Err(failure)) = (&asker, &placed)
                 && another_may(failure)
             {

@@ -29,6 +29,9 @@ pub use news::{Adopted, News, Peer, Presence};
 pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
 
+#[cfg(test)]
+pub use postgres::server::database as postgres_database;
+
 /// A write that takes longer is given up: the longest pause of a healthy disk is some seconds of write-back.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Reading all of it: some hundred thousand leases a second.

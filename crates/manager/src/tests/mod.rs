@@ -2,6 +2,7 @@
 
 mod accounts;
 mod fake_node;
+mod managers;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;

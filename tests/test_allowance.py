@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-import signal
 import socket
-import time
 from typing import Any
 
 import mayfly

@@ -67,6 +67,7 @@ impl Client {
             manager: url,
             token,
             ca_pem,
+            others: Vec::new(),
         };
         Inner::manager_at(&connection)
             .map(over)

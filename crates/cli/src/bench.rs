@@ -341,6 +341,7 @@ impl BareManager {
                 manager: String::new(),
                 ca_pem: String::new(),
                 token: String::new(),
+                others: Vec::new(),
             },
             dir,
         };

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use mayfly_manager::Told;
 use mayfly_protocol::api::Event;
 use mayfly_protocol::error::{Code, Failure};
 use rustix::fs::FlockOperation;
@@ -191,9 +192,9 @@ impl Ending {
 }
 
 /// Writes a line for each step in a lease's life, until the manager ends.
-pub async fn log_leases(mut events: Receiver<Event>) {
+pub async fn log_leases(mut events: Receiver<Told>) {
     loop {
-        match events.recv().await {
+        match events.recv().await.map(|told| told.event) {
             Ok(Event::Lease { lease, node, state }) => tracing::info!(%lease, %node, state, "lease"),
             // Of nodes the manager tells itself; what was missed while too busy is in its store.
             Ok(_) | Err(RecvError::Lagged(_)) => {}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_manager::{Manager, Options};
+use mayfly_manager::{Manager, Options, StoreKind};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
@@ -26,6 +26,8 @@ const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(50);
   mayfly manager --listen 0.0.0.0:7070 --host-name head.example.org
   mayfly manager join-token --output join.json      then, on another machine, with that file:
   mayfly node --join join.json --listen-tcp 0.0.0.0:7071
+  mayfly manager --store postgresql://mayfly@db.example.org/mayfly?sslrootcert=db.pem --host-name head2.example.org
+                       one of several managers, which share that database and know each other by it
 
 The manager never needs to reach a node: nodes open the connection. Leases go on while it is down or restarted.")]
 pub struct Arguments {
@@ -34,6 +36,10 @@ pub struct Arguments {
     /// Where to listen; port 0 for any
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
+    /// Database that several managers share: postgresql://USER@HOST/DATABASE, with ?sslrootcert=FILE where it is on another
+    /// machine [default: a file in the state directory]
+    #[arg(long, value_name = "URL", env = "MAYFLY_STORE", hide_env_values = true)]
+    store: Option<String>,
     /// Where to keep state [default: $XDG_STATE_HOME/mayfly, or ~/.local/state/mayfly]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -92,6 +98,9 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     options.heartbeat = arguments.heartbeat;
+    if let Some(url) = &arguments.store {
+        options.store = StoreKind::Postgres { url: url.clone() };
+    }
     let manager = tokio::select! {
         manager = Manager::start(options) => manager?,
         _ = ending.told() => return Ok(()),

@@ -208,6 +208,7 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<M
             url: join.manager,
             ca_pem: join.ca_pem,
             join_token: Some(join.token),
+            others: join.others,
         }));
     }
     let url = global
@@ -231,6 +232,7 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<M
         url,
         ca_pem,
         join_token: Some(token.clone()),
+        others: Vec::new(),
     }))
 }
 
@@ -254,6 +256,7 @@ fn joined_before(state: &Path) -> Result<Option<ManagerLink>, Failure> {
         url: joined.manager,
         ca_pem: joined.ca_pem,
         join_token: None,
+        others: Vec::new(),
     }))
 }
 

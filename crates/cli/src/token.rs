@@ -125,6 +125,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         manager: made.manager,
         ca_pem: made.ca_pem,
         token: made.token,
+        others: made.others,
     };
     let file =
         serde_json::to_string_pretty(&connection).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;

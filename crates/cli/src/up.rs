@@ -128,6 +128,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         url: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),
         ca_pem: manager.ca_pem().to_owned(),
         join_token: Some(token.token),
+        others: token.others,
     });
     let node = Node::start(node).await?;
     let status = joined(&manager, &node).await?;

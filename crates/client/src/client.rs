@@ -41,7 +41,7 @@ pub struct Node {
 }
 
 pub(crate) enum Source {
-    Manager(ManagerClient),
+    Manager(Arc<ManagerClient>),
     Node(Box<Node>),
     /// Nodes, under an allowance of their manager's.
     Direct(Box<Direct>),
@@ -71,7 +71,7 @@ impl Client {
     /// clone of this client, or with this process.
     pub fn connect(path: Option<&Path>) -> Result<Self, Error> {
         match discover::find(path)? {
-            Some(connection) => Self::over(Source::Manager(ManagerClient::new(&connection)?), None),
+            Some(connection) => Self::over(Source::Manager(Arc::new(ManagerClient::new(&connection)?)), None),
             None => Self::embedded(None),
         }
     }
@@ -86,14 +86,17 @@ impl Client {
 
     /// Uses the manager that a connection describes.
     pub fn manager_at(connection: &Connection) -> Result<Self, Error> {
-        Self::over(Source::Manager(ManagerClient::new(connection)?), None)
+        Self::over(Source::Manager(Arc::new(ManagerClient::new(connection)?)), None)
     }
 
     /// Starts an embedded manager and node, whatever else is configured. `binary` names `mayfly` if it is neither beside
     /// this program nor on PATH.
     pub fn embedded(binary: Option<&Path>) -> Result<Self, Error> {
         let (embedded, connection) = Embedded::start(binary)?;
-        Self::over(Source::Manager(ManagerClient::new(&connection)?), Some(embedded))
+        Self::over(
+            Source::Manager(Arc::new(ManagerClient::new(&connection)?)),
+            Some(embedded),
+        )
     }
 
     /// Leases from one node directly, with the allowance in the file that the node wrote (`allowance.json`).
@@ -198,7 +201,7 @@ impl Client {
     /// Leasing straight from nodes, as much as `options` say: a client whose leases the manager hears of only afterwards. It ends
     /// with the last clone of that client; leases go on.
     pub fn allowance(&self, options: &AllowanceOptions) -> Result<Self, Error> {
-        let manager = self.manager()?.clone();
+        let manager = Arc::clone(self.manager()?);
         let direct = Direct::allow(self.clone(), manager, options, self.holder()?)?;
         let client = Self::over(Source::Direct(Box::new(direct)), None)?;
         // One key for the allowance and the leases under it.
@@ -225,7 +228,7 @@ impl Client {
         key.ok_or_else(|| Error::new(Code::Internal, "the client has no key; report this"))
     }
 
-    fn manager(&self) -> Result<&ManagerClient, Error> {
+    fn manager(&self) -> Result<&Arc<ManagerClient>, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Ok(manager),
             Source::Direct(direct) => Ok(direct.manager()),

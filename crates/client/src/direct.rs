@@ -67,7 +67,7 @@ pub struct Direct {
 }
 
 struct Shared {
-    manager: ManagerClient,
+    manager: Arc<ManagerClient>,
     request: AllowanceRequest,
     holder: SigningKey,
     state: Mutex<State>,
@@ -106,7 +106,7 @@ impl Direct {
     /// Asks a manager for an allowance.
     pub fn allow(
         client: Client,
-        manager: ManagerClient,
+        manager: Arc<ManagerClient>,
         options: &AllowanceOptions,
         holder: SigningKey,
     ) -> Result<Self, Error> {
@@ -162,7 +162,7 @@ impl Direct {
     }
 
     /// The manager that signed it.
-    pub fn manager(&self) -> &ManagerClient {
+    pub fn manager(&self) -> &Arc<ManagerClient> {
         &self.shared.manager
     }
 

@@ -1,34 +1,49 @@
-//! The manager's HTTP API, as a client uses it.
+//! The managers' HTTP API, as a client uses it. A site may have several managers, of which each will do.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use mayfly_protocol::api::{
-    Allowance, AllowanceRequest, Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
-    RenewRequest,
+    Allowance, AllowanceRequest, Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
+    ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
+use ureq::http::{Method, Request};
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
 use crate::Error;
 
 /// Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// A manager that takes longer to connect to is gone.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// A connection to one manager, kept alive between requests.
-#[derive(Debug, Clone)]
-pub struct ManagerClient {
+/// One manager, with connections that are kept alive between requests.
+#[derive(Debug)]
+struct Endpoint {
     agent: Agent,
-    base: String,
+    address: ManagerAddress,
+}
+
+/// A site's managers, and the token that all of them know.
+#[derive(Debug)]
+pub struct ManagerClient {
+    endpoints: RwLock<Vec<Arc<Endpoint>>>,
+    /// The one that answered last.
+    now: AtomicUsize,
+    /// The list of managers that is known.
+    version: RwLock<Option<String>>,
     authorization: String,
 }
 
-impl ManagerClient {
-    pub fn new(connection: &Connection) -> Result<Self, Error> {
-        let ca = Certificate::from_pem(connection.ca_pem.as_bytes()).map_err(|error| {
+impl Endpoint {
+    fn new(address: ManagerAddress) -> Result<Self, Error> {
+        let ca = Certificate::from_pem(address.ca_pem.as_bytes()).map_err(|error| {
             Error::new(
                 Code::InvalidRequest,
                 format!("the connection file holds no usable CA certificate: {error}"),
@@ -41,19 +56,18 @@ impl ManagerClient {
         let config = Agent::config_builder()
             .tls_config(tls)
             .timeout_global(Some(REQUEST_LIMIT))
+            .timeout_connect(Some(CONNECT_LIMIT))
             .http_status_as_error(false)
             .proxy(None)
             .max_idle_age(Duration::from_secs(60))
             .build();
         Ok(Self {
             agent: config.into(),
-            base: connection.manager.trim_end_matches('/').to_owned(),
-            authorization: format!("Bearer {}", connection.token),
+            address: ManagerAddress {
+                manager: address.manager.trim_end_matches('/').to_owned(),
+                ..address
+            },
         })
-    }
-
-    pub fn url(&self) -> &str {
-        &self.base
     }
 
     fn failed(&self, error: ureq::Error) -> Error {
@@ -61,39 +75,184 @@ impl ManagerClient {
             Code::Unreachable,
             format!(
                 "the manager at {} does not answer: {error}. Is it running? `mayfly status` tells",
-                self.base
+                self.address.manager
             ),
         )
     }
 
-    fn read<T: DeserializeOwned>(&self, mut response: ureq::http::Response<ureq::Body>) -> Result<T, Error> {
+    /// Asks it. An error of the outer kind means that it did not answer.
+    fn ask<T: DeserializeOwned>(&self, question: &Question<'_>) -> Result<Answer<T>, Error> {
+        let request = Request::builder()
+            .method(question.method.clone())
+            .uri(format!("{}{}", self.address.manager, question.path))
+            .header("authorization", question.authorization)
+            .header("content-type", "application/json");
+        let limit = Some(REQUEST_LIMIT + question.longer);
+        let no_request = |error| Error::new(Code::InvalidRequest, format!("this is no request: {error}"));
+        let response = match &question.body {
+            Some(body) => {
+                let request = request.body(body.as_slice()).map_err(no_request)?;
+                let request = self.agent.configure_request(request).timeout_global(limit).build();
+                self.agent.run(request)
+            }
+            None => {
+                let request = request.body(()).map_err(no_request)?;
+                let request = self.agent.configure_request(request).timeout_global(limit).build();
+                self.agent.run(request)
+            }
+        };
+        let mut response = response.map_err(|error| self.failed(error))?;
         let status = response.status().as_u16();
+        let version = response.headers().get(MANAGERS_HEADER);
+        let version = version.and_then(|value| value.to_str().ok()).map(str::to_owned);
         let text = response
             .body_mut()
             .read_to_string()
             .map_err(|error| self.failed(error))?;
         if (200..300).contains(&status) {
-            return serde_json::from_str(if text.is_empty() { "null" } else { &text }).map_err(|error| {
+            let parsed = serde_json::from_str(if text.is_empty() { "null" } else { &text });
+            let said = parsed.map_err(|error| {
                 Error::new(
                     Code::ProtocolViolation,
                     format!("the manager's answer makes no sense: {error}"),
                 )
             });
+            return Ok(Answer { said, version });
         }
-        match serde_json::from_str::<ErrorBody>(&text) {
+        let said = match serde_json::from_str::<ErrorBody>(&text) {
             Ok(body) => Err(Error(body.error)),
             Err(_) => Err(Error::new(
                 Code::ProtocolViolation,
-                format!("{} answered with HTTP status {status}", self.base),
+                format!("{} answered with HTTP status {status}", self.address.manager),
             )),
+        };
+        Ok(Answer { said, version })
+    }
+}
+
+/// What a manager answered.
+struct Answer<T> {
+    said: Result<T, Error>,
+    /// Of its list of managers, if it is one of several.
+    version: Option<String>,
+}
+
+/// What is asked of a manager.
+struct Question<'a> {
+    method: Method,
+    path: &'a str,
+    authorization: &'a str,
+    body: Option<Vec<u8>>,
+    longer: Duration,
+}
+
+impl ManagerClient {
+    pub fn new(connection: &Connection) -> Result<Self, Error> {
+        let first = Endpoint::new(ManagerAddress {
+            manager: connection.manager.clone(),
+            ca_pem: connection.ca_pem.clone(),
+        })?;
+        let mut endpoints = vec![Arc::new(first)];
+        // One that is written wrongly need not keep anybody from the others.
+        let others = connection.others.iter().cloned().map(Endpoint::new);
+        endpoints.extend(others.filter_map(Result::ok).map(Arc::new));
+        Ok(Self {
+            endpoints: RwLock::new(endpoints),
+            now: AtomicUsize::new(0),
+            version: RwLock::default(),
+            authorization: format!("Bearer {}", connection.token),
+        })
+    }
+
+    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.endpoints.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn url(&self) -> String {
+        let endpoints = self.endpoints();
+        let now = self.now.load(Ordering::Relaxed) % endpoints.len();
+        endpoints[now].address.manager.clone()
+    }
+
+    /// Asks the manager that answered last, and the others when it is gone or cannot write. Whatever is asked may be asked again: a
+    /// lease that a dying manager granted and nobody heard of ends unused.
+    fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        longer: Duration,
+    ) -> Result<T, Error> {
+        let question = Question {
+            method,
+            path,
+            authorization: &self.authorization,
+            body,
+            longer,
+        };
+        let endpoints = self.endpoints();
+        let first = self.now.load(Ordering::Relaxed);
+        let mut failed = None;
+        for turn in 0..endpoints.len() {
+            let index = (first + turn) % endpoints.len();
+            let endpoint = &endpoints[index];
+            match endpoint.ask(&question) {
+                Ok(Answer { said: Err(error), .. }) if error.code() == Code::StoreFailed => {
+                    // What the first says is the most likely to be of use.
+                    failed.get_or_insert(error);
+                }
+                Ok(Answer { said, version }) => {
+                    if turn > 0 {
+                        self.now.store(index, Ordering::Relaxed);
+                    }
+                    self.learn(endpoint, version);
+                    return said;
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
         }
+        Err(failed.unwrap_or_else(|| Error::new(Code::Unreachable, "there is no manager")))
+    }
+
+    /// Asks for the list of managers when it is not the one that is known.
+    fn learn(&self, endpoint: &Arc<Endpoint>, version: Option<String>) {
+        let Some(version) = version else { return };
+        if *self.version.read().unwrap_or_else(PoisonError::into_inner) == Some(version.clone()) {
+            return;
+        }
+        // At once, so that of many threads one asks.
+        *self.version.write().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        let question = Question {
+            method: Method::GET,
+            path: "/v1/managers",
+            authorization: &self.authorization,
+            body: None,
+            longer: Duration::ZERO,
+        };
+        // Without an answer, those that are known will do; the next change is another chance.
+        let Ok(Answer { said: Ok(managers), .. }) = endpoint.ask::<Vec<ManagerStatus>>(&question) else {
+            return;
+        };
+        let known = self.endpoints();
+        let mut all = vec![endpoint.clone()];
+        for manager in managers.into_iter().map(|status| status.address) {
+            if all.iter().any(|one| one.address.manager == manager.manager) {
+                continue;
+            }
+            match known.iter().find(|one| one.address == manager) {
+                Some(one) => all.push(one.clone()),
+                None => all.extend(Endpoint::new(manager).ok().map(Arc::new)),
+            }
+        }
+        *self.endpoints.write().unwrap_or_else(PoisonError::into_inner) = all;
+        self.now.store(0, Ordering::Relaxed);
     }
 
     /// `GET path`.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let request = self.agent.get(format!("{}{path}", self.base));
-        let request = request.header("authorization", &self.authorization);
-        self.read(request.call().map_err(|error| self.failed(error))?)
+        self.ask(Method::GET, path, None, Duration::ZERO)
     }
 
     /// `POST path` with a JSON body.
@@ -107,25 +266,17 @@ impl ManagerClient {
         body: &impl Serialize,
         longer: Duration,
     ) -> Result<T, Error> {
-        let request = self.agent.post(format!("{}{path}", self.base)).config();
-        let request = request.timeout_global(Some(REQUEST_LIMIT + longer)).build();
-        let request = request.header("authorization", &self.authorization);
-        self.read(request.send_json(body).map_err(|error| self.failed(error))?)
+        self.ask(Method::POST, path, Some(json(body)?), longer)
     }
 
     /// `PUT path` with a JSON body.
     pub fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
-        let request = self.agent.put(format!("{}{path}", self.base));
-        let request = request.header("authorization", &self.authorization);
-        self.read(request.send_json(body).map_err(|error| self.failed(error))?)
+        self.ask(Method::PUT, path, Some(json(body)?), Duration::ZERO)
     }
 
     /// `DELETE path`, which may take so much longer than other requests.
     pub fn delete<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
-        let request = self.agent.delete(format!("{}{path}", self.base)).config();
-        let request = request.timeout_global(Some(REQUEST_LIMIT + longer)).build();
-        let request = request.header("authorization", &self.authorization);
-        self.read(request.call().map_err(|error| self.failed(error))?)
+        self.ask(Method::DELETE, path, None, longer)
     }
 
     pub fn lease(&self, request: &LeaseRequest) -> Result<Grant, Error> {
@@ -181,4 +332,8 @@ impl ManagerClient {
     pub fn leases(&self) -> Result<Vec<LeaseStatus>, Error> {
         self.get("/v1/leases")
     }
+}
+
+fn json(body: &impl Serialize) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(body).map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))
 }

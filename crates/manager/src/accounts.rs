@@ -105,35 +105,30 @@ impl Control {
             check_prices(prices)?;
         }
         self.audit(caller, "tenant.set", &name, &spec).await?;
-        // One at a time, or two requests could make two tenants of one name.
-        let _alone = self.changing_tenants.lock().await;
-        let known = self.world().tenant_named(&name).map(|account| account.record.id);
-        let id = known.unwrap_or_else(|| TenantId(random()));
-        self.store.tenant(id, name.clone(), spec).wait().await?;
-        let tenant = {
-            let mut world = self.world();
-            let account = world.tenants.entry(id).or_insert_with(|| {
-                Account::of(TenantRecord {
-                    id,
-                    name,
-                    spec,
-                    spent: 0,
-                })
-            });
-            account.record.spec = spec;
-            account.shown()
-        };
+        let record = self.store.tenant(TenantId(random()), name, spec).wait().await?;
+        let id = record.id;
+        let tenant = self.world().set_tenant(record).shown();
         self.enforce(id);
         Ok(tenant)
     }
 
     /// Tenants that the caller may see.
-    pub fn tenants(&self, caller: &Caller) -> Vec<Tenant> {
+    pub async fn tenants(&self, caller: &Caller) -> Result<Vec<Tenant>, Failure> {
+        let held: Vec<(TenantId, quota::Held)> = match self.store.held() {
+            Some(everywhere) => everywhere.wait().await?,
+            None => Vec::new(),
+        };
         let world = self.world();
         let seen = |account: &&Account| caller.sees(account.record.id);
         let mut tenants: Vec<Tenant> = world.tenants.values().filter(seen).map(Account::shown).collect();
+        drop(world);
+        for (id, held) in held {
+            if let Some(tenant) = tenants.iter_mut().find(|tenant| tenant.id == id) {
+                (tenant.leases, tenant.workers) = (held.leases, held.workers);
+            }
+        }
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
-        tenants
+        Ok(tenants)
     }
 
     /// Prices for those who have none of their own.
@@ -148,7 +143,7 @@ impl Control {
     /// Makes a token that allows no more than the caller's own.
     pub async fn create_token(&self, caller: &Caller, request: TokenRequest) -> Result<NewToken, Failure> {
         check_name("token", &request.name)?;
-        if request.name == OWN_TOKEN {
+        if request.name.starts_with(OWN_TOKEN) {
             return refused(
                 Code::InvalidRequest,
                 format!("the token `{OWN_TOKEN}` is the manager's own; choose another name"),
@@ -198,6 +193,7 @@ impl Control {
             token,
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
+            others: self.peers.others(),
             status: world
                 .token_status(&bearer)
                 .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,
@@ -278,7 +274,7 @@ impl Control {
     }
 
     /// Revokes every lease of a tenant that may not go on.
-    fn enforce(self: &Arc<Self>, tenant: TenantId) {
+    pub fn enforce(self: &Arc<Self>, tenant: TenantId) {
         let (reason, leases) = {
             let world = self.world();
             let Some(account) = world.tenants.get(&tenant) else {
@@ -332,6 +328,16 @@ impl Account {
 }
 
 impl crate::world::World {
+    /// A tenant is new, or has other limits.
+    pub fn set_tenant(&mut self, record: TenantRecord) -> &Account {
+        let id = record.id;
+        let account = self.tenants.entry(id).or_insert_with(|| Account::of(record.clone()));
+        account.record.spec = record.spec;
+        // Bookings may have been heard of in another order than the store's.
+        account.record.spent = account.record.spent.max(record.spent);
+        account
+    }
+
     /// The tenant of this name.
     pub fn tenant_named(&self, name: &str) -> Option<&Account> {
         self.tenants.values().find(|account| account.record.name == name)

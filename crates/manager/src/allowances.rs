@@ -9,10 +9,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mayfly_lease::State;
 use mayfly_lease::direct::{Account, News, within_cap};
 use mayfly_lease::quota::Held;
 use mayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
-use mayfly_lease::{SigningKey, State};
 use mayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{HELLO_BYTES, Hello};
@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::control::{Control, now_ms, stopped};
 use crate::leases::end_message;
 use crate::random;
-use crate::store::{Change, LeaseRecord};
+use crate::store::{Change, LeaseRecord, Note};
 use crate::world::{Account as Tenant, World, millis};
 
 /// An allowance that nobody asks about is worth nothing after this time.
@@ -252,12 +252,7 @@ impl Control {
     /// None when it is in the books already.
     fn adopt(&self, node: NodeId, lease: LeaseId, start: &DirectStart) -> Result<Option<LeaseRecord>, Failure> {
         let hello = read_hello(&start.hello)?;
-        let allowance = check_evidence(
-            &hello,
-            DEFAULT_SKEW_TOLERANCE_MS,
-            &node,
-            &[SigningKey::public(&self.signing)],
-        )?;
+        let allowance = check_evidence(&hello, DEFAULT_SKEW_TOLERANCE_MS, &node, &self.signing_keys())?;
         let now_ms = now_ms();
         let token = &hello.token;
         let refused = |text: &str| Err(Failure::new(Code::Unauthorized, text));
@@ -332,7 +327,9 @@ impl Control {
     async fn write_start(&self, node: NodeId, record: LeaseRecord) {
         let lease = record.lease;
         // A store that cannot write keeps what was noted until it can; the node says it again meanwhile if it must.
-        if self.journal.ask(Change::Offered(Box::new(record))).await.is_ok() {
+        let epoch = self.world().epoch(node);
+        let change = Change::Offered(Box::new(record));
+        if self.journal.ask(Note { node, epoch, change }).await.is_ok() {
             self.world().tell_node(&node, ManagerMessage::Adopted { lease });
         }
     }

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mayfly_lease::{SigningKey, State};
 use mayfly_protocol::api::{Event, ManagerMessage, Usage};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::store::{As, Bearer, Change, LeaseRecord, Store};
+use crate::peers::Peers;
+use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 
@@ -30,6 +31,15 @@ const OVERDUE_MS: u64 = 60_000;
 const ROOM_LOOK: Duration = Duration::from_millis(50);
 /// Between two looks at every lease.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// An event, and whose concern it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    /// What happened.
+    pub event: Event,
+    /// To whose lease, if it is about one.
+    pub tenant: Option<TenantId>,
+}
 
 /// State and ports of one manager.
 pub struct Control {
@@ -50,13 +60,13 @@ pub struct Control {
     /// How it all was lately.
     pub history: History,
     /// Events, for those who watch.
-    pub events: broadcast::Sender<Event>,
+    pub events: broadcast::Sender<Told>,
     /// Number of the list of nodes that have room, for those who lease straight from them.
     pub rooms: watch::Sender<u64>,
+    /// The other managers over the same store.
+    pub peers: Peers,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
-    /// Held by whoever makes or changes a tenant.
-    pub changing_tenants: tokio::sync::Mutex<()>,
     world: Mutex<World>,
 }
 
@@ -75,6 +85,7 @@ impl Control {
             options,
             url,
             ca_pem,
+            peers: Peers::of(signing.public()),
             signing,
             store,
             journal,
@@ -84,7 +95,6 @@ impl Control {
             events: broadcast::channel(1_024).0,
             rooms: watch::channel(0).0,
             stopping: watch::channel(false).0,
-            changing_tenants: tokio::sync::Mutex::new(()),
             world: Mutex::new(world),
         }
     }
@@ -95,10 +105,19 @@ impl Control {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody who watches.
+    /// Tells everybody who watches, at this manager and at the others.
     pub fn tell(&self, event: Event) {
+        let tenant = match &event {
+            Event::Lease { lease, .. } | Event::Incident { lease, .. } => {
+                self.world().leases.get(lease).map(|record| record.tenant)
+            }
+            _ => None,
+        };
+        if self.peers.are_possible() {
+            self.store.tell(vec![News::Event(event.clone(), tenant)]);
+        }
         // Nobody may be watching.
-        let _ = self.events.send(event);
+        let _ = self.events.send(Told { event, tenant });
     }
 
     /// Sends a node a question and waits for its answer. A question that is an offer comes with the lease.
@@ -195,13 +214,26 @@ impl Control {
         world.on_lease_over(lease);
         drop(world);
         self.metrics.ended(state.name());
-        self.journal.note(Change::Ended { lease, state, at_ms });
+        self.note(node, Change::Ended { lease, state, at_ms });
         self.tell(Event::Lease {
             lease,
             node,
             state: state.name().into(),
         });
         true
+    }
+
+    /// Writes down a change of a lease on this node.
+    pub fn note(&self, node: NodeId, change: Change) {
+        let epoch = self.world().epoch(node);
+        self.journal.note(Note { node, epoch, change });
+    }
+
+    /// The keys with which the managers over this store sign.
+    pub fn signing_keys(&self) -> Vec<PublicKey> {
+        std::iter::once(self.signing.public())
+            .chain(self.peers.keys())
+            .collect()
     }
 
     /// Who presents this token, if anybody may.

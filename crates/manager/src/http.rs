@@ -11,7 +11,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::extract::{DefaultBodyLimit, Query, Request, State as Shared};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -20,14 +20,15 @@ use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{
-    ErrorBody, Event, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, NodeStatus, Reclaimed,
-    RenewRequest, VersionInfo,
+    ErrorBody, Event, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
+    ManagerStatus, NodeStatus, Reclaimed, RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::LeaseId;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::control::{Control, stopped};
+use crate::control::{Control, Told, stopped};
+use crate::relay::{self, OnBehalf};
 use crate::requests::{
     Body, Caller, Grace, LeasePath, MOST_BODY_BYTES, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
@@ -53,6 +54,7 @@ pub fn router(control: Api) -> Router {
     Router::new()
         .route("/v1/version", get(version))
         .route("/v1/health", get(health))
+        .route("/v1/managers", get(list_managers))
         .route("/v1/leases", get(list_leases).post(create_lease))
         .route("/v1/leases/{id}", get(show_lease).delete(release_lease))
         .route("/v1/leases/{id}/renew", post(renew_lease))
@@ -92,9 +94,31 @@ pub fn router(control: Api) -> Router {
             )
         })
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+        .layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            relay::at_its_owner,
+        ))
         .layer(axum::middleware::from_fn(limit_time))
         .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
+        .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
         .with_state(control)
+}
+
+/// Whoever asks learns when the list of managers changes.
+async fn name_managers(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let version = control.peers.version();
+    if let Some(value) = version.and_then(|version| HeaderValue::from_str(&version).ok()) {
+        response.headers_mut().insert(MANAGERS_HEADER, value);
+    }
+    response
+}
+
+/// The managers of this site, of which each answers for all: first the one that was asked.
+#[utoipa::path(get, path = "/v1/managers", security(("bearer" = [])),
+    responses((status = 200, body = [ManagerStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_managers(_: Caller, Shared(control): Shared<Api>) -> Json<Vec<ManagerStatus>> {
+    Json(control.manager_statuses())
 }
 
 async fn limit_time(request: Request, next: Next) -> Response {
@@ -142,12 +166,14 @@ pub(crate) async fn health(Shared(control): Shared<Api>) -> Json<Health> {
     responses((status = 201, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn create_lease(
     caller: Caller,
+    headers: HeaderMap,
     Shared(control): Shared<Api>,
     Body(request): Body<LeaseRequest>,
 ) -> Result<(StatusCode, Json<Grant>), Refusal> {
     caller.changes_as(Role::User)?;
     let begun = Instant::now();
-    let answer = control.grant(caller.bearer.tenant, request).await;
+    let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
+    let answer = control.grant(caller.bearer.tenant, request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }
@@ -155,12 +181,17 @@ pub(crate) async fn create_lease(
 /// Leases that live, or ended within the last hour, the newest first: one's own, or, for operators, everybody's.
 #[utoipa::path(get, path = "/v1/leases", security(("bearer" = [])),
     responses((status = 200, body = [LeaseStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_leases(caller: Caller, Shared(control): Shared<Api>) -> Json<Vec<LeaseStatus>> {
+pub(crate) async fn list_leases(
+    caller: Caller,
+    Shared(control): Shared<Api>,
+) -> Result<Json<Vec<LeaseStatus>>, Refusal> {
+    let mut elsewhere = control.leases_elsewhere().await?;
+    elsewhere.retain(|record| caller.sees(record.tenant));
     let world = control.world();
     let seen = world.leases.values().filter(|record| caller.sees(record.tenant));
-    let mut statuses: Vec<LeaseStatus> = seen.map(lease_status).collect();
-    statuses.sort_by_key(|status| (std::cmp::Reverse(status.granted_at_ms), status.lease));
-    Json(statuses)
+    let own: Vec<LeaseStatus> = seen.map(lease_status).collect();
+    drop(world);
+    Ok(Json(relay::merged(own, &elsewhere)))
 }
 
 /// One lease.
@@ -237,8 +268,8 @@ fn own_lease(control: &Control, caller: &Caller, path: LeasePath) -> Result<Leas
 /// Every node that ever registered.
 #[utoipa::path(get, path = "/v1/nodes", security(("bearer" = [])),
     responses((status = 200, body = [NodeStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_nodes(_: Caller, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
-    Json(control.world().node_statuses(std::time::Instant::now()))
+pub(crate) async fn list_nodes(_: Caller, headers: HeaderMap, Shared(control): Shared<Api>) -> Json<Vec<NodeStatus>> {
+    Json(control.all_nodes(OnBehalf::of(&headers)).await)
 }
 
 /// Takes a node back for its owner: no new lease, an end to those there are. Answers when the node is empty and the last bill
@@ -329,13 +360,11 @@ pub(crate) async fn watch_events(
 }
 
 /// Whether an event is the caller's concern.
-fn concerns(control: &Control, caller: &Caller, event: &Event) -> bool {
-    match event {
-        Event::Lease { lease, .. } | Event::Incident { lease, .. } => {
-            let world = control.world();
-            let record = world.leases.get(lease);
-            record.map_or(caller.role >= Role::Operator, |record| caller.sees(record.tenant))
-        }
+fn concerns(caller: &Caller, told: &Told) -> bool {
+    match told.event {
+        Event::Lease { .. } | Event::Incident { .. } => told
+            .tenant
+            .map_or(caller.role >= Role::Operator, |tenant| caller.sees(tenant)),
         _ => true,
     }
 }
@@ -343,7 +372,7 @@ fn concerns(control: &Control, caller: &Caller, event: &Event) -> bool {
 async fn watch(
     control: Api,
     caller: Caller,
-    mut events: tokio::sync::broadcast::Receiver<Event>,
+    mut events: tokio::sync::broadcast::Receiver<Told>,
     mut socket: WebSocket,
 ) {
     let mut stopping = control.stopping.subscribe();
@@ -351,8 +380,8 @@ async fn watch(
     loop {
         let message = tokio::select! {
             event = events.recv() => match event {
-                Ok(event) if !concerns(&control, &caller, &event) => continue,
-                Ok(event) => match serde_json::to_string(&event) {
+                Ok(told) if !concerns(&caller, &told) => continue,
+                Ok(told) => match serde_json::to_string(&told.event) {
                     Ok(text) => Message::text(text),
                     Err(_) => break,
                 },

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::{Change, Notes, StoreError};
+use crate::store::{Note, Noted, Notes, StoreError};
 
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);
@@ -18,7 +18,7 @@ const GROUP: usize = 256;
 
 struct Entry {
     /// None to only wait for what came before.
-    change: Option<Change>,
+    note: Option<Note>,
     /// Who waits for it, and takes it back when it fails.
     reply: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
@@ -44,11 +44,11 @@ impl Journal {
         let _ = self.send(None).await;
     }
 
-    async fn send(&self, change: Option<Change>) -> Result<(), StoreError> {
+    async fn send(&self, note: Option<Note>) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         // The task only ends after the last sender, so that this cannot fail while anybody can call it.
         let _ = self.entries.send(Entry {
-            change,
+            note,
             reply: Some(reply),
         });
         answer
@@ -62,16 +62,16 @@ impl Journal {
     }
 
     /// Writes a change that has happened, whatever the store says now.
-    pub fn note(&self, change: Change) {
+    pub fn note(&self, note: Note) {
         let _ = self.entries.send(Entry {
-            change: Some(change),
+            note: Some(note),
             reply: None,
         });
     }
 
     /// Writes a change that is to happen only if it is written.
-    pub async fn ask(&self, change: Change) -> Result<(), StoreError> {
-        self.send(Some(change)).await
+    pub async fn ask(&self, note: Note) -> Result<(), StoreError> {
+        self.send(Some(note)).await
     }
 }
 
@@ -81,7 +81,7 @@ async fn write(
     trouble: Arc<Mutex<Option<StoreError>>>,
 ) {
     let say = |what: Option<StoreError>| *trouble.lock().unwrap_or_else(PoisonError::into_inner) = what;
-    let mut backlog: VecDeque<Change> = VecDeque::new();
+    let mut backlog: VecDeque<Note> = VecDeque::new();
     let mut group = Vec::with_capacity(GROUP);
     let mut open = true;
     while open || !backlog.is_empty() {
@@ -91,7 +91,7 @@ async fn write(
             // While the store cannot write, only its own next attempt or the end of the queue is worth waiting for.
             let retry = store.note(backlog.iter().take(GROUP).cloned().collect()).wait().await;
             match retry {
-                Ok(()) => {
+                Ok(_) => {
                     backlog.drain(..backlog.len().min(GROUP));
                     if backlog.is_empty() {
                         tracing::info!("the store can write again");
@@ -110,24 +110,33 @@ async fn write(
         if group.is_empty() {
             continue;
         }
-        let failed = if backlog.is_empty() {
-            store
-                .note(group.iter().filter_map(|entry| entry.change.clone()).collect())
-                .wait()
-                .await
-                .err()
+        let written = if backlog.is_empty() {
+            let notes = group.iter().filter_map(|entry| entry.note.clone()).collect();
+            store.note(notes).wait().await
         } else {
-            trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+            trouble
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+                .map_or_else(|| Ok(Vec::new()), Err)
         };
-        if let (Some(error), true) = (&failed, backlog.is_empty()) {
+        if let (Err(error), true) = (&written, backlog.is_empty()) {
             tracing::error!(%error, "the store cannot write; leases are refused until it can");
         }
-        for Entry { change, reply } in group.drain(..) {
+        let failed = written.as_ref().err().cloned();
+        let mut noted = written.unwrap_or_default().into_iter();
+        for Entry { note, reply } in group.drain(..) {
+            let noted = note.as_ref().and_then(|_| noted.next());
             match (reply, &failed) {
-                (Some(reply), None) => drop(reply.send(Ok(()))),
+                (Some(reply), None) => drop(reply.send(match noted {
+                    None | Some(Noted::Kept) => Ok(()),
+                    Some(Noted::Stale) => Err(StoreError::Stale),
+                    Some(Noted::Over(quota)) => Err(quota.into()),
+                })),
                 (Some(reply), Some(error)) => drop(reply.send(Err(error.clone()))),
+                // One that is stale is the new owner's business.
                 (None, None) => {}
-                (None, Some(_)) => backlog.extend(change),
+                (None, Some(_)) => backlog.extend(note),
             }
         }
         say(failed);
@@ -158,33 +167,38 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use mayfly_lease::State;
-    use mayfly_protocol::ids::LeaseId;
+    use mayfly_protocol::ids::{LeaseId, NodeId};
 
     use super::*;
-    use crate::store::Pending;
+    use crate::store::{Change, Pending};
 
     /// A fake disk that is full until it is told otherwise, and remembers what was written.
     #[derive(Default)]
     struct FakeDisk {
         roomy: AtomicBool,
-        written: Mutex<Vec<Change>>,
+        written: Mutex<Vec<Note>>,
     }
 
     impl Notes for FakeDisk {
-        fn note(&self, changes: Vec<Change>) -> Pending<()> {
+        fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
             if !self.roomy.load(Ordering::SeqCst) {
                 return Pending::ready(Err(StoreError::Full));
             }
-            self.written.lock().unwrap().extend(changes);
-            Pending::ready(Ok(()))
+            let all = vec![Noted::Kept; notes.len()];
+            self.written.lock().unwrap().extend(notes);
+            Pending::ready(Ok(all))
         }
     }
 
-    fn ended(n: u8) -> Change {
-        Change::Ended {
-            lease: LeaseId([n; 16]),
-            state: State::Released,
-            at_ms: 1,
+    fn ended(n: u8) -> Note {
+        Note {
+            node: NodeId([1; 16]),
+            epoch: 1,
+            change: Change::Ended {
+                lease: LeaseId([n; 16]),
+                state: State::Released,
+                at_ms: 1,
+            },
         }
     }
 

@@ -18,8 +18,9 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, now_ms};
 use crate::random;
+use crate::relay::OnBehalf;
 use crate::requests::Caller;
-use crate::store::{Change, LeaseRecord};
+use crate::store::{Change, LeaseRecord, Note};
 use crate::world::{Account, millis};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really
@@ -29,9 +30,14 @@ const OFFERS: usize = 6;
 impl Control {
     /// Grants a lease on the best node that takes it. Goes on when the caller goes away, so that no node is left with
     /// a lease that no book knows.
-    pub async fn grant(self: &Arc<Self>, tenant: TenantId, request: LeaseRequest) -> Result<Grant, Failure> {
+    pub async fn grant(
+        self: &Arc<Self>,
+        tenant: TenantId,
+        request: LeaseRequest,
+        asker: Option<OnBehalf>,
+    ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        tokio::spawn(async move { control.place_in_time(tenant, request).await })
+        tokio::spawn(async move { control.place_in_time(tenant, request, asker).await })
             .await
             .unwrap_or_else(|error| {
                 Err(Failure::new(
@@ -42,18 +48,33 @@ impl Control {
     }
 
     /// Places a lease now, or as soon as there is room, if that is while the request may wait.
-    async fn place_in_time(&self, tenant: TenantId, request: LeaseRequest) -> Result<Grant, Failure> {
+    async fn place_in_time(
+        &self,
+        tenant: TenantId,
+        request: LeaseRequest,
+        asker: Option<OnBehalf>,
+    ) -> Result<Grant, Failure> {
         let until = tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS));
         // Subscribed before each try, so that no room is missed that comes after it.
         let mut events = self.events.subscribe();
         loop {
-            let failure = match self.place(tenant, request.clone()).await {
+            let mut placed = self.place(tenant, request.clone()).await;
+            if placed.is_err() && self.peers.are_possible() {
+                // What was offered here in vain counts for the tenant's quota until the store has heard of that.
+                self.journal.drained().await;
+            }
+            if let (Some(asker), Err(failure)) = (&asker, &placed)
+                && another_may(failure)
+            {
+                placed = self.place_elsewhere(asker, &request, failure.clone()).await;
+            }
+            let failure = match placed {
                 Err(failure) if failure.code == Code::NoCapacity => failure,
                 placed => return placed,
             };
             let room = async {
                 loop {
-                    match events.recv().await {
+                    match events.recv().await.map(|told| told.event) {
                         Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
                         Ok(Event::Lease { state, .. }) if !State::from_name(&state).is_some_and(State::is_live) => {
                             return true;
@@ -206,7 +227,9 @@ impl Control {
             start_by_ms,
         };
         // Written while the node makes up its mind: neither waits for the other.
-        let written = self.journal.ask(Change::Offered(Box::new(record.clone())));
+        let epoch = self.world().epoch(node);
+        let change = Change::Offered(Box::new(record.clone()));
+        let written = self.journal.ask(Note { node, epoch, change });
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
             self.world().asked_for(lease);
@@ -217,7 +240,7 @@ impl Control {
                 self.on_failed(node, &failure.message);
             }
             // Also when the write failed: one that was only slow may yet succeed.
-            self.journal.note(Change::Refused { lease });
+            self.note(node, Change::Refused { lease });
             return Err(written.err().map_or(failure, Failure::from));
         }
         // The books have it since the answer arrived.
@@ -340,11 +363,12 @@ impl Control {
             record.clone()
         };
         // It has happened on the node, which alone counts: a store that cannot write now hears of it later.
-        self.journal.note(Change::Renewed {
+        let change = Change::Renewed {
             lease,
             duration_ms,
             expires_at_ms,
-        });
+        };
+        self.note(record.node, change);
         self.grant_of(&record)
     }
 
@@ -375,6 +399,10 @@ impl Control {
                 tracing::warn!(%lease, %failure, "its node has not confirmed the end");
             }
             self.on_lease_ended(lease, state);
+            if self.peers.are_possible() {
+                // What it held is free for whoever asks next, at whichever manager.
+                self.journal.drained().await;
+            }
         }
         Ok(self.lease(lease).unwrap_or(record))
     }
@@ -405,6 +433,14 @@ fn is_nodes_own(failure: &Failure, runtime: &Runtime) -> bool {
 /// Whether no other node would answer better.
 fn is_final(failure: &Failure) -> bool {
     matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded)
+}
+
+/// Whether another manager may have nodes that do better.
+fn another_may(failure: &Failure) -> bool {
+    matches!(
+        failure.code,
+        Code::NoCapacity | Code::TooLarge | Code::NotFound | Code::StaleEpoch | Code::Unreachable | Code::TimedOut
+    )
 }
 
 /// The same request where it may not be warm: a free core on a node that was not looked at is better than none.

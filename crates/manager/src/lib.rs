@@ -22,7 +22,9 @@ mod manager;
 mod metrics;
 mod openapi;
 mod options;
+mod peers;
 mod reclaim;
+mod relay;
 mod requests;
 mod serve;
 mod sessions;
@@ -34,6 +36,7 @@ mod tests;
 
 use sha2::{Digest, Sha256};
 
+pub use control::Told;
 pub use error::Error;
 pub use manager::{Handle, Manager};
 pub use openapi::document as openapi_document;

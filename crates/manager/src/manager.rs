@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use mayfly_lease::SigningKey;
 use mayfly_protocol::accounts::{Role, TenantSpec};
-use mayfly_protocol::api::{Connection, Event, JoinToken, NodeStatus};
+use mayfly_protocol::api::{Connection, JoinToken, NodeStatus};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{PublicKey, TenantId};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::accounts::{OWN_TENANT, OWN_TOKEN};
-use crate::control::{Control, SHOWN_MS, fresh_bearer, keep_time, now_ms};
+use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::store::{As, Bearer, MemoryStore, Notes, Snapshot, SqliteStore, Store, TenantRecord};
+use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, Notes, PostgresStore, Snapshot, SqliteStore, Store};
 use crate::world::World;
-use crate::{hash, http, random, serve};
+use crate::{hash, http, peers, random, serve};
 
 /// The control plane of one site.
 pub struct Manager;
@@ -50,10 +50,11 @@ impl Manager {
         // The port first: a second manager on the same machine should hear of that, and touch no files.
         let listener = serve::listen(options.listen).await?;
         let identity = identity::load(&options.state_dir, &options.names)?;
-        let store: Arc<dyn Store> = match options.store {
+        let store: Arc<dyn Store> = match &options.store {
             StoreKind::Sqlite { most_pages } => {
-                Arc::new(SqliteStore::open(&options.state_dir.join("manager.db"), most_pages)?)
+                Arc::new(SqliteStore::open(&options.state_dir.join("manager.db"), *most_pages)?)
             }
+            StoreKind::Postgres { url } => Arc::new(PostgresStore::open(url, identity.signing.public()).await?),
             StoreKind::Memory => Arc::new(MemoryStore::default()),
         };
         Self::start_over(options, listener, identity, store).await
@@ -71,14 +72,43 @@ impl Manager {
         };
         let address = listener.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
-        let snapshot = store.load(now_ms().saturating_sub(SHOWN_MS))?;
+        let snapshot = store
+            .load(now_ms().saturating_sub(SHOWN_MS))
+            .within(LOAD_DEADLINE)
+            .await?;
         let connection_path = options.state_dir.join("connection.json");
-        let (connection, snapshot) =
-            own_token(&connection_path, &url, &identity.ca_pem, store.as_ref(), snapshot).await?;
+        let me = identity.signing.public();
+        // Managers that share a store each have a token of their own.
+        let name = match options.store {
+            StoreKind::Postgres { .. } => format!("{OWN_TOKEN}@{}", hex::encode(&me.0[..4])),
+            _ => OWN_TOKEN.to_owned(),
+        };
+        let (connection, snapshot) = own_token(
+            &connection_path,
+            &name,
+            &url,
+            &identity.ca_pem,
+            store.as_ref(),
+            snapshot,
+        )
+        .await?;
+        let mut snapshot = snapshot;
+        for node in &mut snapshot.nodes {
+            node.manager = node.manager.filter(|manager| *manager != me);
+        }
+        let news = store.news();
         let world = World::remembered(snapshot, Instant::now());
         let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(options, url, ca_pem, signing, store, journal, world));
+        // Nodes are told of all managers' keys when they register.
+        let shared = control.say_present().await?;
+        if shared {
+            tokio::spawn(peers::keep_present(Arc::clone(&control), connection_path.clone()));
+        }
+        if let Some(news) = news {
+            tokio::spawn(peers::hear(Arc::clone(&control), news));
+        }
         let router = http::router(Arc::clone(&control));
         let tasks = Tasks {
             server: tokio::spawn(serve::serve(listener, tls, router, control.stopping.subscribe())),
@@ -99,6 +129,7 @@ impl Manager {
 /// Finds the token in `connection.json`, or makes one for an administrator; writes the file as it should be.
 async fn own_token(
     path: &Path,
+    name: &str,
     url: &str,
     ca_pem: &str,
     store: &dyn Store,
@@ -110,13 +141,13 @@ async fn own_token(
         snapshot
             .bearers
             .iter()
-            .any(|bearer| bearer.name == OWN_TOKEN && bearer.hash == hash)
+            .any(|bearer| bearer.name == name && bearer.hash == hash)
     };
     let token = match kept.filter(known) {
         Some(kept) => kept.token,
         None => {
             // The tenant stays when only the token is new: its leases are still its own.
-            let earlier = snapshot.bearers.iter().find(|bearer| bearer.name == OWN_TOKEN);
+            let earlier = snapshot.bearers.iter().find(|bearer| bearer.name == name);
             let named = snapshot.tenants.iter().find(|tenant| tenant.name == OWN_TENANT);
             let tenant = earlier
                 .map(|bearer| bearer.tenant)
@@ -125,32 +156,29 @@ async fn own_token(
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
             let (token, bearer) = fresh_bearer(As::Client(Role::Administrator), tenant, None, a_century);
             let bearer = Bearer {
-                name: OWN_TOKEN.into(),
+                name: name.into(),
                 ..bearer
             };
             store.keep(bearer.clone()).wait().await?;
-            snapshot.bearers.retain(|bearer| bearer.name != OWN_TOKEN);
+            snapshot.bearers.retain(|bearer| bearer.name != name);
             snapshot.bearers.push(bearer);
             token
         }
     };
-    let own = snapshot.bearers.iter().find(|bearer| bearer.name == OWN_TOKEN);
+    let own = snapshot.bearers.iter().find(|bearer| bearer.name == name);
     if let Some(id) = own.map(|bearer| bearer.tenant)
         && snapshot.tenants.iter().all(|tenant| tenant.id != id)
     {
         let spec = TenantSpec::default();
-        store.tenant(id, OWN_TENANT.into(), spec).wait().await?;
-        snapshot.tenants.push(TenantRecord {
-            id,
-            name: OWN_TENANT.into(),
-            spec,
-            spent: 0,
-        });
+        snapshot
+            .tenants
+            .push(store.tenant(id, OWN_TENANT.into(), spec).wait().await?);
     }
     let connection = Connection {
         manager: url.into(),
         ca_pem: ca_pem.into(),
         token,
+        others: Vec::new(),
     };
     let json = serde_json::to_vec_pretty(&connection).map_err(|error| Error::Damaged {
         path: path.to_path_buf(),
@@ -184,6 +212,7 @@ impl Control {
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
             expires_at_ms: bearer.expires_at_ms,
+            others: self.peers.others(),
         })
     }
 }
@@ -230,7 +259,7 @@ impl Handle {
     }
 
     /// What happens from now on.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    pub fn events(&self) -> broadcast::Receiver<Told> {
         self.0.control.events.subscribe()
     }
 

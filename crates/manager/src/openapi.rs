@@ -23,6 +23,7 @@ impl Modify for BearerScheme {
     paths(
         http::version,
         http::health,
+        http::list_managers,
         http::create_lease,
         http::list_leases,
         http::show_lease,

@@ -14,6 +14,11 @@ pub enum StoreKind {
         /// Bound on its size in pages of 4 KiB.
         most_pages: Option<u32>,
     },
+    /// A PostgreSQL database, which several managers may share.
+    Postgres {
+        /// `postgresql://USER@HOST/DATABASE`; `sslrootcert=FILE` where it is on another machine.
+        url: String,
+    },
     /// Nowhere: it forgets everything but its keys when it ends.
     Memory,
 }

@@ -13,9 +13,9 @@ use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
 use tokio::sync::mpsc;
 
-use crate::control::{Control, fresh_bearer, now_ms, stopped};
+use crate::control::{Control, SHOWN_MS, fresh_bearer, now_ms, stopped};
 use crate::leases::end_message;
-use crate::store::{As, Bearer, Change, LeaseRecord};
+use crate::store::{As, Bearer, Change, LeaseRecord, Note, Registered};
 use crate::world::{Empty, Node, Session, Waiting, millis};
 
 /// Of what a node says that a worker asked for, so much is passed on.
@@ -101,19 +101,23 @@ async fn register(
     }
     let id = address.id;
     let credential = admit(control, bearer, &address).await.map_err(Over::Refused)?;
-    let epoch = control
+    let shown_after_ms = now_ms().saturating_sub(SHOWN_MS);
+    let registered = control
         .store
-        .register(address.clone(), capacity)
+        .register(address.clone(), capacity, shown_after_ms)
         .wait()
         .await
         .map_err(|error| Over::Refused(error.into()))?;
+    let registered = registered.ok_or_else(|| Over::Refused(other_key(id)))?;
+    let epoch = registered.epoch;
     let (outgoing, receiver) = mpsc::channel(OUTGOING);
     // First in the queue, before any offer can be.
     let _ = outgoing.try_send(ManagerMessage::Registered {
         epoch,
-        signing_keys: vec![control.signing.public()],
+        signing_keys: control.signing_keys(),
         heartbeat_ms: millis(control.options.heartbeat),
         credential,
+        managers: control.managers(),
     });
     control.on_registered(
         Registration {
@@ -122,10 +126,15 @@ async fn register(
             free,
             leases,
         },
-        epoch,
+        registered,
         outgoing,
     );
     Ok((id, epoch, receiver))
+}
+
+fn other_key(id: NodeId) -> Failure {
+    let text = format!("node {id} is known with another key; start this one with a fresh state directory");
+    Failure::new(Code::Unauthorized, text)
 }
 
 /// Whether this bearer may be this node; a join token is exchanged for a credential.
@@ -134,9 +143,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
     let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
     if let Some(known) = control.world().nodes.get(&id) {
         if known.address.key != address.key {
-            return refused(format!(
-                "node {id} is known with another key; start this one with a fresh state directory"
-            ));
+            return Err(other_key(id));
         }
         if bearer.speaks == As::Join && known.session.is_some() {
             return refused(format!(
@@ -157,11 +164,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
             {
                 return refused("the join token has expired or was used by another node; make a new one".into());
             }
-            let mut world = control.world();
-            world
-                .bearers
-                .retain(|_, other| other.speaks != As::Node || other.node != Some(id));
-            world.bearers.insert(credential.hash, credential);
+            control.world().keep(credential);
             Ok(Some(token))
         }
         _ => refused(format!("this credential is not node {id}'s; join with a join token")),
@@ -169,7 +172,12 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
 }
 
 impl Control {
-    fn on_registered(&self, registration: Registration, epoch: u64, outgoing: mpsc::Sender<ManagerMessage>) {
+    fn on_registered(
+        &self,
+        registration: Registration,
+        registered: Registered,
+        outgoing: mpsc::Sender<ManagerMessage>,
+    ) {
         let Registration {
             address,
             capacity,
@@ -177,14 +185,26 @@ impl Control {
             leases,
         } = registration;
         let id = address.id;
+        let Registered {
+            epoch,
+            booked,
+            reclaimed,
+            leases: inherited,
+        } = registered;
         let held: HashMap<LeaseId, u64> = leases.iter().map(|held| (held.lease, held.remaining_ms)).collect();
         let mut missing = Vec::new();
         {
             let mut guard = self.world();
             let world = &mut *guard;
+            let mut known_booked = None;
+            match inherited {
+                Some(inherited) => world.inherit(id, inherited),
+                // What the leases here show may lag behind the store.
+                None => known_booked = world.nodes.get(&id).map(|node| node.booked),
+            }
+            let booked = known_booked.unwrap_or(booked);
             let allowances = &world.allowances;
             let known = world.nodes.get_mut(&id);
-            let reclaimed = known.as_ref().is_some_and(|node| node.reclaimed);
             if reclaimed {
                 // It may have been away when it was told, or have started anew since.
                 let again = ManagerMessage::Reclaim {
@@ -197,14 +217,8 @@ impl Control {
                 let _ = outgoing.try_send(message);
             }
             let durations = known.as_ref().map(|node| node.durations).unwrap_or_default();
-            let (doubtful, booked, health) = known
-                .map(|node| {
-                    (
-                        std::mem::take(&mut node.doubtful),
-                        node.booked,
-                        std::mem::take(&mut node.health),
-                    )
-                })
+            let (doubtful, health) = known
+                .map(|node| (std::mem::take(&mut node.doubtful), std::mem::take(&mut node.health)))
                 .unwrap_or_default();
             for (lease, remaining_ms) in &held {
                 match world.leases.get_mut(lease) {
@@ -237,6 +251,8 @@ impl Control {
                 Node {
                     address,
                     capacity,
+                    epoch,
+                    manager: None,
                     free,
                     session: Some(session),
                     left: false,
@@ -303,7 +319,12 @@ impl Control {
                     };
                     if (mode == Mode::Hot) != (record.mode == Mode::Hot) {
                         let lease = record.lease;
-                        self.journal.note(Change::Taken { lease, mode });
+                        let change = Change::Taken { lease, mode };
+                        self.journal.note(Note {
+                            node: id,
+                            epoch,
+                            change,
+                        });
                     }
                     world.insert(LeaseRecord { mode, ..record });
                 }
@@ -332,7 +353,12 @@ impl Control {
                 record.expires_at_ms = now_ms().saturating_add(record.duration_ms);
                 let expires_at_ms = record.expires_at_ms;
                 drop(world);
-                self.journal.note(Change::Active { lease, expires_at_ms });
+                let change = Change::Active { lease, expires_at_ms };
+                self.journal.note(Note {
+                    node: id,
+                    epoch,
+                    change,
+                });
                 self.tell(Event::Lease {
                     lease,
                     node: id,

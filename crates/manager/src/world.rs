@@ -12,11 +12,11 @@ use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
 use mayfly_protocol::durations::DURATION_BUCKETS;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allowances::Allowances;
-use crate::store::{As, Bearer, LeaseRecord, Snapshot, TenantRecord};
+use crate::store::{As, Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 
 /// Nodes among which a lease is placed when there are many.
 const SAMPLE: usize = 32;
@@ -58,6 +58,10 @@ pub struct Node {
     pub address: NodeAddress,
     /// What it has.
     pub capacity: Capacity,
+    /// Under which its leases are changed.
+    pub epoch: u64,
+    /// The other manager that owns it, if one does: then neither its connection nor its leases are here.
+    pub manager: Option<PublicKey>,
     /// What is free, as last heard and granted since.
     pub free: Capacity,
     /// Its connection, while it is up.
@@ -83,6 +87,31 @@ pub struct Node {
 }
 
 impl Node {
+    /// One that a store remembers: nobody is connected to it.
+    pub fn remembered(record: NodeRecord, now: Instant) -> Self {
+        Self {
+            address: record.address,
+            capacity: record.capacity,
+            epoch: record.epoch,
+            manager: record.manager,
+            free: Capacity {
+                cores: 0,
+                memory_bytes: 0,
+                workers: 0,
+            },
+            session: None,
+            heard: now,
+            booked: record.booked,
+            durations: [0; DURATION_BUCKETS],
+            skew_ms: 0,
+            doubtful: HashSet::new(),
+            left: false,
+            reclaimed: record.reclaimed,
+            health: Health::default(),
+            reclaims: HashMap::new(),
+        }
+    }
+
     /// As [`NodeStatus::state`], for one that still holds leases or does not.
     fn state(&self, holds: bool) -> &'static str {
         match (&self.session, self.left) {
@@ -210,26 +239,6 @@ pub struct World {
 impl World {
     /// What a store remembers; every node counts as not connected yet.
     pub fn remembered(snapshot: Snapshot, now: Instant) -> Self {
-        let nothing = Capacity {
-            cores: 0,
-            memory_bytes: 0,
-            workers: 0,
-        };
-        let node = |record: crate::store::NodeRecord| Node {
-            address: record.address,
-            capacity: record.capacity,
-            free: nothing,
-            session: None,
-            heard: now,
-            booked: record.booked,
-            durations: [0; DURATION_BUCKETS],
-            skew_ms: 0,
-            doubtful: HashSet::new(),
-            left: false,
-            reclaimed: record.reclaimed,
-            health: Health::default(),
-            reclaims: HashMap::new(),
-        };
         let mut tenants: HashMap<TenantId, Account> = HashMap::new();
         for record in snapshot.tenants {
             tenants.insert(record.id, Account::of(record));
@@ -250,7 +259,7 @@ impl World {
             nodes: snapshot
                 .nodes
                 .into_iter()
-                .map(|record| (record.address.id, node(record)))
+                .map(|record| (record.address.id, Node::remembered(record, now)))
                 .collect(),
             leases: snapshot
                 .leases
@@ -270,6 +279,11 @@ impl World {
     pub fn next_request(&mut self) -> u64 {
         self.next_request += 1;
         self.next_request
+    }
+
+    /// Under which this node's leases are changed.
+    pub fn epoch(&self, node: NodeId) -> u64 {
+        self.nodes.get(&node).map_or(0, |node| node.epoch)
     }
 
     /// A node that was not known, or is known anew.
@@ -364,12 +378,16 @@ impl World {
         }
     }
 
-    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name, as in the store.
+    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name and a node's its earlier one, as in the store.
     pub fn keep(&mut self, bearer: Bearer) {
-        if let As::Client(_) = bearer.speaks {
-            self.bearers.retain(|_, other| {
+        match bearer.speaks {
+            As::Client(_) => self.bearers.retain(|_, other| {
                 !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
-            });
+            }),
+            As::Node => self
+                .bearers
+                .retain(|_, other| other.speaks != As::Node || other.node != bearer.node),
+            As::Join => {}
         }
         self.bearers.insert(bearer.hash, bearer);
     }
@@ -400,6 +418,31 @@ impl World {
         Some(record)
     }
 
+    /// A node comes from another manager with these leases: what was known of its leases here is of an earlier time.
+    pub fn inherit(&mut self, node: NodeId, leases: Vec<LeaseRecord>) {
+        self.let_go(node);
+        for record in leases {
+            if let (true, Some(account)) = (record.state.is_live(), self.tenants.get_mut(&record.tenant)) {
+                account.held = account.held.plus(record.held());
+            }
+            self.leases.insert(record.lease, record);
+        }
+    }
+
+    /// Another manager owns the node, and so its leases.
+    pub fn let_go(&mut self, node: NodeId) {
+        let Self { leases, tenants, .. } = self;
+        leases.retain(|_, record| {
+            if record.node != node {
+                return true;
+            }
+            if let (true, Some(account)) = (record.state.is_live(), tenants.get_mut(&record.tenant)) {
+                account.held = account.held.minus(record.held());
+            }
+            false
+        });
+    }
+
     /// The store has booked this entry, now or when it was first sent. Answers how much more that is, and whose.
     pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) -> Vec<(TenantId, Usage)> {
         let mut more = Vec::new();
@@ -427,7 +470,7 @@ impl World {
         for state in [State::Granted, State::Active] {
             summary.leases.insert(state.name(), 0);
         }
-        for node in self.nodes.values() {
+        for node in self.nodes.values().filter(|node| node.manager.is_none()) {
             *summary.nodes.entry(node.state(false)).or_default() += 1;
             if node.session.is_some() {
                 summary.capacity.add(&node.capacity);
@@ -446,11 +489,18 @@ impl World {
             .retain(|_, record| record.state.is_live() || record.ended_at_ms >= before_ms);
     }
 
-    /// Nodes, for people.
+    /// Other managers' nodes as far as they are known here.
+    pub fn foreign_statuses(&self, now: Instant) -> Vec<NodeStatus> {
+        let foreign = self.nodes.iter().filter(|(_, node)| node.manager.is_some());
+        foreign.map(|(id, node)| self.node_status(id, node, now)).collect()
+    }
+
+    /// This manager's nodes, for people.
     pub fn node_statuses(&self, now: Instant) -> Vec<NodeStatus> {
         let mut statuses: Vec<NodeStatus> = self
             .nodes
             .iter()
+            .filter(|(_, node)| node.manager.is_none())
             .map(|(id, node)| self.node_status(id, node, now))
             .collect();
         statuses.sort_by(|a, b| {
@@ -516,10 +566,7 @@ pub fn millis(duration: Duration) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use mayfly_protocol::ids::PublicKey;
-
     use super::*;
-    use crate::store::NodeRecord;
 
     fn world(nodes: u16) -> World {
         let capacity = Capacity {
@@ -543,6 +590,7 @@ mod tests {
                 epoch: 1,
                 booked: 0,
                 reclaimed: false,
+                manager: None,
             }
         };
         let snapshot = Snapshot {

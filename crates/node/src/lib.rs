@@ -23,6 +23,7 @@ mod journal;
 mod leases;
 mod listener;
 mod manager_link;
+mod managers;
 mod metrics;
 mod node;
 pub mod options;

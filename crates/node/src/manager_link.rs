@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt, StreamExt};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{LeaseRequest, ManagerMessage, NodeMessage};
+use mayfly_protocol::api::{LeaseRequest, ManagerAddress, ManagerMessage, NodeMessage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
@@ -24,6 +24,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 
 use crate::leases::{Durations, Origin};
+use crate::managers::Managers;
 use crate::node::state_dir::write_private;
 use crate::node::{Connection, Node};
 use crate::{ManagerLink, clock};
@@ -32,6 +33,8 @@ use crate::{ManagerLink, clock};
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// A manager that does not read for this long is stuck.
 const SEND_DEADLINE: Duration = Duration::from_secs(5);
+/// A manager's host that acknowledges nothing for so long is gone.
+const SILENT_MS: u32 = 10_000;
 /// Waits between attempts double from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -85,9 +88,10 @@ enum Lost {
 pub async fn serve(node: Arc<Node>, link: ManagerLink) {
     let mut closing = node.closing.subscribe();
     let mut wait = FIRST_WAIT;
+    let mut managers = Managers::of(&link, &node.options.state_dir);
     loop {
         let mut registered = false;
-        let lost = match session(&node, &link, &mut registered).await {
+        let lost = match session(&node, &link, &mut managers, &mut registered).await {
             Ok(never) => match never {},
             Err(lost) => lost,
         };
@@ -98,7 +102,12 @@ pub async fn serve(node: Arc<Node>, link: ManagerLink) {
         if registered {
             wait = FIRST_WAIT;
         }
-        tracing::warn!(manager = link.url, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
+        let manager = managers.now().manager.clone();
+        if !managers.next() {
+            tracing::warn!(manager, %lost, next = managers.now().manager, "not connected to the manager");
+            continue;
+        }
+        tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
         // Spread, so that a restarted manager is not met by all nodes at once.
         let spread = crate::node::random::<1>().map_or(0, |bytes| u32::from(bytes[0]));
         tokio::select! {
@@ -122,9 +131,9 @@ fn host_and_port(url: &str) -> Result<(&str, u16), Lost> {
     Ok((host, port.parse().map_err(|_| wrong())?))
 }
 
-async fn connect(link: &ManagerLink, bearer: &str) -> Result<Socket, Lost> {
-    let (host, port) = host_and_port(&link.url)?;
-    let authority = CertificateDer::from_pem_slice(link.ca_pem.as_bytes()).map_err(|_| Lost::Authority)?;
+async fn connect(to: &ManagerAddress, bearer: &str) -> Result<Socket, Lost> {
+    let (host, port) = host_and_port(&to.manager)?;
+    let authority = CertificateDer::from_pem_slice(to.ca_pem.as_bytes()).map_err(|_| Lost::Authority)?;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(authority).map_err(|_| Lost::Authority)?;
     let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -132,13 +141,15 @@ async fn connect(link: &ManagerLink, bearer: &str) -> Result<Socket, Lost> {
         .map_err(|error| Lost::Violation(error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let name = ServerName::try_from(host.to_string()).map_err(|_| Lost::Address(link.url.clone()))?;
+    let name = ServerName::try_from(host.to_string()).map_err(|_| Lost::Address(to.manager.clone()))?;
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
+    // Heartbeats that a host does not acknowledge mean that it is gone, and another manager may be there.
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENT_MS).map_err(std::io::Error::from)?;
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     let address = format!(
         "wss{}/v1/nodes/connect",
-        link.url.trim_end_matches('/').trim_start_matches("https")
+        to.manager.trim_end_matches('/').trim_start_matches("https")
     );
     let mut request = address.into_client_request()?;
     let bearer = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| Lost::Unauthorized)?;
@@ -185,10 +196,14 @@ fn bearers(node: &Node, link: &ManagerLink) -> Vec<String> {
         .collect()
 }
 
-async fn register(node: &Arc<Node>, link: &ManagerLink) -> Result<(Socket, u64, Duration), Lost> {
+async fn register(
+    node: &Arc<Node>,
+    link: &ManagerLink,
+    managers: &mut Managers,
+) -> Result<(Socket, u64, Duration), Lost> {
     let mut lost = Lost::NoCredential;
     for bearer in bearers(node, link) {
-        let mut socket = match connect(link, &bearer).await {
+        let mut socket = match connect(managers.now(), &bearer).await {
             Ok(socket) => socket,
             Err(Lost::Unauthorized) => {
                 lost = Lost::Unauthorized;
@@ -214,11 +229,13 @@ async fn register(node: &Arc<Node>, link: &ManagerLink) -> Result<(Socket, u64, 
                 signing_keys,
                 heartbeat_ms,
                 credential,
+                managers: told,
             } => {
                 if let Some(credential) = credential {
                     write_private(&node.credential_path(), credential.as_bytes())?;
                 }
                 trust(node, signing_keys);
+                managers.learn(told);
                 return Ok((socket, epoch, Duration::from_millis(heartbeat_ms.clamp(10, 60_000))));
             }
             ManagerMessage::Refused(failure) if failure.code == Code::Unauthorized => lost = Lost::Refused(failure),
@@ -238,18 +255,19 @@ fn trust(node: &Node, mut keys: Vec<PublicKey>) {
 async fn session(
     node: &Arc<Node>,
     link: &ManagerLink,
+    managers: &mut Managers,
     registered: &mut bool,
 ) -> Result<std::convert::Infallible, Lost> {
     let mut closing = node.closing.subscribe();
     let (mut socket, epoch, heartbeat) = tokio::select! {
-        registered = tokio::time::timeout(CONNECT_DEADLINE, register(node, link)) => {
+        registered = tokio::time::timeout(CONNECT_DEADLINE, register(node, link, managers)) => {
             registered.map_err(|_| Lost::TimedOut)??
         }
         () = closed(&mut closing) => return Err(Lost::Leaving),
     };
     *registered = true;
     node.connection.send_replace(Connection::Up);
-    tracing::info!(manager = link.url, epoch, "registered");
+    tracing::info!(manager = managers.now().manager, epoch, "registered");
     let (answers, mut to_answer) = mpsc::channel(ANSWERS);
     let mut beats = tokio::time::interval(heartbeat);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -258,7 +276,10 @@ async fn session(
     let mut leave_by = None;
     loop {
         tokio::select! {
-            message = receive(&mut socket) => on_message(node, epoch, message?, &answers),
+            message = receive(&mut socket) => match message? {
+                ManagerMessage::Managers { managers: told } => managers.learn(told),
+                message => on_message(node, epoch, message, &answers),
+            },
             Some(answer) = to_answer.recv() => send(&mut socket, &answer).await?,
             _ = beats.tick() => {
                 let beat = NodeMessage::Heartbeat { free: node.free(), clock_ms: clock::wall_ms() };
@@ -466,6 +487,8 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         }
         ManagerMessage::Exhausted { allowance, for_ms } => node.exhausted(allowance, for_ms),
         ManagerMessage::Refused(failure) => tracing::warn!(%failure, "the manager refused something"),
+        // Heard where the list of managers is.
+        ManagerMessage::Managers { .. } => {}
         ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_lease::ledger::Resources;
-use mayfly_protocol::api::Sandbox;
+use mayfly_protocol::api::{ManagerAddress, Sandbox};
 
 /// What can be chosen about a node.
 #[derive(Debug, Clone)]
@@ -79,6 +79,8 @@ pub struct ManagerLink {
     pub ca_pem: String,
     /// Join token for the first connection; the credential that it is exchanged for is kept in the state directory.
     pub join_token: Option<String>,
+    /// The site's other managers, of which each will do as well. Those that it hears of later are kept in the state directory.
+    pub others: Vec<ManagerAddress>,
 }
 
 impl Options {

@@ -63,6 +63,7 @@ impl Control {
                 url: join.manager,
                 ca_pem: join.ca_pem,
                 join_token: Some(join.token),
+                others: join.others,
             });
         })
         .await;
@@ -184,7 +185,7 @@ async fn a_node_that_is_stopped_says_how_its_leases_ended_and_what_they_used_bef
     site.handle.shutdown().await;
     let mut heard = Vec::new();
     while heard.last() != Some(&Event::NodeLeft { node }) {
-        heard.push(tokio::time::timeout(LIMIT, events.recv()).await.unwrap().unwrap());
+        heard.push(tokio::time::timeout(LIMIT, events.recv()).await.unwrap().unwrap().event);
     }
     assert!(!heard.contains(&Event::NodeLost { node }), "{heard:?}");
     let status = control.status(grant.lease).await;

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{Mode, Usage};
+use crate::api::{ManagerAddress, Mode, Usage};
 use crate::ids::{LeaseId, NodeId, TenantId};
 
 /// What the bearer of a token may do. Each role may do what those before it may.
@@ -134,6 +134,9 @@ pub struct NewToken {
     pub manager: String,
     /// The certificate authority that they should trust, PEM.
     pub ca_pem: String,
+    /// The site's other managers, of which each will do as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ManagerAddress>,
     /// What is known of it.
     #[serde(flatten)]
     pub status: TokenStatus,

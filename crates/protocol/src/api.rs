@@ -442,6 +442,14 @@ pub enum ManagerMessage {
         /// with mode 0600; the join token is used up.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         credential: Option<String>,
+        /// All managers of the site, where there are several: each will do when this one is gone.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        managers: Vec<ManagerAddress>,
+    },
+    /// These are all managers of the site now.
+    Managers {
+        /// Where they are.
+        managers: Vec<ManagerAddress>,
     },
     /// Refused to register.
     Refused(Failure),
@@ -614,6 +622,33 @@ pub enum Event {
     },
 }
 
+/// Where one of a site's managers is, and how to know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ManagerAddress {
+    /// `https://127.0.0.1:7070`.
+    pub manager: String,
+    /// Its certificate authority's certificate, PEM.
+    pub ca_pem: String,
+}
+
+/// A manager as `GET /v1/managers` shows it: first the one that was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ManagerStatus {
+    /// Where it is.
+    #[serde(flatten)]
+    pub address: ManagerAddress,
+    /// The key that its tokens are signed with.
+    pub key: PublicKey,
+    /// `up`, or `silent` when it has said nothing for some seconds.
+    pub state: String,
+    /// Milliseconds since it said something.
+    pub silent_ms: u64,
+}
+
+/// On every answer of a manager that is one of several: changes when they do. Whoever sees another one than last time may ask
+/// `GET /v1/managers`.
+pub const MANAGERS_HEADER: &str = "mayfly-managers";
+
 /// What a daemon writes into its state directory (mode 0600) so that clients of the same user find it, and what
 /// `MAYFLY_MANAGER` may name the path of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -624,6 +659,9 @@ pub struct Connection {
     pub ca_pem: String,
     /// Bearer token.
     pub token: String,
+    /// The site's other managers, of which each will do as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ManagerAddress>,
 }
 
 /// `POST /v1/nodes/join-tokens`.
@@ -649,6 +687,9 @@ pub struct JoinToken {
     pub ca_pem: String,
     /// When it ends, milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
+    /// The site's other managers, of which each will do as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ManagerAddress>,
 }
 
 /// `GET /v1/version`.

@@ -21,8 +21,8 @@ use crate::store::BillQuery;
 /// Tenants: everybody, for operators; for users their own.
 #[utoipa::path(get, path = "/v1/tenants", security(("bearer" = [])),
     responses((status = 200, body = [Tenant]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_tenants(caller: Caller, Shared(control): Shared<Api>) -> Json<Vec<Tenant>> {
-    Json(control.tenants(&caller))
+pub(crate) async fn list_tenants(caller: Caller, Shared(control): Shared<Api>) -> Result<Json<Vec<Tenant>>, Refusal> {
+    Ok(Json(control.tenants(&caller).await?))
 }
 
 /// Makes a tenant, or gives the one of this name other limits. Takes an administrator. A tenant that may not go on with them

@@ -8,21 +8,21 @@ use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use super::*;
 
-const NODE: NodeId = NodeId([1; 16]);
-const LEASE: LeaseId = LeaseId([2; 16]);
-const TENANT: TenantId = TenantId([4; 16]);
+pub const NODE: NodeId = NodeId([1; 16]);
+pub const LEASE: LeaseId = LeaseId([2; 16]);
+pub const TENANT: TenantId = TenantId([4; 16]);
 const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
     computing_per_s: 1_000_000,
     polling_per_s: 0,
 };
-const CAPACITY: Capacity = Capacity {
+pub const CAPACITY: Capacity = Capacity {
     cores: 3,
     memory_bytes: 1 << 30,
     workers: 32,
 };
 
-fn address(port: u16) -> NodeAddress {
+pub fn address(port: u16) -> NodeAddress {
     NodeAddress {
         id: NODE,
         name: "n1".into(),
@@ -33,7 +33,7 @@ fn address(port: u16) -> NodeAddress {
     }
 }
 
-fn record() -> LeaseRecord {
+pub fn record() -> LeaseRecord {
     LeaseRecord {
         lease: LEASE,
         tenant: TENANT,
@@ -54,7 +54,7 @@ fn record() -> LeaseRecord {
     }
 }
 
-fn used(computing_us: u64, calls: u64) -> Usage {
+pub fn used(computing_us: u64, calls: u64) -> Usage {
     Usage {
         computing_us,
         polling_us: 1,
@@ -64,7 +64,7 @@ fn used(computing_us: u64, calls: u64) -> Usage {
     }
 }
 
-fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
+pub fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
     Bearer {
         hash: [hash; 32],
         speaks,
@@ -76,67 +76,87 @@ fn bearer(hash: u8, speaks: As, node: Option<NodeId>) -> Bearer {
     }
 }
 
-fn only_lease(store: &dyn Store) -> LeaseRecord {
-    let mut leases = store.load(0).unwrap().leases;
+pub async fn load(store: &dyn Store) -> Snapshot {
+    store.load(0).wait().await.unwrap()
+}
+
+async fn only_lease(store: &dyn Store) -> LeaseRecord {
+    let mut leases = load(store).await.leases;
     assert_eq!(leases.len(), 1);
     leases.remove(0)
 }
 
+pub async fn register(store: &dyn Store, address: NodeAddress) -> u64 {
+    let registered = store.register(address, CAPACITY, 0).wait().await.unwrap();
+    registered.expect("the node has the key that it had").epoch
+}
+
+pub fn under(epoch: u64, changes: Vec<Change>) -> Vec<Note> {
+    let node = NODE;
+    let note = |change| Note { node, epoch, change };
+    changes.into_iter().map(note).collect()
+}
+
+/// Notes changes under the node's first epoch, which begins if there was none.
+async fn noted(store: &dyn Store, changes: Vec<Change>) {
+    if load(store).await.nodes.is_empty() {
+        register(store, address(1)).await;
+    }
+    let all = vec![Noted::Kept; changes.len()];
+    assert_eq!(store.note(under(1, changes)).wait().await, Ok(all));
+}
+
 async fn a_nodes_epoch_grows_with_each_registration(store: &dyn Store) {
-    assert_eq!(store.register(address(1), CAPACITY).wait().await, Ok(1));
-    assert_eq!(store.register(address(2), CAPACITY).wait().await, Ok(2));
+    assert_eq!(register(store, address(1)).await, 1);
+    assert_eq!(register(store, address(2)).await, 2);
+    let thief = NodeAddress {
+        key: PublicKey([8; 32]),
+        ..address(3)
+    };
+    assert_eq!(store.register(thief, CAPACITY, 0).wait().await, Ok(None), "another key");
     let kept = NodeRecord {
         address: address(2),
         capacity: CAPACITY,
         epoch: 2,
         booked: 0,
         reclaimed: false,
+        manager: store.load(0).wait().await.unwrap().nodes[0].manager,
     };
-    assert_eq!(store.load(0).unwrap().nodes, vec![kept]);
+    assert_eq!(load(store).await.nodes, vec![kept]);
 }
 
 async fn a_node_that_was_taken_back_stays_so_when_it_registers_anew(store: &dyn Store) {
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(store, address(1)).await;
     store.reclaim(NODE, true).wait().await.unwrap();
-    store.register(address(2), CAPACITY).wait().await.unwrap();
-    assert!(store.load(0).unwrap().nodes[0].reclaimed);
+    register(store, address(2)).await;
+    assert!(load(store).await.nodes[0].reclaimed);
     store.reclaim(NODE, false).wait().await.unwrap();
-    assert!(!store.load(0).unwrap().nodes[0].reclaimed);
+    assert!(!load(store).await.nodes[0].reclaimed);
     // One that nobody knows is nobody's concern.
     store.reclaim(NodeId([77; 16]), true).wait().await.unwrap();
-    assert_eq!(store.load(0).unwrap().nodes.len(), 1);
-}
-
-async fn noted(store: &dyn Store, changes: Vec<Change>) {
-    store.note(changes).wait().await.unwrap();
+    assert_eq!(load(store).await.nodes.len(), 1);
 }
 
 async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
-    assert_eq!(only_lease(store), record());
+    assert_eq!(only_lease(store).await, record());
     let renewed = Change::Renewed {
         lease: LEASE,
         duration_ms: 5,
         expires_at_ms: 6,
     };
-    store
-        .note(vec![
-            Change::Active {
-                lease: LEASE,
-                expires_at_ms: 61_000,
-            },
-            renewed.clone(),
-        ])
-        .wait()
-        .await
-        .unwrap();
+    let active = Change::Active {
+        lease: LEASE,
+        expires_at_ms: 61_000,
+    };
+    noted(store, vec![active, renewed.clone()]).await;
     let active = LeaseRecord {
         state: State::Active,
         duration_ms: 5,
         expires_at_ms: 6,
         ..record()
     };
-    assert_eq!(only_lease(store), active);
+    assert_eq!(only_lease(store).await, active);
     let ended = Change::Ended {
         lease: LEASE,
         state: State::Revoked,
@@ -149,7 +169,7 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
     };
     noted(store, vec![ended, again, renewed, Change::Offered(Box::new(record()))]).await;
     assert_eq!(
-        only_lease(store),
+        only_lease(store).await,
         LeaseRecord {
             state: State::Revoked,
             ended_at_ms: 70,
@@ -165,16 +185,41 @@ async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the
     };
     let refused = Change::Refused { lease: LEASE };
     noted(store, vec![Change::Offered(Box::new(record())), taken.clone()]).await;
-    assert_eq!(only_lease(store).mode, Mode::Warm);
+    assert_eq!(only_lease(store).await.mode, Mode::Warm);
     noted(store, vec![refused.clone()]).await;
-    assert_eq!(store.load(0).unwrap().leases, vec![]);
+    assert_eq!(load(store).await.leases, vec![]);
     let ended = Change::Ended {
         lease: LEASE,
         state: State::Released,
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended, refused, taken]).await;
-    assert_eq!(only_lease(store).mode, Mode::Hot, "what has ended stays as it was");
+    assert_eq!(
+        only_lease(store).await.mode,
+        Mode::Hot,
+        "what has ended stays as it was"
+    );
+}
+
+async fn whoever_lost_a_node_changes_nothing_of_its_leases(store: &dyn Store) {
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
+    assert_eq!(register(store, address(1)).await, 2);
+    let late = LeaseRecord {
+        lease: LeaseId([6; 16]),
+        ..record()
+    };
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: State::Lost,
+        at_ms: 70,
+    };
+    let notes = under(1, vec![ended.clone(), Change::Offered(Box::new(late))]);
+    assert_eq!(store.note(notes).wait().await, Ok(vec![Noted::Stale, Noted::Stale]));
+    assert_eq!(only_lease(store).await, record());
+    let mut mixed = under(1, vec![Change::Refused { lease: LEASE }]);
+    mixed.extend(under(2, vec![ended]));
+    assert_eq!(store.note(mixed).wait().await, Ok(vec![Noted::Stale, Noted::Kept]));
+    assert_eq!(only_lease(store).await.state, State::Lost);
 }
 
 async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
@@ -184,8 +229,8 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
-    assert_eq!(store.load(70).unwrap().leases.len(), 1);
-    assert_eq!(store.load(71).unwrap().leases, vec![]);
+    assert_eq!(store.load(70).wait().await.unwrap().leases.len(), 1);
+    assert_eq!(store.load(71).wait().await.unwrap().leases, vec![]);
 }
 
 async fn booked(store: &dyn Store, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Booked {
@@ -193,29 +238,29 @@ async fn booked(store: &dyn Store, sequence: u64, totals: Vec<(LeaseId, Usage)>)
 }
 
 async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Store) {
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(store, address(1)).await;
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
     assert_eq!(booked(store, 3, vec![(LEASE, used(10, 1))]).await.sequence, 3);
     assert_eq!(booked(store, 3, vec![(LEASE, used(99, 9))]).await.sequence, 3);
     assert_eq!(booked(store, 2, vec![(LEASE, used(99, 9))]).await.sequence, 3);
-    assert_eq!(only_lease(store).usage, used(10, 1));
+    assert_eq!(only_lease(store).await.usage, used(10, 1));
     assert_eq!(booked(store, 4, vec![(LEASE, used(5, 2))]).await.sequence, 4);
-    assert_eq!(only_lease(store).usage, used(10, 2), "totals never go back");
+    assert_eq!(only_lease(store).await.usage, used(10, 2), "totals never go back");
     let stranger = NodeAddress {
         id: NodeId([9; 16]),
         ..address(1)
     };
-    store.register(stranger.clone(), CAPACITY).wait().await.unwrap();
+    register(store, stranger.clone()).await;
     store
         .book(stranger.id, 1, vec![(LEASE, used(999, 999))])
         .wait()
         .await
         .unwrap();
-    assert_eq!(only_lease(store).usage, used(10, 2));
+    assert_eq!(only_lease(store).await.usage, used(10, 2));
 }
 
 async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(store, address(1)).await;
     let ended = Change::Ended {
         lease: LEASE,
         state: State::Released,
@@ -223,7 +268,7 @@ async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
     store.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
-    assert_eq!(only_lease(store).usage, used(10, 1));
+    assert_eq!(only_lease(store).await.usage, used(10, 1));
 }
 
 async fn a_join_token_admits_one_node(store: &dyn Store) {
@@ -238,9 +283,8 @@ async fn a_join_token_admits_one_node(store: &dyn Store) {
     assert_eq!(admit(1, 20, 1, 9_999).await, Ok(true));
     assert_eq!(admit(1, 21, 2, 9_999).await, Ok(false), "used by another node");
     assert_eq!(admit(1, 22, 1, 9_999).await, Ok(true), "the same node again");
-    let credentials: Vec<Bearer> = store
-        .load(0)
-        .unwrap()
+    let credentials: Vec<Bearer> = load(store)
+        .await
         .bearers
         .into_iter()
         .filter(|bearer| bearer.speaks == As::Node)
@@ -252,7 +296,7 @@ async fn a_join_token_admits_one_node(store: &dyn Store) {
     );
 }
 
-fn client(hash: u8, name: &str) -> Bearer {
+pub fn client(hash: u8, name: &str) -> Bearer {
     Bearer {
         name: name.into(),
         ..bearer(hash, As::Client(Role::User), None)
@@ -279,22 +323,28 @@ async fn a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name(store
     };
     store.keep(new.clone()).wait().await.unwrap();
     store.revoke([5; 32]).wait().await.unwrap();
-    let mut left = store.load(0).unwrap().bearers;
+    let mut left = load(store).await.bearers;
     left.sort_by_key(|bearer| bearer.hash);
     assert_eq!(left, vec![new, stranger, node]);
 }
 
 async fn spent(store: &dyn Store) -> u64 {
-    store.load(0).unwrap().tenants[0].spent
+    load(store).await.tenants[0].spent
 }
 
 async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices(store: &dyn Store) {
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(store, address(1)).await;
     let spec = TenantSpec {
         budget: Some(7),
         ..TenantSpec::default()
     };
-    store.tenant(TENANT, "astro".into(), spec).wait().await.unwrap();
+    let new = TenantRecord {
+        id: TENANT,
+        name: "astro".into(),
+        spec,
+        spent: 0,
+    };
+    assert_eq!(store.tenant(TENANT, "astro".into(), spec).wait().await, Ok(new));
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
     // A million billionths for a second: one for a microsecond.
     assert_eq!(
@@ -315,19 +365,24 @@ async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices(s
         booked(store, 3, vec![(LEASE, used(25, 2))]).await.spent,
         vec![(TENANT, 25)]
     );
-    assert_eq!((spent(store).await, only_lease(store).cost().total()), (25, 25));
+    assert_eq!((spent(store).await, only_lease(store).await.cost().total()), (25, 25));
     let other = TenantSpec {
         suspended: true,
         ..spec
     };
-    store.tenant(TENANT, "astro".into(), other).wait().await.unwrap();
+    let set = store
+        .tenant(TenantId([99; 16]), "astro".into(), other)
+        .wait()
+        .await
+        .unwrap();
     let kept = TenantRecord {
         id: TENANT,
         name: "astro".into(),
         spec: other,
         spent: 25,
     };
-    assert_eq!(store.load(0).unwrap().tenants, vec![kept], "new limits forgive nothing");
+    assert_eq!(set, kept, "a name has one id for ever");
+    assert_eq!(load(store).await.tenants, vec![kept], "new limits forgive nothing");
 }
 
 async fn the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended(store: &dyn Store) {
@@ -386,15 +441,22 @@ async fn the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept(store: 
     };
     assert_eq!(store.audited(1, 1).wait().await, Ok(vec![b]));
     assert_eq!(store.audited(0, 100).wait().await.unwrap().len(), 3);
-    assert_eq!(store.load(0).unwrap().prices, Prices::default());
+    assert_eq!(load(store).await.prices, Prices::default());
     store.prices(PRICES).wait().await.unwrap();
-    assert_eq!(store.load(0).unwrap().prices, PRICES);
+    assert_eq!(load(store).await.prices, PRICES);
 }
 
 macro_rules! suite {
     ($($name:ident),*) => {
         mod memory {
             $(#[tokio::test] async fn $name() { super::$name(&super::MemoryStore::default()).await; })*
+        }
+        mod postgres {
+            $(#[tokio::test] async fn $name() {
+                if let Some(database) = crate::store::postgres::server::database() {
+                    super::$name(&database.store(1).await).await;
+                }
+            })*
         }
         mod sqlite {
             $(#[tokio::test] async fn $name() {
@@ -410,6 +472,7 @@ suite!(
     a_node_that_was_taken_back_stays_so_when_it_registers_anew,
     a_lease_is_kept_through_its_life_and_ends_once,
     a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the_node_says,
+    whoever_lost_a_node_changes_nothing_of_its_leases,
     leases_that_ended_long_ago_are_not_loaded,
     a_booking_counts_once_and_only_for_the_nodes_own_leases,
     a_booking_arrives_after_its_lease_has_ended,
@@ -428,7 +491,7 @@ fn open(directory: &Path) -> SqliteStore {
 async fn a_file_that_is_opened_again_has_everything() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(&store, address(1)).await;
     noted(&store, vec![Change::Offered(Box::new(record()))]).await;
     store
         .keep(bearer(1, As::Client(Role::Administrator), None))
@@ -436,9 +499,9 @@ async fn a_file_that_is_opened_again_has_everything() {
         .await
         .unwrap();
     store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
-    let before = store.load(0).unwrap();
+    let before = load(&store).await;
     drop(store);
-    assert_eq!(open(directory.path()).load(0).unwrap(), before);
+    assert_eq!(load(&open(directory.path())).await, before);
 }
 
 #[tokio::test]
@@ -467,7 +530,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, None).unwrap();
-    store.register(address(1), CAPACITY).wait().await.unwrap();
+    register(&store, address(1)).await;
     noted(&store, vec![Change::Offered(Box::new(record()))]).await;
     let operator = bearer(1, As::Client(Role::Administrator), None);
     store.keep(operator).wait().await.unwrap();
@@ -487,12 +550,12 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         prices: Prices::default(),
         ..record()
     };
-    assert_eq!(only_lease(&store), expected);
+    assert_eq!(only_lease(&store).await, expected);
     let operator = Bearer {
         name: "connection.json".into(),
         ..bearer(1, As::Client(Role::Administrator), None)
     };
-    assert_eq!(store.load(0).unwrap().bearers, vec![operator]);
+    assert_eq!(load(&store).await.bearers, vec![operator]);
 }
 
 #[tokio::test]
@@ -500,6 +563,7 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
     let store = SqliteStore::open(&path, Some(24)).unwrap();
+    register(&store, address(1)).await;
     let granted = |n: u32| {
         let mut lease = [0; 16];
         lease[..4].copy_from_slice(&n.to_le_bytes());
@@ -511,16 +575,16 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     let mut written = 0;
     let error = loop {
         let pair = vec![granted(written), granted(written + 1)];
-        match store.note(pair).wait().await {
-            Ok(()) => written += 2,
+        match store.note(under(1, pair)).wait().await {
+            Ok(_) => written += 2,
             Err(error) => break error,
         }
         assert!(written < 10_000, "the limit of pages was never met");
     };
     assert_eq!(error, StoreError::Full);
-    assert_eq!(store.load(0).unwrap().leases.len() as u32, written);
+    assert_eq!(load(&store).await.leases.len() as u32, written);
     drop(store);
     let roomy = SqliteStore::open(&path, Some(1_000)).unwrap();
-    assert_eq!(roomy.load(0).unwrap().leases.len() as u32, written);
+    assert_eq!(load(&roomy).await.leases.len() as u32, written);
     noted(&roomy, vec![granted(written)]).await;
 }

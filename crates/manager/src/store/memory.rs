@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mayfly_lease::State;
 use mayfly_lease::billing::merge;
 use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
+use super::apply::{apply, lease_of};
 use super::{
-    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Notes, Pending, Snapshot, Store, StoreError,
+    As, Bearer, BillQuery, Booked, LeaseRecord, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot, Store,
     TenantRecord,
 };
 
@@ -28,12 +28,6 @@ struct Kept {
     audit: Vec<AuditEntry>,
 }
 
-impl Kept {
-    fn live(&mut self, lease: LeaseId) -> Option<&mut LeaseRecord> {
-        self.leases.get_mut(&lease).filter(|record| record.state.is_live())
-    }
-}
-
 impl MemoryStore {
     fn kept(&self) -> MutexGuard<'_, Kept> {
         // No method panics between two writes, so a poisoned lock still guards consistent maps.
@@ -42,70 +36,45 @@ impl MemoryStore {
 }
 
 impl Notes for MemoryStore {
-    fn note(&self, changes: Vec<Change>) -> Pending<()> {
+    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
         let mut kept = self.kept();
-        for change in changes {
-            match change {
-                Change::Offered(record) => {
-                    kept.leases.entry(record.lease).or_insert(*record);
-                }
-                Change::Taken { lease, mode } => {
-                    if let Some(record) = kept.live(lease) {
-                        record.mode = mode;
-                    }
-                }
-                Change::Refused { lease } => {
-                    if kept.live(lease).is_some() {
-                        kept.leases.remove(&lease);
-                    }
-                }
-                Change::Active { lease, expires_at_ms } => {
-                    if let Some(record) = kept.live(lease) {
-                        record.state = State::Active;
-                        record.expires_at_ms = expires_at_ms;
-                    }
-                }
-                Change::Renewed {
-                    lease,
-                    duration_ms,
-                    expires_at_ms,
-                } => {
-                    if let Some(record) = kept.live(lease) {
-                        record.duration_ms = duration_ms;
-                        record.expires_at_ms = expires_at_ms;
-                    }
-                }
-                Change::Ended { lease, state, at_ms } => {
-                    if let Some(record) = kept.live(lease) {
-                        record.state = state;
-                        record.ended_at_ms = at_ms;
-                    }
-                }
+        let mut noted = Vec::with_capacity(notes.len());
+        for Note { node, epoch, change } in notes {
+            if kept.nodes.get(&node).is_none_or(|node| node.epoch != epoch) {
+                noted.push(Noted::Stale);
+                continue;
             }
+            let lease = lease_of(&change);
+            let before = kept.leases.remove(&lease);
+            if let Some(record) = apply(before, &change) {
+                kept.leases.insert(lease, record);
+            }
+            noted.push(Noted::Kept);
         }
-        Pending::ready(Ok(()))
+        Pending::ready(Ok(noted))
     }
 }
 
 impl Store for MemoryStore {
-    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
+    fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
         let kept = self.kept();
         let lately = |lease: &&LeaseRecord| lease.state.is_live() || lease.ended_at_ms >= ended_after_ms;
-        Ok(Snapshot {
+        Pending::ready(Ok(Snapshot {
             nodes: kept.nodes.values().cloned().collect(),
             leases: kept.leases.values().filter(lately).cloned().collect(),
             bearers: kept.bearers.values().cloned().collect(),
             tenants: kept.tenants.values().cloned().collect(),
             prices: kept.prices,
-        })
+        }))
     }
 
-    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
+    fn register(&self, address: NodeAddress, capacity: Capacity, _: u64) -> Pending<Option<Registered>> {
         let mut kept = self.kept();
-        let (epoch, booked, reclaimed) = kept
-            .nodes
-            .get(&address.id)
-            .map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
+        let known = kept.nodes.get(&address.id);
+        if known.is_some_and(|node| node.address.key != address.key) {
+            return Pending::ready(Ok(None));
+        }
+        let (epoch, booked, reclaimed) = known.map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
         let epoch = epoch + 1;
         kept.nodes.insert(
             address.id,
@@ -115,9 +84,15 @@ impl Store for MemoryStore {
                 epoch,
                 booked,
                 reclaimed,
+                manager: None,
             },
         );
-        Pending::ready(Ok(epoch))
+        Pending::ready(Ok(Some(Registered {
+            epoch,
+            booked,
+            reclaimed,
+            leases: None,
+        })))
     }
 
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
@@ -176,11 +151,13 @@ impl Store for MemoryStore {
         Pending::ready(Ok(()))
     }
 
-    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()> {
+    fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
         let mut kept = self.kept();
-        let spent = kept.tenants.get(&id).map_or(0, |tenant| tenant.spent);
-        kept.tenants.insert(id, TenantRecord { id, name, spec, spent });
-        Pending::ready(Ok(()))
+        let known = kept.tenants.values().find(|tenant| tenant.name == name);
+        let (id, spent) = known.map_or((new, 0), |tenant| (tenant.id, tenant.spent));
+        let record = TenantRecord { id, name, spec, spent };
+        kept.tenants.insert(id, record.clone());
+        Pending::ready(Ok(record))
     }
 
     fn prices(&self, prices: Prices) -> Pending<()> {

@@ -4,7 +4,10 @@
 //! last milliseconds in a power cut, because nodes hold the leases and report them again. Bookings and bearers may
 //! not: they are on the disk before anybody hears that they are.
 
+mod apply;
 mod memory;
+mod news;
+mod postgres;
 mod sqlite;
 
 #[cfg(test)]
@@ -12,19 +15,27 @@ mod conformance;
 
 use std::time::Duration;
 
-use mayfly_lease::quota::Held;
+use mayfly_lease::quota::{Held, QuotaError};
 use mayfly_lease::{Cost, State};
 use mayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
 use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
-use tokio::sync::oneshot;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
 
 pub use memory::MemoryStore;
+pub use news::{Adopted, News, Peer, Presence};
+pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
+
+#[cfg(test)]
+pub use postgres::server::database as postgres_database;
 
 /// A write that takes longer is given up: the longest pause of a healthy disk is some seconds of write-back.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+/// Reading all of it: some hundred thousand leases a second.
+pub const LOAD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Why the store could not do it. Nothing of the write was kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,16 +55,37 @@ pub enum StoreError {
         known: i64,
     },
     /// Anything else that the disk or the database says.
-    #[error("the store failed: {0}; check the disk of the state directory, or restore it from a backup")]
+    #[error("the store failed: {0}; check its disk, or restore it from a backup")]
     Broken(String),
     /// It does not answer.
-    #[error("the store did not answer within {} s; check the disk of the state directory", WRITE_DEADLINE.as_secs())]
+    #[error("the store did not answer within {} s; check its disk, and the database if it is one", WRITE_DEADLINE.as_secs())]
     Slow,
+    /// No connection to the database.
+    #[error("the database cannot be reached: {0}; check that it runs, and the address given with `--store`")]
+    Unreachable(String),
+    /// The address of a database that cannot be used.
+    #[error("the store `{address}` cannot be used: {why}")]
+    Address {
+        /// As given, without its password.
+        address: String,
+        /// Why not.
+        why: String,
+    },
+    /// Another manager owns the node now.
+    #[error("the node belongs to another manager by now; ask again")]
+    Stale,
+    /// Leases of all managers together would hold too much.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
 }
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Failure::new(Code::StoreFailed, error.to_string())
+        match error {
+            StoreError::Stale => Failure::new(Code::StaleEpoch, error.to_string()),
+            StoreError::Quota(quota) => quota.into(),
+            other => Failure::new(Code::StoreFailed, other.to_string()),
+        }
     }
 }
 
@@ -150,8 +182,30 @@ pub enum Change {
     },
 }
 
-/// A node in the books.
+/// A change, by whoever owned the lease's node under this epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// The lease's node.
+    pub node: NodeId,
+    /// Under which it was owned then. One that is over changes nothing any more.
+    pub epoch: u64,
+    /// What happened.
+    pub change: Change,
+}
+
+/// What became of a [`Note`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Noted {
+    /// It is in the store, or says nothing new.
+    Kept,
+    /// The node has another owner: nothing was changed.
+    Stale,
+    /// A lease that was not kept, as its tenant holds too much of other managers' already.
+    Over(QuotaError),
+}
+
+/// A node in the books.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// Where it was last.
     pub address: NodeAddress,
@@ -163,10 +217,25 @@ pub struct NodeRecord {
     pub booked: u64,
     /// Whether its owner took it back.
     pub reclaimed: bool,
+    /// The manager that it connected to last, where the store knows several.
+    pub manager: Option<PublicKey>,
+}
+
+/// What a node that connects is told of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// From now on; one more than the last.
+    pub epoch: u64,
+    /// Last number of its journal that was booked.
+    pub booked: u64,
+    /// Whether its owner took it back.
+    pub reclaimed: bool,
+    /// When another manager had it before: its leases that live, or ended lately.
+    pub leases: Option<Vec<LeaseRecord>>,
 }
 
 /// A tenant in the books.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantRecord {
     /// Which.
     pub id: TenantId,
@@ -203,7 +272,7 @@ pub struct BillQuery {
 }
 
 /// For whom a bearer speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum As {
     /// A person or a program that uses the HTTP API.
     Client(Role),
@@ -233,7 +302,7 @@ impl As {
 }
 
 /// A bearer token, of which only the SHA-256 is kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bearer {
     /// SHA-256 of the token.
     pub hash: [u8; 32],
@@ -256,7 +325,7 @@ pub struct Bearer {
 pub struct Snapshot {
     /// Every node that ever registered.
     pub nodes: Vec<NodeRecord>,
-    /// Leases that live, or ended lately.
+    /// Leases on this manager's nodes that live, or ended lately.
     pub leases: Vec<LeaseRecord>,
     /// Every bearer.
     pub bearers: Vec<Bearer>,
@@ -280,7 +349,12 @@ impl<T> Pending<T> {
 
     /// Waits until it is kept, or is certain not to be (or the deadline passed, when it may yet be kept).
     pub async fn wait(self) -> Result<T, StoreError> {
-        match tokio::time::timeout(WRITE_DEADLINE, self.0).await {
+        self.within(WRITE_DEADLINE).await
+    }
+
+    /// The same, of something that may take longer.
+    pub async fn within(self, deadline: Duration) -> Result<T, StoreError> {
+        match tokio::time::timeout(deadline, self.0).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(StoreError::Broken("its writer has stopped".into())),
             Err(_) => Err(StoreError::Slow),
@@ -290,21 +364,26 @@ impl<T> Pending<T> {
 
 /// Where changes of leases are noted.
 pub trait Notes: Send + Sync + 'static {
-    /// Leases changed, in this order, all or none.
-    fn note(&self, changes: Vec<Change>) -> Pending<()>;
+    /// Leases changed, in this order, all or none but for those that are [`Noted::Stale`] or [`Noted::Over`].
+    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>>;
 }
 
 /// The manager's memory. Writes take effect in the order of the calls; each is kept entirely or not at all.
+///
+/// Some stores serve several managers at once. What one of them changes of tenants, bearers, prices and nodes, the others hear
+/// as [`News`]; a node's leases are its owner's alone, and are loaded by the next owner. The methods that only these need do
+/// nothing for a single manager.
 pub trait Store: Notes {
-    /// Everything but leases that ended before this time. Blocks; called once, at start.
-    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError>;
+    /// Everything but leases that ended before this time.
+    fn load(&self, ended_after_ms: u64) -> Pending<Snapshot>;
 
-    /// A node connected: keeps its address and answers its new epoch, one more than the last.
-    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64>;
+    /// A node connected: keeps its address and owner, and answers its new epoch. None when it is known with another key.
+    /// With its leases that ended after this time, if they come from another manager.
+    fn register(&self, address: NodeAddress, capacity: Capacity, ended_after_ms: u64) -> Pending<Option<Registered>>;
 
     /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
-    /// that is not above it was booked before, and changes nothing. What the leases cost is added, in the same step, to what
-    /// their tenants have spent: neither is ever without the other.
+    /// that is not above it was booked before, and changes nothing, whichever manager brings it. What the leases cost is
+    /// added, in the same step, to what their tenants have spent: neither is ever without the other.
     fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked>;
 
     /// A node was taken back by its owner, or given again. Durable.
@@ -316,8 +395,8 @@ pub trait Store: Notes {
     /// Forgets a bearer, durably.
     fn revoke(&self, hash: [u8; 32]) -> Pending<()>;
 
-    /// Keeps a tenant's name and limits, durably; what it has spent is as it was, or nothing when it is new.
-    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()>;
+    /// Keeps a tenant's limits under its name, durably, with this id if the name is new. What it has spent is as it was.
+    fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord>;
 
     /// Keeps the site's prices, durably.
     fn prices(&self, prices: Prices) -> Pending<()>;
@@ -334,4 +413,32 @@ pub trait Store: Notes {
     /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
     /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool>;
+
+    /// Says that this manager lives, and answers which others do or did. None where there can be no others.
+    fn present(&self, _me: Presence) -> Option<Pending<Vec<Peer>>> {
+        None
+    }
+
+    /// Makes the nodes of a manager that has been silent for so long this one's own, and answers them.
+    fn adopt(&self, _from: PublicKey, _silent: Duration, _ended_after_ms: u64) -> Pending<Adopted> {
+        Pending::ready(Ok(Adopted::default()))
+    }
+
+    /// Tells the other managers.
+    fn tell(&self, _news: Vec<News>) {}
+
+    /// What the other managers changed, from now on. Can be taken once.
+    fn news(&self) -> Option<mpsc::Receiver<News>> {
+        None
+    }
+
+    /// Leases on other managers' nodes that live, or ended after this time: one, or all.
+    fn others(&self, _lease: Option<LeaseId>, _ended_after_ms: u64) -> Pending<Vec<LeaseRecord>> {
+        Pending::ready(Ok(Vec::new()))
+    }
+
+    /// What tenants hold on all managers' nodes together; none where this manager's own memory knows.
+    fn held(&self) -> Option<Pending<Vec<(TenantId, Held)>>> {
+        None
+    }
 }

@@ -19,8 +19,8 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, Trans
 use tokio::sync::oneshot;
 
 use super::{
-    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Notes, Pending, Snapshot, Store, StoreError,
-    TenantRecord,
+    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot,
+    Store, StoreError, TenantRecord,
 };
 
 /// Version of the tables below, in the file's `user_version`.
@@ -124,7 +124,7 @@ enum Command {
     Write(Box<dyn Job>),
     Load {
         ended_after_ms: u64,
-        reply: std::sync::mpsc::Sender<Result<Snapshot, StoreError>>,
+        reply: oneshot::Sender<Result<Snapshot, StoreError>>,
     },
 }
 
@@ -317,35 +317,45 @@ fn failed(error: &rusqlite::Error) -> StoreError {
 }
 
 impl Notes for SqliteStore {
-    fn note(&self, changes: Vec<Change>) -> Pending<()> {
+    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
         self.write(false, move |transaction| {
-            changes.iter().try_for_each(|change| apply(transaction, change))
+            notes.iter().map(|note| apply(transaction, note)).collect()
         })
     }
 }
 
 impl Store for SqliteStore {
-    fn load(&self, ended_after_ms: u64) -> Result<Snapshot, StoreError> {
-        let stopped = || StoreError::Broken("its writer has stopped".into());
-        let (reply, receiver) = channel();
-        let commands = self.commands.as_ref().ok_or_else(stopped)?;
-        commands
-            .send(Command::Load { ended_after_ms, reply })
-            .map_err(|_| stopped())?;
-        receiver
-            .recv_timeout(super::WRITE_DEADLINE)
-            .map_err(|_| StoreError::Slow)?
+    fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
+        let (reply, receiver) = oneshot::channel();
+        if let Some(commands) = &self.commands {
+            // As with writes: the waiter hears of a writer that has died.
+            let _ = commands.send(Command::Load { ended_after_ms, reply });
+        }
+        Pending(receiver)
     }
 
-    fn register(&self, address: NodeAddress, capacity: Capacity) -> Pending<u64> {
+    fn register(&self, address: NodeAddress, capacity: Capacity, _: u64) -> Pending<Option<Registered>> {
         self.write(false, move |transaction| {
+            let known: Option<NodeAddress> = transaction
+                .prepare_cached("SELECT address FROM nodes WHERE id = ?1")?
+                .query_row([address.id.0], |row| parsed(row, 0))
+                .optional()?;
+            if known.is_some_and(|known| known.key != address.key) {
+                return Ok(None);
+            }
             transaction
                 .prepare_cached(
                     "INSERT INTO nodes (id, address, capacity, epoch) VALUES (?1, ?2, ?3, 1)
-                     ON CONFLICT (id) DO UPDATE SET address = ?2, capacity = ?3, epoch = epoch + 1 RETURNING epoch",
+                     ON CONFLICT (id) DO UPDATE SET address = ?2, capacity = ?3, epoch = epoch + 1
+                     RETURNING epoch, booked, reclaimed",
                 )?
                 .query_row(params![address.id.0, json(&address)?, json(&capacity)?], |row| {
-                    unsigned(row, 0)
+                    Ok(Some(Registered {
+                        epoch: unsigned(row, 0)?,
+                        booked: unsigned(row, 1)?,
+                        reclaimed: row.get(2)?,
+                        leases: None,
+                    }))
                 })
         })
     }
@@ -418,14 +428,21 @@ impl Store for SqliteStore {
         })
     }
 
-    fn tenant(&self, id: TenantId, name: String, spec: TenantSpec) -> Pending<()> {
+    fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
         self.write(true, move |transaction| {
-            transaction.execute(
+            transaction.query_row(
                 "INSERT INTO tenants (id, name, spec) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (id) DO UPDATE SET name = ?2, spec = ?3",
-                params![id.0, name, json(&spec)?],
-            )?;
-            Ok(())
+                 ON CONFLICT (name) DO UPDATE SET spec = ?3 RETURNING id, spent",
+                params![new.0, name, json(&spec)?],
+                |row| {
+                    Ok(TenantRecord {
+                        id: TenantId(row.get(0)?),
+                        name: name.clone(),
+                        spec,
+                        spent: unsigned(row, 1)?,
+                    })
+                },
+            )
         })
     }
 
@@ -553,9 +570,16 @@ fn charge(
     Ok(Some((after.tenant, amount)))
 }
 
-fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
+fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> {
     const LIVE: &str = "state IN ('granted', 'active')";
-    match change {
+    let epoch = transaction
+        .prepare_cached("SELECT epoch FROM nodes WHERE id = ?1")?
+        .query_row([note.node.0], |row| unsigned(row, 0))
+        .optional()?;
+    if epoch != Some(note.epoch) {
+        return Ok(Noted::Stale);
+    }
+    match &note.change {
         Change::Offered(record) => transaction
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
@@ -607,7 +631,7 @@ fn apply(transaction: &Transaction<'_>, change: &Change) -> rusqlite::Result<()>
             ))?
             .execute(params![lease.0, state.name(), signed(*at_ms)])?,
     };
-    Ok(())
+    Ok(Noted::Kept)
 }
 
 fn keep(transaction: &Transaction<'_>, bearer: &Bearer) -> rusqlite::Result<()> {
@@ -637,6 +661,7 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
                 epoch: unsigned(row, 2)?,
                 booked: unsigned(row, 3)?,
                 reclaimed: row.get(4)?,
+                manager: None,
             })
         })?
         .collect::<rusqlite::Result<_>>()?;

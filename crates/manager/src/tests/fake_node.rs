@@ -141,6 +141,7 @@ impl FakeNode {
                 signing_keys,
                 heartbeat_ms,
                 credential,
+                ..
             } => (epoch, signing_keys, Duration::from_millis(heartbeat_ms), credential),
             ManagerMessage::Refused(failure) => return Err(failure),
             other => panic!("{other:?}"),

@@ -3,6 +3,7 @@
 mod accounts;
 mod allowances;
 mod fake_node;
+mod managers;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -119,8 +120,8 @@ fn request(mode: Mode) -> LeaseRequest {
 }
 
 /// Waits for an event of the manager's.
-async fn event(events: &mut tokio::sync::broadcast::Receiver<Event>, wanted: Event) {
-    let search = async { while events.recv().await.expect("events go on") != wanted {} };
+async fn event(events: &mut tokio::sync::broadcast::Receiver<Told>, wanted: Event) {
+    let search = async { while events.recv().await.expect("events go on").event != wanted {} };
     tokio::time::timeout(PATIENCE, search).await.expect("the event in time");
 }
 
@@ -225,7 +226,7 @@ async fn a_node_that_keeps_failing_gets_no_leases_until_an_operator_says_that_it
     );
     let told = tokio::time::timeout(PATIENCE, async {
         loop {
-            if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap() {
+            if let Event::NodeSuspended { node, .. } = events.recv().await.unwrap().event {
                 return node;
             }
         }

@@ -1,0 +1,88 @@
+//! The tables, and how they are made.
+
+use tokio_postgres::Client;
+
+use super::faults::Fault;
+use crate::store::StoreError;
+
+/// Version of the tables below.
+pub const SCHEMA: i64 = 1;
+
+/// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
+const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
+
+const TABLES: &str = "
+CREATE SCHEMA IF NOT EXISTS mayfly;
+CREATE TABLE mayfly.version (version BIGINT NOT NULL);
+INSERT INTO mayfly.version VALUES (1);
+CREATE TABLE mayfly.managers (
+    key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
+);
+CREATE TABLE mayfly.nodes (
+    id BYTEA PRIMARY KEY, key BYTEA NOT NULL, address TEXT NOT NULL, capacity TEXT NOT NULL, epoch BIGINT NOT NULL,
+    manager BYTEA NOT NULL, booked BIGINT NOT NULL DEFAULT 0, reclaimed BOOLEAN NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+CREATE INDEX nodes_by_manager ON mayfly.nodes (manager);
+CREATE TABLE mayfly.leases (
+    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, node BYTEA NOT NULL, holder BYTEA NOT NULL, state TEXT NOT NULL,
+    workers BIGINT NOT NULL, cores_per_worker BIGINT NOT NULL, hot BOOLEAN NOT NULL, memory_bytes BIGINT NOT NULL,
+    duration_ms BIGINT NOT NULL, granted_at_ms BIGINT NOT NULL, expires_at_ms BIGINT NOT NULL,
+    ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
+    allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
+    allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX leases_by_node ON mayfly.leases (node, ended_at_ms);
+CREATE INDEX leases_by_end ON mayfly.leases (ended_at_ms);
+CREATE INDEX leases_by_grant ON mayfly.leases (granted_at_ms, id);
+CREATE TABLE mayfly.bearers (
+    hash BYTEA PRIMARY KEY, role TEXT NOT NULL, tenant BYTEA NOT NULL, node BYTEA, expires_at_ms BIGINT NOT NULL,
+    name TEXT NOT NULL, read_only BOOLEAN NOT NULL
+);
+CREATE INDEX bearers_by_tenant ON mayfly.bearers (tenant, name);
+CREATE INDEX bearers_by_node ON mayfly.bearers (node);
+CREATE TABLE mayfly.tenants (
+    id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent BIGINT NOT NULL DEFAULT 0,
+    leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0, cores BIGINT NOT NULL DEFAULT 0,
+    memory_bytes BIGINT NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+CREATE TABLE mayfly.site (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), prices TEXT NOT NULL);
+CREATE TABLE mayfly.audit (
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, written BYTEA NOT NULL UNIQUE, at_ms BIGINT NOT NULL,
+    tenant BYTEA NOT NULL, token TEXT NOT NULL, action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
+);
+";
+
+/// Makes the tables where there are none. Leaves those of a later release alone.
+pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
+    if let Some(found) = version(client).await? {
+        return known(found);
+    }
+    client.batch_execute(&format!("BEGIN; {LOCK};")).await?;
+    // Another manager may have been quicker.
+    let made = match version(client).await? {
+        Some(found) => known(found),
+        None => client.batch_execute(TABLES).await.map_err(Fault::from),
+    };
+    client
+        .batch_execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" })
+        .await?;
+    made
+}
+
+async fn version(client: &Client) -> Result<Option<i64>, Fault> {
+    // Asked of the tables and not by name: a session remembers for a while that it found no such name.
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'mayfly' AND tablename = 'version')";
+    let there = client.query_one(sql, &[]).await?;
+    if !there.try_get::<_, bool>(0)? {
+        return Ok(None);
+    }
+    let row = client.query_one("SELECT version FROM mayfly.version", &[]).await?;
+    Ok(Some(row.try_get(0)?))
+}
+
+fn known(found: i64) -> Result<(), Fault> {
+    match found {
+        SCHEMA => Ok(()),
+        found => Err(Fault::Refused(StoreError::Schema { found, known: SCHEMA })),
+    }
+}

@@ -1,0 +1,308 @@
+//! What is PostgreSQL's alone: several managers, and a server that goes away.
+
+use std::time::Duration;
+
+use mayfly_protocol::accounts::Quota;
+
+use super::server::{Server, database};
+use super::*;
+use crate::store::Change;
+use crate::store::conformance::{
+    CAPACITY, LEASE, NODE, TENANT, address, bearer, client, load, record, register, under, used,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn heard(news: &mut mpsc::Receiver<News>, wanted: impl Fn(&News) -> bool) -> News {
+    let search = async {
+        loop {
+            let one = news.recv().await.expect("news go on");
+            if wanted(&one) {
+                return one;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, search).await.expect("the news in time")
+}
+
+fn offered() -> Change {
+    Change::Offered(Box::new(record()))
+}
+
+#[tokio::test]
+async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_nothing_more() {
+    let Some(database) = database() else { return };
+    let (a, b) = (database.store(1).await, database.store(2).await);
+    assert_eq!(register(&a, address(1)).await, 1);
+    assert_eq!(a.note(under(1, vec![offered()])).wait().await, Ok(vec![Noted::Kept]));
+    let moved = b.register(address(2), CAPACITY, 0).wait().await.unwrap().unwrap();
+    assert_eq!((moved.epoch, moved.leases), (2, Some(vec![record()])));
+    let ended = Change::Ended {
+        lease: LEASE,
+        state: mayfly_lease::State::Lost,
+        at_ms: 5,
+    };
+    assert_eq!(
+        a.note(under(1, vec![ended.clone()])).wait().await,
+        Ok(vec![Noted::Stale])
+    );
+    assert_eq!(b.note(under(2, vec![ended])).wait().await, Ok(vec![Noted::Kept]));
+    // Where it stays, memory knows better than the books.
+    let again = b.register(address(2), CAPACITY, 0).wait().await.unwrap().unwrap();
+    assert_eq!((again.epoch, again.leases), (3, None));
+    assert_eq!((load(&a).await.leases.len(), load(&b).await.leases.len()), (0, 1));
+}
+
+#[tokio::test]
+async fn an_entry_that_two_managers_bring_is_charged_once() {
+    let Some(database) = database() else { return };
+    let (a, b) = (database.store(1).await, database.store(2).await);
+    register(&a, address(1)).await;
+    a.tenant(TENANT, "astro".into(), TenantSpec::default())
+        .wait()
+        .await
+        .unwrap();
+    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    register(&b, address(1)).await;
+    // Its acknowledgement was lost: the node repeats it to the next manager, at the same time as the first still writes.
+    let bring =
+        |store: &PostgresStore, sequence| store.book(NODE, sequence, vec![(LEASE, used(10 * sequence, sequence))]);
+    for sequence in 1..=50 {
+        let (first, second) = tokio::join!(bring(&a, sequence).wait(), bring(&b, sequence).wait());
+        assert_eq!(
+            (first.unwrap().sequence, second.unwrap().sequence),
+            (sequence, sequence)
+        );
+    }
+    assert_eq!(load(&b).await.tenants[0].spent, 500);
+}
+
+#[tokio::test]
+async fn a_quota_holds_over_all_managers_however_many_ask_at_once() {
+    let Some(database) = database() else { return };
+    let (a, b) = (database.store(1).await, database.store(2).await);
+    let spec = TenantSpec {
+        quota: Quota {
+            workers: Some(20),
+            ..Quota::default()
+        },
+        ..TenantSpec::default()
+    };
+    a.tenant(TENANT, "astro".into(), spec).wait().await.unwrap();
+    let mine = |n: u8| NodeAddress {
+        id: NodeId([n; 16]),
+        ..address(n.into())
+    };
+    register(&a, mine(1)).await;
+    register(&b, mine(2)).await;
+    let offer = |store: &PostgresStore, node: u8, n: u8| {
+        let lease = LeaseId([n; 16]);
+        let node = NodeId([node; 16]);
+        // Two workers each.
+        let change = Change::Offered(Box::new(LeaseRecord {
+            lease,
+            node,
+            ..record()
+        }));
+        store.note(vec![Note { node, epoch: 1, change }]).wait()
+    };
+    let asked = (0..30).flat_map(|n| [offer(&a, 1, 100 + n), offer(&b, 2, 200 + n)]);
+    let answers = futures_util::future::join_all(asked).await;
+    let kept = |answer: &Result<Vec<Noted>, StoreError>| answer.as_ref().unwrap()[0] == Noted::Kept;
+    assert_eq!(answers.iter().filter(|answer| kept(answer)).count(), 10);
+    let over = answers
+        .iter()
+        .filter(|answer| matches!(answer.as_ref().unwrap()[0], Noted::Over(_)));
+    assert_eq!(over.count(), 50);
+    let held = a.held().unwrap().wait().await.unwrap();
+    assert_eq!((held[0].1.leases, held[0].1.workers), (10, 20));
+    // One that ends makes room at the other manager.
+    let first = load(&a)
+        .await
+        .leases
+        .into_iter()
+        .chain(load(&b).await.leases)
+        .next()
+        .unwrap();
+    let (holder, other) = if first.node == NodeId([1; 16]) {
+        (&a, (&b, 2))
+    } else {
+        (&b, (&a, 1))
+    };
+    let change = Change::Refused { lease: first.lease };
+    let node = first.node;
+    let note = Note { node, epoch: 1, change };
+    assert_eq!(holder.note(vec![note]).wait().await, Ok(vec![Noted::Kept]));
+    assert_eq!(offer(other.0, other.1, 250).await, Ok(vec![Noted::Kept]));
+    assert!(matches!(offer(&a, 1, 150).await.unwrap()[0], Noted::Over(_)));
+}
+
+#[tokio::test]
+async fn managers_hear_what_the_others_change() {
+    let Some(database) = database() else { return };
+    let (a, b) = (database.store(1).await, database.store(2).await);
+    let mut news = b.news().expect("taken once");
+    assert!(b.news().is_none());
+    heard(&mut news, |news| matches!(news, News::Everything(_))).await;
+    let tenant = a
+        .tenant(TENANT, "astro".into(), TenantSpec::default())
+        .wait()
+        .await
+        .unwrap();
+    heard(&mut news, |news| *news == News::Tenant(tenant.clone())).await;
+    let laptop = client(7, "laptop");
+    a.keep(laptop.clone()).wait().await.unwrap();
+    heard(&mut news, |news| *news == News::Bearer(laptop.clone())).await;
+    a.revoke(laptop.hash).wait().await.unwrap();
+    heard(&mut news, |news| *news == News::Revoked(laptop.hash)).await;
+    register(&a, address(1)).await;
+    let owned =
+        |news: &News| matches!(news, News::Node(node) if node.manager == Some(PublicKey([1; 32])) && node.epoch == 1);
+    heard(&mut news, owned).await;
+    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    heard(&mut news, |news| *news == News::Spent(TENANT, 10)).await;
+    let event = News::Event(mayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
+    Store::tell(&a, vec![event.clone()]);
+    heard(&mut news, |news| *news == event).await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_silent_manager_are_adopted_once() {
+    let Some(database) = database() else { return };
+    let (a, b, c) = (
+        database.store(1).await,
+        database.store(2).await,
+        database.store(3).await,
+    );
+    let presence = |n: u8| Presence {
+        url: format!("https://m{n}:7070"),
+        ca_pem: "-".into(),
+        free: CAPACITY,
+    };
+    let peers = |store: &PostgresStore, n| store.present(presence(n)).unwrap().wait();
+    assert_eq!(peers(&a, 1).await, Ok(vec![]));
+    let seen = peers(&b, 2).await.unwrap();
+    assert_eq!((seen.len(), &seen[0].presence), (1, &presence(1)));
+    register(&a, address(1)).await;
+    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    let adopt = |store: &PostgresStore, silent| store.adopt(PublicKey([1; 32]), silent, 0).wait();
+    assert_eq!(adopt(&b, PATIENCE).await, Ok(Adopted::default()), "it lives");
+    // A database's clock goes on between two transactions.
+    let (first, second) = tokio::join!(adopt(&b, Duration::ZERO), adopt(&c, Duration::ZERO));
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!(first.nodes.len() + second.nodes.len(), 1);
+    let heir = if first.nodes.is_empty() { second } else { first };
+    assert_eq!((heir.nodes[0].epoch, heir.leases), (2, vec![record()]));
+    assert_eq!(
+        a.note(under(1, vec![Change::Refused { lease: LEASE }])).wait().await,
+        Ok(vec![Noted::Stale])
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_costs_time_and_nothing_else() {
+    let Ok(mut server) = Server::start(&[]) else { return };
+    let database = super::server::Database::on(&server);
+    let (a, b) = (database.store(1).await, database.store(2).await);
+    let mut news = b.news().unwrap();
+    register(&a, address(1)).await;
+    a.tenant(TENANT, "astro".into(), TenantSpec::default())
+        .wait()
+        .await
+        .unwrap();
+    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    for (round, how) in ["stop", "kill", "stop", "kill"].into_iter().enumerate() {
+        let sequence = 10 * round as u64;
+        let booked: Vec<_> = (1..=5)
+            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1))]))
+            .collect();
+        let down = tokio::task::spawn_blocking(move || {
+            server.tell(how);
+            server
+        });
+        let later: Vec<_> = (6..=10)
+            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1))]))
+            .collect();
+        server = down.await.unwrap();
+        let entry = AuditEntry {
+            number: 0,
+            at_ms: 1,
+            tenant: TENANT,
+            token: String::new(),
+            action: "a".into(),
+            subject: round.to_string(),
+            details: String::new(),
+        };
+        let audit = a.audit(entry);
+        server.tell("start");
+        for pending in booked.into_iter().chain(later) {
+            pending.wait().await.unwrap();
+        }
+        audit.wait().await.unwrap();
+        let total = 10 * (sequence + 10);
+        assert_eq!(load(&a).await.tenants[0].spent, total);
+        heard(&mut news, |news| match news {
+            News::Spent(_, spent) => *spent == total,
+            News::Everything(all) => all.tenants.first().is_some_and(|tenant| tenant.spent == total),
+            _ => false,
+        })
+        .await;
+    }
+    let entries = a.audited(0, 100).wait().await.unwrap();
+    assert_eq!(entries.len(), 4, "each is written once");
+}
+
+#[tokio::test]
+async fn a_database_that_stays_away_is_told_by_the_deadline() {
+    let Ok(mut server) = Server::start(&[]) else { return };
+    let database = super::server::Database::on(&server);
+    let a = database.store(1).await;
+    register(&a, address(1)).await;
+    server.tell("stop");
+    let begun = std::time::Instant::now();
+    let (written, read) = tokio::join!(a.keep(bearer(1, As::Join, None)).wait(), a.load(0).wait());
+    assert!(
+        matches!(written, Err(StoreError::Unreachable(_) | StoreError::Slow)),
+        "{written:?}"
+    );
+    assert!(
+        matches!(read, Err(StoreError::Unreachable(_) | StoreError::Slow)),
+        "{read:?}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    let none = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
+    assert!(matches!(none, Some(StoreError::Unreachable(_))), "{none:?}");
+    server.tell("start");
+    a.keep(bearer(2, As::Join, None)).wait().await.unwrap();
+    let kept: Vec<[u8; 32]> = load(&a).await.bearers.iter().map(|bearer| bearer.hash).collect();
+    assert_eq!(kept, [[2; 32]], "what was given up was not written later");
+}
+
+#[tokio::test]
+async fn tables_of_a_later_release_are_left_alone() {
+    let Some(database) = database() else { return };
+    let a = database.store(1).await;
+    a.alone(|link| async move { Ok(link.batch("UPDATE version SET version = 99").await?) }.boxed())
+        .wait()
+        .await
+        .unwrap();
+    let found = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
+    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 1 }));
+}
+
+#[tokio::test]
+async fn managers_that_start_at_once_over_an_empty_database_make_one_set_of_tables() {
+    let Some(database) = database() else { return };
+    let stores = futures_util::future::join_all((1..=8).map(|n| database.store(n))).await;
+    let named = stores.iter().enumerate().map(|(n, store)| {
+        store
+            .tenant(TenantId([n as u8; 16]), "default".into(), TenantSpec::default())
+            .wait()
+    });
+    let tenants = futures_util::future::join_all(named).await;
+    assert!(
+        tenants.iter().all(|tenant| tenant == &tenants[0]),
+        "a name has one id for all"
+    );
+}

@@ -1,0 +1,273 @@
+//! The one task that writes: what waits is written together, and again where a connection was lost before it was certain.
+//!
+//! Every write may be repeated without harm, so that a lost connection costs nobody anything but time: whoever waits is told no
+//! only when the deadline has passed.
+
+use std::collections::VecDeque;
+
+use futures_util::future::BoxFuture;
+use mayfly_protocol::ids::PublicKey;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::books::{self, Done, Entry};
+use super::connect::{Address, Link};
+use super::faults::Fault;
+use super::{FIRST_WAIT, LAST_WAIT, STATEMENT_DEADLINE};
+use crate::store::{StoreError, WRITE_DEADLINE};
+
+/// Most entries in one transaction: bounds how long the first of them waits.
+const GROUP: usize = 256;
+
+/// Something that is written in a transaction of its own.
+pub trait Alone: Send {
+    /// Runs it; it may be run again.
+    fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>>;
+    /// Tells whoever waits.
+    fn finish(self: Box<Self>, result: Result<(), StoreError>);
+}
+
+/// An action with somebody who waits for its outcome.
+pub struct Action<T, F> {
+    pub action: F,
+    pub outcome: Option<T>,
+    pub reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T, F> Alone for Action<T, F>
+where
+    T: Send,
+    F: for<'a> Fn(&'a Link) -> BoxFuture<'a, Result<T, Fault>> + Send,
+{
+    fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>> {
+        let running = (self.action)(link);
+        Box::pin(async {
+            link.batch("BEGIN").await?;
+            let outcome = running.await?;
+            link.batch("COMMIT").await?;
+            self.outcome = Some(outcome);
+            Ok(())
+        })
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
+        let Self { outcome, reply, .. } = *self;
+        let missing = || StoreError::Broken("a write was not run".into());
+        // Whoever asked may have stopped waiting; the write stands all the same.
+        let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
+    }
+}
+
+/// What is to be written.
+pub enum What {
+    /// With others, in one transaction.
+    Together(Entry, oneshot::Sender<Result<Done, StoreError>>),
+    /// By itself.
+    Alone(Box<dyn Alone>),
+}
+
+/// A write that waits.
+pub struct Write {
+    /// Since when.
+    pub since: Instant,
+    /// For what.
+    pub what: What,
+}
+
+impl What {
+    fn fail(self, error: StoreError) {
+        match self {
+            Self::Together(_, reply) => drop(reply.send(Err(error))),
+            Self::Alone(alone) => alone.finish(Err(error)),
+        }
+    }
+}
+
+/// Writes until nobody can ask any more.
+pub async fn write(address: Address, me: PublicKey, mut queue: mpsc::UnboundedReceiver<Write>) {
+    let mut waiting = VecDeque::new();
+    let mut link = None;
+    let mut wait = FIRST_WAIT;
+    loop {
+        if waiting.is_empty() {
+            match queue.recv().await {
+                Some(write) => waiting.push_back(write),
+                None => return,
+            }
+        }
+        while let Ok(write) = queue.try_recv() {
+            waiting.push_back(write);
+        }
+        let fault = match attempt(&address, &mut link, me, &mut waiting).await {
+            Ok(()) => {
+                wait = FIRST_WAIT;
+                continue;
+            }
+            Err(fault) => fault,
+        };
+        if let Fault::Lost(why) = &fault {
+            tracing::warn!(
+                database = address.describe(),
+                why,
+                "the connection to the database is lost"
+            );
+            link = None;
+        }
+        give_up_late(&mut waiting, &fault);
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LAST_WAIT);
+    }
+}
+
+/// Whoever has waited for too long hears why.
+fn give_up_late(waiting: &mut VecDeque<Write>, fault: &Fault) {
+    let now = Instant::now();
+    while waiting
+        .front()
+        .is_some_and(|write| now.duration_since(write.since) + LAST_WAIT > WRITE_DEADLINE)
+    {
+        if let Some(write) = waiting.pop_front() {
+            write.what.fail(fault.told());
+        }
+    }
+}
+
+/// Writes what waits, in order. A fault leaves what was not written.
+async fn attempt(
+    address: &Address,
+    link: &mut Option<Link>,
+    me: PublicKey,
+    waiting: &mut VecDeque<Write>,
+) -> Result<(), Fault> {
+    let link = match link {
+        Some(open) if !open.is_closed() => open,
+        other => match Link::open(address, None).await {
+            Ok(open) => other.insert(open),
+            Err(Fault::Refused(error)) => {
+                // Nothing can be written as things are: a wrong password, another release's tables.
+                for write in waiting.drain(..) {
+                    write.what.fail(error.clone());
+                }
+                return Ok(());
+            }
+            Err(fault) => return Err(fault),
+        },
+    };
+    while let Some(first) = waiting.pop_front() {
+        let Write { since, what } = first;
+        match what {
+            What::Alone(mut alone) => {
+                let result = in_time(link, alone.run(link)).await;
+                match result {
+                    Ok(()) => alone.finish(Ok(())),
+                    Err(Fault::Refused(error)) => alone.finish(Err(error)),
+                    Err(fault) => {
+                        waiting.push_front(Write {
+                            since,
+                            what: What::Alone(alone),
+                        });
+                        return Err(fault);
+                    }
+                }
+            }
+            What::Together(entry, reply) => {
+                let mut group = vec![entry];
+                let mut replies = vec![(since, reply)];
+                while group.len() < GROUP
+                    && let Some(next) = waiting.pop_front()
+                {
+                    match next.what {
+                        What::Together(entry, reply) => {
+                            group.push(entry);
+                            replies.push((next.since, reply));
+                        }
+                        what => {
+                            waiting.push_front(Write {
+                                since: next.since,
+                                what,
+                            });
+                            break;
+                        }
+                    }
+                }
+                together(link, me, group, replies, waiting).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+type Replies = Vec<(Instant, oneshot::Sender<Result<Done, StoreError>>)>;
+
+async fn together(
+    link: &Link,
+    me: PublicKey,
+    group: Vec<Entry>,
+    replies: Replies,
+    waiting: &mut VecDeque<Write>,
+) -> Result<(), Fault> {
+    match in_time(link, books::write(link, me, &group)).await {
+        Ok(done) => {
+            for (done, (_, reply)) in done.into_iter().zip(replies) {
+                let _ = reply.send(Ok(done));
+            }
+            Ok(())
+        }
+        // One of them is at fault; the others need not suffer for it.
+        Err(Fault::Refused(_)) if group.len() > 1 => {
+            let mut rest: VecDeque<_> = group.into_iter().zip(replies).collect();
+            while let Some((entry, reply)) = rest.pop_front() {
+                let (since, reply) = reply;
+                let one = std::slice::from_ref(&entry);
+                match in_time(link, books::write(link, me, one)).await {
+                    Ok(done) => drop(
+                        reply.send(
+                            done.into_iter()
+                                .next()
+                                .ok_or_else(|| StoreError::Broken("a write was not run".into())),
+                        ),
+                    ),
+                    Err(Fault::Refused(error)) => drop(reply.send(Err(error))),
+                    Err(fault) => {
+                        rest.push_front((entry, (since, reply)));
+                        put_back(waiting, rest);
+                        return Err(fault);
+                    }
+                }
+            }
+            Ok(())
+        }
+        Err(Fault::Refused(error)) => {
+            for (_, reply) in replies {
+                let _ = reply.send(Err(error.clone()));
+            }
+            Ok(())
+        }
+        Err(fault) => {
+            put_back(waiting, group.into_iter().zip(replies).collect());
+            Err(fault)
+        }
+    }
+}
+
+fn put_back(
+    waiting: &mut VecDeque<Write>,
+    mut rest: VecDeque<(Entry, (Instant, oneshot::Sender<Result<Done, StoreError>>))>,
+) {
+    while let Some((entry, (since, reply))) = rest.pop_back() {
+        waiting.push_front(Write {
+            since,
+            what: What::Together(entry, reply),
+        });
+    }
+}
+
+/// Runs a transaction within the deadline of one; what is left of one that failed is undone.
+async fn in_time<T>(link: &Link, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let done = tokio::time::timeout(STATEMENT_DEADLINE, work).await;
+    let result = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
+    if let Err(Fault::Again(_) | Fault::Refused(_)) = &result {
+        link.batch("ROLLBACK").await?;
+    }
+    result
+}

@@ -1,0 +1,135 @@
+//! Several managers over one real PostgreSQL, with fake nodes.
+
+use mayfly_protocol::accounts::{Quota, TenantSpec};
+
+use super::*;
+use crate::options::StoreKind;
+use crate::store::postgres_database as database;
+
+async fn manager(directory: &Path, url: &str) -> Handle {
+    let options = Options {
+        store: StoreKind::Postgres { url: url.to_owned() },
+        heartbeat: Duration::from_millis(500),
+        lease_lost_after: Duration::from_millis(500),
+        ..options(directory)
+    };
+    Manager::start(options).await.unwrap()
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < PATIENCE * 2, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Both know of each other.
+async fn acquainted(managers: &[&Handle]) {
+    for manager in managers {
+        let mut client = Client::new(manager).await;
+        until("that all managers know each other", async || {
+            client.get::<Vec<ManagerStatus>>("/v1/managers").await.len() == managers.len()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
+    let Some(database) = database() else { return };
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (a, b) = (
+        manager(one.path(), &database.url).await,
+        manager(two.path(), &database.url).await,
+    );
+    acquainted(&[&a, &b]).await;
+    let near = FakeNode::join(&a, 1, Manner::Honest).await;
+    let far = FakeNode::join(&b, 2, Manner::Honest).await;
+    // A node knows all keys, wherever it is, and where else it may go.
+    assert_eq!(near.signing_keys.len(), 2);
+    let mut client = Client::new(&a).await;
+    let both_cores = LeaseRequest {
+        workers: 2,
+        ..request(Mode::Hot)
+    };
+    let first = client.lease(&both_cores).await.unwrap();
+    let second = client.lease(&both_cores).await.unwrap();
+    assert_eq!((first.node.id, second.node.id), (near.id, far.id));
+    assert_eq!(client.lease(&both_cores).await.err(), Some(Code::NoCapacity));
+    assert_eq!(client.get::<Vec<NodeStatus>>("/v1/nodes").await.len(), 2);
+    assert_eq!(client.get::<Vec<LeaseStatus>>("/v1/leases").await.len(), 2);
+    assert_eq!(client.state(second.lease).await, "granted");
+    let wanted = LeaseRequest {
+        node: Some(far.id),
+        ..both_cores.clone()
+    };
+    let mut events = a.events();
+    let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", second.lease), "").await;
+    assert_eq!(status, 200, "{body}");
+    event(&mut events, lease_event(second.lease, far.id, "released")).await;
+    assert_eq!(client.lease(&wanted).await.unwrap().node.id, far.id);
+    for manager in [a, b] {
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_offer_that_a_node_refused_does_not_count_at_the_next_manager() {
+    let Some(database) = database() else { return };
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (a, b) = (
+        manager(one.path(), &database.url).await,
+        manager(two.path(), &database.url).await,
+    );
+    acquainted(&[&a, &b]).await;
+    let _full = FakeNode::join(&a, 1, Manner::Full).await;
+    let _honest = FakeNode::join(&b, 2, Manner::Honest).await;
+    let mut client = Client::new(&a).await;
+    let spec = TenantSpec {
+        quota: Quota {
+            workers: Some(1),
+            ..Quota::default()
+        },
+        ..TenantSpec::default()
+    };
+    let body = serde_json::to_string(&spec).unwrap();
+    let (status, body) = client.send("PUT", "/v1/tenants/default", &body).await;
+    assert_eq!(status, 200, "{body}");
+    for _ in 0..5 {
+        let grant = client.lease(&request(Mode::Hot)).await.unwrap();
+        let full = client.lease(&request(Mode::Hot)).await.err();
+        assert_eq!(full, Some(Code::QuotaExceeded));
+        let (status, body) = client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
+        assert_eq!(status, 200, "{body}");
+    }
+    for manager in [a, b] {
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_a_node_that_died_with_its_manager_are_ended_by_another() {
+    let Some(database) = database() else { return };
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (a, b) = (
+        manager(one.path(), &database.url).await,
+        manager(two.path(), &database.url).await,
+    );
+    acquainted(&[&a, &b]).await;
+    let node = FakeNode::join(&a, 1, Manner::Honest).await;
+    let grant = Client::new(&a).await.lease(&request(Mode::Hot)).await.unwrap();
+    drop(node);
+    a.shutdown().await;
+    let mut client = Client::new(&b).await;
+    until("the end of a lease that nobody looks after", async || {
+        let leases: Vec<LeaseStatus> = client.get("/v1/leases").await;
+        leases
+            .iter()
+            .any(|lease| lease.lease == grant.lease && lease.state == "lost")
+    })
+    .await;
+    let nodes: Vec<NodeStatus> = client.get("/v1/nodes").await;
+    assert_eq!((nodes.len(), nodes[0].state.as_str(), nodes[0].leases), (1, "lost", 0));
+    b.shutdown().await;
+}

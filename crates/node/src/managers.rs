@@ -1,0 +1,138 @@
+//! Which managers a node knows: the one that it joined, and those that it was told of since.
+
+use std::path::{Path, PathBuf};
+
+use mayfly_protocol::api::ManagerAddress;
+
+use crate::ManagerLink;
+use crate::node::random;
+use crate::node::state_dir::write_private;
+
+/// They stand here, in the node's state directory.
+const FILE: &str = "managers.json";
+
+/// All of them, and which one's turn it is.
+#[derive(Debug)]
+pub struct Managers {
+    path: PathBuf,
+    all: Vec<ManagerAddress>,
+    now: usize,
+    tried: usize,
+}
+
+impl Managers {
+    /// Those of the link, and those of an earlier life under the same manager.
+    pub fn of(link: &ManagerLink, state_dir: &Path) -> Self {
+        let path = state_dir.join(FILE);
+        let first = ManagerAddress {
+            manager: link.url.clone(),
+            ca_pem: link.ca_pem.clone(),
+        };
+        let mut all = vec![first];
+        all.extend(link.others.iter().cloned());
+        let kept = std::fs::read(&path).ok();
+        let kept = kept.and_then(|json| serde_json::from_slice::<Vec<ManagerAddress>>(&json).ok());
+        // Of another site they would be of no use.
+        if let Some(kept) = kept.filter(|kept| kept.iter().any(|one| one.manager == link.url)) {
+            all.extend(kept);
+        }
+        let mut managers = Self {
+            path,
+            all: Vec::new(),
+            now: 0,
+            tried: 0,
+        };
+        managers.set(all);
+        managers
+    }
+
+    fn set(&mut self, all: Vec<ManagerAddress>) {
+        self.all.clear();
+        for one in all {
+            if self.all.iter().all(|known| known.manager != one.manager) {
+                self.all.push(one);
+            }
+        }
+    }
+
+    /// Whose turn it is.
+    pub fn now(&self) -> &ManagerAddress {
+        &self.all[self.now]
+    }
+
+    /// That one is of no use now: the next one's turn. True when all were tried since the last that was of use.
+    pub fn next(&mut self) -> bool {
+        self.now = (self.now + 1) % self.all.len();
+        self.tried += 1;
+        let all_tried = self.tried >= self.all.len();
+        if all_tried {
+            self.tried = 0;
+        }
+        all_tried
+    }
+
+    /// The present one has registered the node, and says who there is.
+    pub fn learn(&mut self, told: Vec<ManagerAddress>) {
+        self.tried = 0;
+        if told.is_empty() {
+            return;
+        }
+        let present = self.now().clone();
+        let mut told = told;
+        // Each node has an order of its own, so that those of a manager that dies spread over the others.
+        let turn = random::<1>().map_or(0, |bytes| usize::from(bytes[0]));
+        let count = told.len();
+        told.rotate_left(turn % count);
+        // Under whatever name it was reached: that one works.
+        told.insert(0, present);
+        self.now = 0;
+        self.set(told);
+        let written = serde_json::to_vec(&self.all).map_err(std::io::Error::other);
+        if let Err(error) = written.and_then(|json| write_private(&self.path, &json)) {
+            tracing::warn!(%error, "the other managers are known until this node ends, and not longer");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(name: &str) -> ManagerAddress {
+        ManagerAddress {
+            manager: format!("https://{name}:7070"),
+            ca_pem: name.into(),
+        }
+    }
+
+    fn link(name: &str) -> ManagerLink {
+        ManagerLink {
+            url: at(name).manager,
+            ca_pem: name.into(),
+            join_token: None,
+            others: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_manager_has_its_turn_and_the_list_outlives_the_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut managers = Managers::of(&link("a"), directory.path());
+        assert!(managers.next(), "one alone is always the last");
+        assert_eq!(managers.now(), &at("a"));
+        managers.learn(vec![at("b"), at("a"), at("c")]);
+        assert_eq!(managers.now(), &at("a"));
+        for _ in 0..3 {
+            let mut seen = vec![managers.now().ca_pem.clone()];
+            while !managers.next() {
+                seen.push(managers.now().ca_pem.clone());
+            }
+            seen.sort();
+            assert_eq!(seen, ["a", "b", "c"]);
+        }
+        let again = Managers::of(&link("b"), directory.path());
+        assert_eq!((again.now(), again.all.len()), (&at("b"), 3));
+        let elsewhere = Managers::of(&link("z"), directory.path());
+        assert_eq!(elsewhere.all, [at("z")], "another site's managers");
+    }
+}

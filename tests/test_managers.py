@@ -220,7 +220,7 @@ def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path
     b.cli("lease", "revoke", first)
     assert create(4) == "quota_exceeded"
     assert len(create(3)) == 32
-    a.cli("tenant", "set", "astro", "--suspended")
+    a.cli("tenant", "set", "astro", "--suspend")
     wait_until(
         lambda: not [one for one in b.cli("status")["leases"] if one["state"] in ("granted", "active")],
         "the end of a suspended tenant's leases at both managers",

@@ -91,12 +91,6 @@ pub async fn write(link: &Link, me: PublicKey, group: &[Entry]) -> Result<Vec<Do
 }
 
 async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
-    // A booking is money: it is on the disk before anybody hears of it. Leases may lose the last milliseconds.
-    let durable = group.iter().any(|entry| matches!(entry, Entry::Book(..)));
-    let begin = match durable {
-        true => "BEGIN",
-        false => "BEGIN; SET LOCAL synchronous_commit = off",
-    };
     let (mut nodes, mut leases, mut tenants) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for entry in group {
         match entry {
@@ -117,7 +111,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
         }
     }
     if nodes.is_empty() {
-        link.batch(begin).await?;
+        link.batch("BEGIN").await?;
         return Ok(Pages::default());
     }
     let nodes: Vec<Vec<u8>> = nodes.iter().map(|id| id.0.to_vec()).collect();
@@ -128,7 +122,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
     let tenant_params: [&(dyn ToSql + Sync); 2] = [&tenants, &lease_ids];
     // Sent together: each takes effect after the one before it.
     let (begun, rest) = join(
-        link.batch(begin),
+        link.batch("BEGIN"),
         try_join_all([
             link.query(LOCK_NODES, &node_params),
             link.query(READ_LEASES, &lease_params),

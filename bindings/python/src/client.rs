@@ -87,7 +87,7 @@ impl Client {
     #[allow(clippy::too_many_arguments)] // Python names them
     /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
     #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node,
-                        sandbox, network, files, wait))]
+                        sandbox, image, network, files, wait))]
     fn lease(
         &self,
         py: Python<'_>,
@@ -101,6 +101,7 @@ impl Client {
         idle_release: f64,
         node: Option<&str>,
         sandbox: Option<&str>,
+        image: Option<String>,
         network: bool,
         files: Vec<(String, bool)>,
         wait: f64,
@@ -127,10 +128,13 @@ impl Client {
             sandbox: sandbox
                 .map(|name| {
                     Sandbox::from_name(name).ok_or_else(|| {
-                        PyValueError::new_err(format!("sandbox={name:?}: ask for \"process\" or \"isolated\""))
+                        PyValueError::new_err(format!(
+                            "sandbox={name:?}: ask for \"process\", \"isolated\" or \"container\""
+                        ))
                     })
                 })
                 .transpose()?,
+            image,
             network,
             wait: seconds(wait, "wait")?,
             files: files

@@ -30,6 +30,8 @@ const OUTGOING: usize = 1_024;
 const METERS: usize = 64;
 /// Between two attempts to book.
 const RETRY: Duration = Duration::from_millis(500);
+/// No node says more of an image.
+const MOST_IMAGE_BYTES: usize = 2048;
 /// From here on, clocks are worth a word in the log: a tenth of what tokens tolerate.
 const NOTABLE_SKEW_MS: i64 = 6_000;
 
@@ -287,7 +289,12 @@ impl Control {
                     *sum = sum.saturating_add(now - before);
                 }
             }
-            NodeMessage::Answer { request, refused, mode } => {
+            NodeMessage::Answer {
+                request,
+                refused,
+                mode,
+                image,
+            } => {
                 let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
                     return Ok(());
                 };
@@ -297,11 +304,12 @@ impl Control {
                     } else {
                         Mode::Warm
                     };
-                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) {
-                        let lease = record.lease;
-                        self.journal.note(Change::Taken { lease, mode });
+                    let image = image.filter(|image| image.len() <= MOST_IMAGE_BYTES);
+                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) || image.is_some() {
+                        let (lease, image) = (record.lease, image.clone());
+                        self.journal.note(Change::Taken { lease, mode, image });
                     }
-                    world.insert(LeaseRecord { mode, ..record });
+                    world.insert(LeaseRecord { mode, image, ..record });
                 }
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(refused.map_or(Ok(()), Err));

@@ -1,6 +1,7 @@
-//! What this node's owner lets leases have: how isolated they must be, and what of the host they may see.
+//! What this node's owner lets leases have: how isolated they must be, what of the host they may see, and in which images.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use mayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
@@ -8,11 +9,33 @@ use mayfly_sandbox::isolation::Shown;
 
 use crate::Options;
 use crate::executors::{Kind, Language, Opening};
+use crate::images::Image;
+use crate::package::PYTHON_DIR;
 use crate::runtimes;
 
-/// What a lease gets for its request.
-pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> {
-    let sandbox = level(request.sandbox, options)?;
+/// Where an image finds the executor of shared libraries.
+pub const EXECUTOR: &str = "/mayfly/bin/mayfly-executor";
+
+/// An image, and what it is shown of Mayfly's own.
+#[derive(Debug, Clone)]
+pub struct Container {
+    /// What it runs in.
+    pub image: Arc<Image>,
+    /// Programs or modules.
+    pub own: Vec<Shown>,
+}
+
+/// What a lease gets for its request; `container` is what it asks for, if it asks for one.
+pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Container>) -> Result<Kind, Failure> {
+    let sandbox = level(request, options)?;
+    if sandbox != Sandbox::Container && request.image.is_some() {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "an image is for containers, and the lease asks for sandbox `{sandbox}`; ask for sandbox `container`"
+            ),
+        ));
+    }
     if sandbox == Sandbox::Process {
         return match request.files.is_empty() && !request.network {
             true => Ok(Kind {
@@ -26,8 +49,14 @@ pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> 
         };
     }
     let readable = |path: &Path| granted(path, &options.readable).is_ok();
-    let mut language = runtimes::language(&request.runtime, &options.pythons, readable)?;
-    if let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime) {
+    let mut language = match &container {
+        // What a function imports is the image's.
+        Some(_) => within(&request.runtime),
+        None => runtimes::language(&request.runtime, &options.pythons, readable)?,
+    };
+    if container.is_none()
+        && let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime)
+    {
         // What the client's interpreter imports from, as far as it may be seen here.
         *path = wanted
             .iter()
@@ -56,26 +85,47 @@ pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> 
             writable: file.writable,
         });
     }
-    shown.extend(needed_by(&language));
+    let (image, own) = match container {
+        Some(Container { image, own }) => (Some(image), own),
+        None => (None, needed_by(&language)),
+    };
+    shown.extend(own);
     Ok(Kind {
         language,
         opening: Some(Opening {
             shown,
             network: request.network,
+            image,
         }),
     })
 }
 
-/// What executors of a language are parked for leases that ask for nothing.
-pub fn usual(language: Language, options: &Options) -> Kind {
-    let isolated = options.sandboxes.first() == Some(&Sandbox::Isolated);
-    Kind {
-        opening: isolated.then(|| Opening {
+/// The runtime of an image: the interpreter that has the client's version, or whichever there is, which says its version then.
+fn within(runtime: &Runtime) -> Language {
+    match runtime {
+        Runtime::Native => Language::Native,
+        Runtime::Python { version, .. } => {
+            let minor = runtimes::minor(version);
+            let is_plain = minor.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+            Language::Python {
+                executable: format!("python{}", if is_plain { minor } else { "3" }).into(),
+                path: vec![PYTHON_DIR.into()],
+            }
+        }
+    }
+}
+
+/// What executors of a language are parked for leases that ask for nothing. Of containers nobody knows before which it will be.
+pub fn usual(language: Language, options: &Options) -> Option<Kind> {
+    let first = options.sandboxes.first()?;
+    (*first != Sandbox::Container).then(|| Kind {
+        opening: (*first == Sandbox::Isolated).then(|| Opening {
             shown: needed_by(&language),
             network: false,
+            image: None,
         }),
         language,
-    }
+    })
 }
 
 fn refused(text: &str) -> Failure {
@@ -85,7 +135,8 @@ fn refused(text: &str) -> Failure {
     )
 }
 
-fn level(asked: Option<Sandbox>, options: &Options) -> Result<Sandbox, Failure> {
+/// The level that a lease gets for its request.
+pub fn level(request: &LeaseRequest, options: &Options) -> Result<Sandbox, Failure> {
     let allowed = || {
         options
             .sandboxes
@@ -94,7 +145,7 @@ fn level(asked: Option<Sandbox>, options: &Options) -> Result<Sandbox, Failure> 
             .collect::<Vec<_>>()
             .join(" or ")
     };
-    match asked {
+    match request.wanted_sandbox() {
         Some(asked) if !options.sandboxes.contains(&asked) => Err(Failure::new(
             Code::InvalidRequest,
             format!(
@@ -176,10 +227,10 @@ mod tests {
     #[test]
     fn a_lease_gets_the_level_that_it_names_or_the_first_of_the_nodes() {
         let isolated_first = options(&[Sandbox::Isolated, Sandbox::Process]);
-        assert!(kind(&request(None), &isolated_first).unwrap().opening.is_some());
+        assert!(kind(&request(None), &isolated_first, None).unwrap().opening.is_some());
         let process = request(Some(Sandbox::Process));
-        assert!(kind(&process, &isolated_first).unwrap().opening.is_none());
-        let failure = kind(&process, &options(&[Sandbox::Isolated])).unwrap_err();
+        assert!(kind(&process, &isolated_first, None).unwrap().opening.is_none());
+        let failure = kind(&process, &options(&[Sandbox::Isolated]), None).unwrap_err();
         assert!(failure.message.contains("`process`") && failure.message.contains("`isolated`"));
     }
 
@@ -194,7 +245,7 @@ mod tests {
         let mut options = options(&[Sandbox::Isolated]);
         options.readable = vec![open.clone()];
         let ask = |files| LeaseRequest { files, ..request(None) };
-        let shown = kind(&ask(vec![file(&open, false)]), &options)
+        let shown = kind(&ask(vec![file(&open, false)]), &options, None)
             .unwrap()
             .opening
             .unwrap()
@@ -207,7 +258,7 @@ mod tests {
             file(&open, true),
             file(Path::new("open"), false),
         ] {
-            let failure = kind(&ask(vec![refused.clone()]), &options).unwrap_err();
+            let failure = kind(&ask(vec![refused.clone()]), &options, None).unwrap_err();
             assert!(failure.message.contains(&refused.path), "{failure}");
         }
     }
@@ -219,8 +270,8 @@ mod tests {
             ..request(None)
         };
         let mut options = options(&[Sandbox::Isolated]);
-        assert!(kind(&asking, &options).unwrap_err().message.contains("network"));
+        assert!(kind(&asking, &options, None).unwrap_err().message.contains("network"));
         options.share_network = true;
-        assert!(kind(&asking, &options).unwrap().opening.unwrap().network);
+        assert!(kind(&asking, &options, None).unwrap().opening.unwrap().network);
     }
 }

@@ -49,9 +49,10 @@ impl Notes for MemoryStore {
                 Change::Offered(record) => {
                     kept.leases.entry(record.lease).or_insert(*record);
                 }
-                Change::Taken { lease, mode } => {
+                Change::Taken { lease, mode, image } => {
                     if let Some(record) = kept.live(lease) {
                         record.mode = mode;
+                        record.image = image;
                     }
                 }
                 Change::Refused { lease } => {

@@ -45,6 +45,7 @@ impl Node {
             workers: granted.reservation.workers,
             mode: granted.reservation.mode,
             sandbox: run.sandbox(),
+            image: run.image(),
             memory_bytes: granted.reservation.memory_bytes,
             duration_ms: run.remaining_ms(),
             expires_at_ms,

@@ -51,7 +51,7 @@ pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Contain
     let readable = |path: &Path| granted(path, &options.readable).is_ok();
     let mut language = match &container {
         // What a function imports is the image's.
-        Some(_) => within(&request.runtime),
+        Some(_) => within(request),
         None => runtimes::language(&request.runtime, &options.pythons, readable)?,
     };
     if container.is_none()
@@ -101,15 +101,18 @@ pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Contain
 }
 
 /// The runtime of an image: the interpreter that has the client's version, or whichever there is, which says its version then.
-fn within(runtime: &Runtime) -> Language {
-    match runtime {
+/// Of what the client imports from it sees what the lease shows.
+fn within(request: &LeaseRequest) -> Language {
+    match &request.runtime {
         Runtime::Native => Language::Native,
-        Runtime::Python { version, .. } => {
+        Runtime::Python { version, path, .. } => {
+            let is_shown = |path: &&String| request.files.iter().any(|file| Path::new(path).starts_with(&file.path));
+            let own = std::iter::once(PYTHON_DIR.to_string());
             let minor = runtimes::minor(version);
             let is_plain = minor.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
             Language::Python {
                 executable: format!("python{}", if is_plain { minor } else { "3" }).into(),
-                path: vec![PYTHON_DIR.into()],
+                path: own.chain(path.iter().filter(is_shown).cloned()).collect(),
             }
         }
     }

@@ -364,3 +364,7 @@ fn failure(error: &ImageError) -> Failure {
     };
     Failure::new(code, error.to_string())
 }
+
+#[cfg(test)]
+#[path = "images_tests.rs"]
+mod tests;

@@ -277,4 +277,66 @@ mod tests {
         options.share_network = true;
         assert!(kind(&asking, &options, None).unwrap().opening.unwrap().network);
     }
+
+    #[test]
+    fn an_image_means_a_container_and_is_for_nothing_else() {
+        let container = || {
+            Some(Container {
+                image: Arc::new(Image {
+                    root: "/images/tool".into(),
+                    described: "tool@sha256:00".into(),
+                    environment: Vec::new(),
+                }),
+                own: Vec::new(),
+            })
+        };
+        let of_image = |sandbox| LeaseRequest {
+            image: Some("tool".into()),
+            ..request(sandbox)
+        };
+        let all = options(&Sandbox::ALL);
+        assert_eq!(level(&of_image(None), &all).unwrap(), Sandbox::Container);
+        let kind = |request: &LeaseRequest, container| super::kind(request, &all, container);
+        let opening = kind(&of_image(None), container()).unwrap().opening.unwrap();
+        assert_eq!(opening.image.unwrap().described, "tool@sha256:00");
+        for other in [Sandbox::Process, Sandbox::Isolated] {
+            let failure = kind(&of_image(Some(other)), None).unwrap_err();
+            assert!(
+                failure.message.contains(other.name()) && failure.message.contains("container"),
+                "{failure}"
+            );
+        }
+        let failure = level(&of_image(None), &options(&[Sandbox::Isolated])).unwrap_err();
+        assert!(failure.message.contains("`container`") && failure.message.contains("`isolated`"));
+    }
+
+    #[test]
+    fn an_image_brings_its_own_python_and_imports_what_the_lease_shows() {
+        let python = |version: &str, files| LeaseRequest {
+            runtime: Runtime::Python {
+                version: version.into(),
+                cloudpickle: "3.1.0".into(),
+                executable: Some("/usr/bin/python3".into()),
+                path: vec!["/home/me/project/src".into(), "/usr/lib/python3".into()],
+            },
+            files,
+            ..request(None)
+        };
+        let of = |executable: &str, path: &[&str]| Language::Python {
+            executable: executable.into(),
+            path: path.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(within(&python("3.12.4", Vec::new())), of("python3.12", &[PYTHON_DIR]));
+        let shown = vec![file(Path::new("/home/me/project"), false)];
+        assert_eq!(
+            within(&python("3.12.4", shown)),
+            of("python3.12", &[PYTHON_DIR, "/home/me/project/src"])
+        );
+        for hostile in ["../../bin/sh", "3/x.1", "", "3.1\0"] {
+            let Language::Python { executable, .. } = within(&python(hostile, Vec::new())) else {
+                panic!("a Python was due");
+            };
+            assert!(executable.components().count() == 1, "{}", executable.display());
+        }
+    }
 }

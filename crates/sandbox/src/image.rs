@@ -52,9 +52,7 @@ pub enum ImageError {
     )]
     NoRuntime(String),
     /// Nothing under this name.
-    #[error(
-        "the node has no image `{name}` ({why}); nodes pull nothing by themselves: their owner puts images there"
-    )]
+    #[error("the node has no image `{name}` ({why}); nodes pull nothing by themselves: their owner puts images there")]
     NotThere {
         /// What was asked for.
         name: String,

@@ -48,6 +48,9 @@
 // No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
 #define MF_SANDBOX_ISOLATED 2
 
+// The same with an image in place of the host's programs and libraries.
+#define MF_SANDBOX_CONTAINER 3
+
 // For ever, as a time in milliseconds or microseconds.
 #define MF_FOR_EVER 4294967295
 
@@ -206,8 +209,10 @@ typedef struct mf_lease_options {
     uint32_t mode;
     // How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
     uint32_t hot_for_ms;
-    // MF_SANDBOX_SITE, MF_SANDBOX_PROCESS or MF_SANDBOX_ISOLATED.
+    // MF_SANDBOX_SITE, MF_SANDBOX_PROCESS, MF_SANDBOX_ISOLATED or MF_SANDBOX_CONTAINER.
     uint32_t sandbox;
+    // Image of a container, a name or path that the site allows; NULL for the site's first, or for no container.
+    const char *image;
 } mf_lease_options;
 
 // Identity of code: the hash of its bytes.

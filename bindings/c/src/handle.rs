@@ -179,7 +179,7 @@ pub unsafe fn options<T: Copy>(options: *const T, name: &str) -> Result<Option<T
     if options.is_null() {
         return Ok(None);
     }
-    // SAFETY: every options type is repr(C) and starts with its size; all its fields are integers or such structs.
+    // SAFETY: every options type is repr(C) and starts with its size; all its fields are integers, pointers or such structs.
     let size = unsafe { options.cast::<usize>().read() };
     if size != size_of::<T>() {
         return Err(misuse(format!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mayfly_client::{Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
 
 use crate::client::mf_client;
-use crate::handle::{Birth, Handle, bytes, get, give, optional_path, options, put_required, take, text};
+use crate::handle::{Birth, Handle, bytes, get, give, optional_path, optional_text, options, put_required, take, text};
 use crate::status::{guard, mf_status, misuse, value};
 
 /// Hot where the node has cores to give, else warm; `mf_lease_is_hot` tells which.
@@ -36,6 +36,8 @@ pub const MF_SANDBOX_SITE: u32 = 0;
 pub const MF_SANDBOX_PROCESS: u32 = 1;
 /// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
 pub const MF_SANDBOX_ISOLATED: u32 = 2;
+/// The same with an image in place of the host's programs and libraries.
+pub const MF_SANDBOX_CONTAINER: u32 = 3;
 
 /// For ever, as a time in milliseconds or microseconds.
 pub const MF_FOR_EVER: u32 = 4294967295;
@@ -60,8 +62,10 @@ pub struct mf_lease_options {
     pub mode: u32,
     /// How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
     pub hot_for_ms: u32,
-    /// MF_SANDBOX_SITE, MF_SANDBOX_PROCESS or MF_SANDBOX_ISOLATED.
+    /// MF_SANDBOX_SITE, MF_SANDBOX_PROCESS, MF_SANDBOX_ISOLATED or MF_SANDBOX_CONTAINER.
     pub sandbox: u32,
+    /// Image of a container, a name or path that the site allows; NULL for the site's first, or for no container.
+    pub image: *const c_char,
 }
 
 /// Identity of code: the hash of its bytes.
@@ -96,7 +100,11 @@ pub(crate) fn narrow(number: u32, what: &str) -> Result<u16, Error> {
     u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
 }
 
-fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
+/// # Safety
+/// The image is a C string, unless it is null.
+unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
+    // SAFETY: as the caller promises.
+    let image = unsafe { optional_text(options.image, "the image") }?;
     let mode = match options.mode {
         MF_MODE_AUTO => Mode::Auto,
         MF_MODE_HOT => Mode::Hot,
@@ -119,8 +127,10 @@ fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
             MF_SANDBOX_SITE => None,
             MF_SANDBOX_PROCESS => Some(Sandbox::Process),
             MF_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
+            MF_SANDBOX_CONTAINER => Some(Sandbox::Container),
             other => return Err(misuse(format!("there is no sandbox {other}: see MF_SANDBOX_SITE"))),
         },
+        image: image.map(Into::into),
         ..LeaseOptions::native(narrow(options.workers, "workers")?)
     })
 }
@@ -183,6 +193,7 @@ pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -
         mode: MF_MODE_AUTO,
         sandbox: MF_SANDBOX_SITE,
         hot_for_ms: MF_FOR_EVER,
+        image: std::ptr::null(),
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

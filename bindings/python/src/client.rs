@@ -88,7 +88,7 @@ impl Client {
     #[allow(clippy::too_many_arguments)] // Python names them
     /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
     #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node,
-                        sandbox, network, files, wait))]
+                        sandbox, image, network, files, wait))]
     fn lease(
         &self,
         py: Python<'_>,
@@ -102,6 +102,7 @@ impl Client {
         idle_release: f64,
         node: Option<&str>,
         sandbox: Option<&str>,
+        image: Option<String>,
         network: bool,
         files: Vec<(String, bool)>,
         wait: f64,
@@ -126,6 +127,7 @@ impl Client {
                 })
                 .transpose()?,
             sandbox: sandbox.map(level).transpose()?,
+            image,
             network,
             wait: seconds(wait, "wait")?,
             files: files
@@ -181,8 +183,11 @@ pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {
 }
 
 fn level(name: &str) -> PyResult<Sandbox> {
-    Sandbox::from_name(name)
-        .ok_or_else(|| PyValueError::new_err(format!("sandbox={name:?}: ask for \"process\" or \"isolated\"")))
+    Sandbox::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "sandbox={name:?}: ask for \"process\", \"isolated\" or \"container\""
+        ))
+    })
 }
 
 fn parse(mode: &str) -> PyResult<Mode> {

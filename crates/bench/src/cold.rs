@@ -26,6 +26,8 @@ pub struct Options {
     pub pool: usize,
     /// How isolated the worker is.
     pub sandbox: Sandbox,
+    /// Image of a container.
+    pub image: Option<String>,
     /// Clients that start workers side by side, for a rate; 0 for none.
     pub parallel: usize,
     /// Report although the machine was busy.
@@ -37,6 +39,9 @@ pub struct Options {
 const REFILL: Duration = Duration::from_millis(300);
 /// Interpreters start on all cores at once, and these have few.
 const REFILL_EACH: Duration = Duration::from_millis(150);
+
+/// An image is unpacked by then.
+const UNPACKED: Duration = Duration::from_secs(20);
 
 /// How long the machine is watched first.
 const QUIET: Duration = Duration::from_millis(300);
@@ -65,6 +70,9 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<ColdRepor
     lease_options.runtime = options.runtime.clone();
     lease_options.mode = Mode::Warm;
     lease_options.sandbox = Some(options.sandbox);
+    lease_options.image.clone_from(&options.image);
+    // Until the image is unpacked, the first time.
+    lease_options.wait = UNPACKED;
     lease_options.hot_for = Some(Duration::ZERO);
     // The first start of all makes the node learn the code and the interpreter; it is not counted.
     for round in 0..=options.calls.max(2) {

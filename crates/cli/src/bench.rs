@@ -131,6 +131,9 @@ struct ColdArguments {
     /// How isolated the worker is
     #[arg(long, value_enum, default_value = "process")]
     sandbox: Level,
+    /// Image of a container: a name or a path
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
     /// Cold starts to measure
     #[arg(long, default_value_t = 40)]
     calls: usize,
@@ -534,6 +537,7 @@ fn measure_cold(options: &ColdArguments) -> Result<mayfly_bench::report::ColdRep
         pool,
         parallel: options.parallel,
         sandbox: options.sandbox.into(),
+        image: options.image.clone(),
         force: options.force,
     };
     cold::run(&client, &mine, &options).map_err(|error| failure(&error))
@@ -561,6 +565,7 @@ fn table(options: &TableArguments, json: bool) -> Result<(), Failure> {
             let cold = ColdArguments {
                 language,
                 sandbox: Level::Process,
+                image: None,
                 parallel: 0,
                 calls: 15,
                 pool,

@@ -51,7 +51,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
     /// Use a lease that `mayfly lease create --output FILE` made, and leave it in place
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "sandbox", "args"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "sandbox", "image", "args"])]
     lease: Option<PathBuf>,
     /// Workers to lease
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -62,6 +62,9 @@ pub struct Arguments {
     /// How isolated the workers are [default: what the site has as its default]
     #[arg(long, value_enum)]
     sandbox: Option<Level>,
+    /// Image of a container, as the node's owner names it [default: the first that the owner allows]
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
     /// Transport [default: the best one]
     #[arg(long, value_enum)]
     transport: Option<Over>,
@@ -119,6 +122,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             function,
             arguments.args.as_deref().unwrap_or("[]"),
             arguments.sandbox.map(Sandbox::from),
+            arguments.image.as_deref(),
             global,
         );
     }
@@ -155,6 +159,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             let mut wanted = LeaseOptions::native(arguments.workers);
             wanted.mode = arguments.mode.into();
             wanted.sandbox = arguments.sandbox.map(Into::into);
+            wanted.image.clone_from(&arguments.image);
             client.lease(wanted)
         }
     };

@@ -80,6 +80,8 @@ pub enum Level {
     Process,
     /// Namespaces, no privilege, a system call filter, limits: for other people's code
     Isolated,
+    /// The same with an image in place of the host's programs and libraries
+    Container,
 }
 
 impl From<Level> for Sandbox {
@@ -87,6 +89,7 @@ impl From<Level> for Sandbox {
         match level {
             Level::Process => Sandbox::Process,
             Level::Isolated => Sandbox::Isolated,
+            Level::Container => Sandbox::Container,
         }
     }
 }
@@ -96,6 +99,7 @@ impl From<Level> for Sandbox {
 #[command(after_help = "Examples:
   mayfly lease create --workers 2
   mayfly lease create --workers 1 --mode hot --for 1h --output lease.json
+  mayfly lease create --image registry.example.org/tools/solver:1.2
   mayfly invoke --lease lease.json ./area.so area --input hex:0600000007000000
 
 The grant is a capability: its token opens channels to the workers for whoever holds the key that comes with it, as
@@ -119,6 +123,9 @@ struct Create {
     /// How isolated the workers are [default: what the site has as its default]
     #[arg(long, value_enum)]
     sandbox: Option<Level>,
+    /// Image of a container, as the node's owner names it [default: the first that the owner allows]
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
     /// Node by its id [default: the one that suits best]
     #[arg(long, value_name = "ID")]
     node: Option<NodeId>,
@@ -221,6 +228,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         cores_per_worker: wanted.cores_per_worker,
         memory_bytes: wanted.memory.unwrap_or(0),
         sandbox: wanted.sandbox.map(Into::into),
+        image: wanted.image.clone(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,
         node: wanted.node,
         ..LeaseRequest::native(

@@ -49,8 +49,8 @@ pub struct Arguments {
     /// How often nodes send heartbeats; three that are missing make a lost node
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     heartbeat: Duration,
-    /// How isolated workers may be; may be repeated, the first is for leases that name none
-    #[arg(long, value_enum, value_name = "LEVEL", default_value = "isolated")]
+    /// How isolated workers may be, as far as their nodes allow it too; may be repeated, the first is for leases that name none
+    #[arg(long, value_enum, value_name = "LEVEL", default_values = ["isolated", "container"])]
     sandbox: Vec<Level>,
 }
 

@@ -154,6 +154,9 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let mut options = arguments.node.options(state.path().to_owned())?;
     if arguments.node.sandboxes().is_empty() {
         options.sandboxes = vec![Sandbox::Isolated];
+        if arguments.node.has_images() {
+            options.sandboxes.push(Sandbox::Container);
+        }
     }
     options.listen_tcp = Some(arguments.listen_tcp);
     options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice())?;

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(91)
-module, name, arguments, as_json, sandbox = sys.argv[1:]
+module, name, arguments, as_json, sandbox, image = sys.argv[1:]
 sys.argv[1:] = []
 function = importlib.import_module(module)
 for part in name.split("."):
@@ -24,7 +24,7 @@ for part in name.split("."):
 arguments = json.loads(arguments)
 named = arguments if isinstance(arguments, dict) else {}
 listed = [] if named else arguments if isinstance(arguments, list) else [arguments]
-with mayfly.connect() as client, client.lease(workers=1, sandbox=sandbox or None) as lease:
+with mayfly.connect() as client, client.lease(sandbox=sandbox or None, image=image or None) as lease:
     result = lease.submit(function, *listed, **named).result()
 if as_json == "json":
     try:
@@ -43,6 +43,7 @@ pub fn invoke(
     function: &str,
     arguments: &str,
     sandbox: Option<Sandbox>,
+    image: Option<&str>,
     global: &Global,
 ) -> Result<(), Failure> {
     if let Err(error) = serde_json::from_str::<serde_json::Value>(arguments) {
@@ -56,7 +57,8 @@ pub fn invoke(
     command
         .arg("-c")
         .arg(PROGRAM)
-        .args([module, function, arguments, format, sandbox.map_or("", Sandbox::name)])
+        .args([module, function, arguments, format])
+        .args([sandbox.map_or("", Sandbox::name), image.unwrap_or_default()])
         .stdin(Stdio::null());
     if let Some(manager) = &global.manager {
         command.env(MANAGER_VARIABLE, manager);

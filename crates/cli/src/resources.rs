@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
 use mayfly_node::Options;
+use mayfly_node::images::{Allowed, Reference};
 use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 
@@ -59,6 +60,11 @@ pub struct NodeArguments {
     /// node, which runs other people's code; `process`, and `isolated` for leases that ask for it, for `mayfly up`]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Vec<Level>,
+    /// Image that containers may be of, which then are a level as if --sandbox named it: a name in Podman's or Charliecloud's
+    /// storage, or the path of a root file system (a directory, or a .sqfs or .sif file); may be repeated, the first is for
+    /// leases that name none. The node pulls nothing [default: none]
+    #[arg(long, value_name = "IMAGE")]
+    image: Vec<String>,
     /// Directory below which leases may have isolated workers read; may be repeated
     #[arg(long, value_name = "DIR")]
     readable: Vec<PathBuf>,
@@ -96,10 +102,18 @@ impl NodeArguments {
         options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
         options.trust_fabric = self.trust_fabric;
-        let sandboxes = self.sandboxes();
+        let mut sandboxes = self.sandboxes();
         if !sandboxes.is_empty() {
+            if self.has_images() && !sandboxes.contains(&Sandbox::Container) {
+                sandboxes.push(Sandbox::Container);
+            }
             options.sandboxes = sandboxes;
         }
+        for image in &self.image {
+            Reference::parse(image)
+                .map_err(|error| Failure::new(Code::InvalidRequest, format!("--image {image}: {error}")))?;
+        }
+        options.images = Allowed::Named(self.image.clone());
         options.share_network = self.share_network;
         options.readable = directories(&self.readable, "--readable")?;
         options.writable = directories(&self.writable, "--writable")?;
@@ -110,6 +124,11 @@ impl NodeArguments {
     /// Levels as named, if any were.
     pub fn sandboxes(&self) -> Vec<Sandbox> {
         levels(&self.sandbox)
+    }
+
+    /// Whether there are images to make containers of.
+    pub fn has_images(&self) -> bool {
+        !self.image.is_empty()
     }
 
     fn resources(&self) -> Result<Resources, Failure> {

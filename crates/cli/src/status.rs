@@ -134,6 +134,19 @@ pub fn node_name(id: NodeId, nodes: &[NodeStatus]) -> String {
     known.map_or_else(|| id.to_string(), |node| node.address.name.clone())
 }
 
+/// How isolated the workers are; of an image the end of its name and the beginning of its digest, by which people know it.
+fn sandbox(lease: &LeaseStatus) -> String {
+    let Some(image) = &lease.image else {
+        return lease.sandbox.name().into();
+    };
+    let (name, digest) = image.split_once("@sha256:").unwrap_or((image, ""));
+    let name = name.rsplit('/').next().unwrap_or(name);
+    match digest.get(..12) {
+        Some(digest) => format!("{} {name}@{digest}", lease.sandbox),
+        None => format!("{} {name}", lease.sandbox),
+    }
+}
+
 /// Leases as `mayfly status` and `mayfly lease list` show them.
 pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
     let columns = [
@@ -164,7 +177,7 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
             lease.state.clone(),
             node_name(lease.node, nodes),
             format!("{} {}", lease.workers, mode(lease.mode)),
-            lease.sandbox.name().into(),
+            sandbox(lease),
             output::size(lease.memory_bytes),
             ends,
             lease.usage.calls.to_string(),

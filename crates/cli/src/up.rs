@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use mayfly_client::{NodeStatus, default_state_dir};
 use mayfly_manager::Manager;
+use mayfly_node::images::Allowed;
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
@@ -113,6 +114,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         node.readable = vec!["/".into()];
         node.writable = vec!["/".into()];
         node.share_network = true;
+        node.images = Allowed::Any;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
     node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name)?;

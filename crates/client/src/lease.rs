@@ -43,6 +43,8 @@ pub struct LeaseOptions {
     pub node: Option<NodeId>,
     /// How isolated the workers are; none for the site's default.
     pub sandbox: Option<Sandbox>,
+    /// For a container, its image as the site names it; none for the site's first.
+    pub image: Option<String>,
     /// Whether isolated workers share the host's network, as far as the site allows.
     pub network: bool,
     /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
@@ -66,6 +68,7 @@ impl LeaseOptions {
             idle_release: Duration::from_secs(10),
             node: None,
             sandbox: None,
+            image: None,
             network: false,
             files: Vec::new(),
             wait: Duration::ZERO,
@@ -84,6 +87,7 @@ impl LeaseOptions {
                 .map_or(u32::MAX, |limit| limit.as_millis().min(u128::from(u32::MAX - 1)) as u32),
             runtime: self.runtime.clone(),
             sandbox: self.sandbox,
+            image: self.image.clone(),
             network: self.network,
             files: self.files.clone(),
             wait_ms: (self.wait.as_millis() as u64).min(MOST_WAIT_MS),

@@ -23,7 +23,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::control::{Control, now_ms, stopped};
 use crate::leases::end_message;
 use crate::random;
-use crate::store::{Change, LeaseRecord, Note};
+use crate::sessions::MOST_IMAGE_BYTES;
+use crate::store::{Change, LeaseRecord, Note, StoreError};
 use crate::world::{Account as Tenant, World, millis};
 
 /// An allowance that nobody asks about is worth nothing after this time.
@@ -286,6 +287,7 @@ impl Control {
             cores_per_worker: start.cores_per_worker,
             mode: start.mode,
             sandbox: start.sandbox,
+            image: start.image.clone().filter(|image| image.len() <= MOST_IMAGE_BYTES),
             memory_bytes: start.memory_bytes,
             duration_ms: start.duration_ms,
             granted_at_ms: started_at_ms,
@@ -326,11 +328,19 @@ impl Control {
 
     async fn write_start(&self, node: NodeId, record: LeaseRecord) {
         let lease = record.lease;
-        // A store that cannot write keeps what was noted until it can; the node says it again meanwhile if it must.
         let epoch = self.world().epoch(node);
         let change = Change::Offered(Box::new(record));
-        if self.journal.ask(Note { node, epoch, change }).await.is_ok() {
-            self.world().tell_node(&node, ManagerMessage::Adopted { lease });
+        match self.journal.ask(Note { node, epoch, change }).await {
+            Ok(()) => self.world().tell_node(&node, ManagerMessage::Adopted { lease }),
+            Err(StoreError::Quota(quota)) => {
+                tracing::warn!(%lease, %quota, "a lease that started is more than its tenant may have of all managers; it ends");
+                self.on_lease_ended(lease, State::Revoked);
+                let world = self.world();
+                world.tell_node(&node, end_message(0, lease, State::Revoked, Duration::ZERO));
+                world.tell_node(&node, ManagerMessage::Adopted { lease });
+            }
+            // The node says it again when it connects anew, here or elsewhere.
+            Err(error) => tracing::warn!(%lease, %error, "a lease that started is not in the store yet"),
         }
     }
 

@@ -27,6 +27,9 @@ use crate::world::{Account, millis};
 /// have travels with their heartbeats.
 const OFFERS: usize = 6;
 
+/// A lease that waits for its image is offered again this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
 impl Control {
     /// Grants a lease on the best node that takes it. Goes on when the caller goes away, so that no node is left with
     /// a lease that no book knows.
@@ -84,8 +87,16 @@ impl Control {
                     }
                 }
             };
-            match tokio::time::timeout_at(until, room).await {
+            // Nobody tells when an image is unpacked.
+            let soon = tokio::time::Instant::now() + LOOK_AGAIN;
+            let look = if request.image.is_some() {
+                soon.min(until)
+            } else {
+                until
+            };
+            match tokio::time::timeout_at(look, room).await {
                 Ok(true) => {}
+                Err(_) if look < until => {}
                 Ok(false) | Err(_) => return Err(failure),
             }
         }
@@ -102,7 +113,7 @@ impl Control {
                 ),
             ));
         }
-        request.sandbox = Some(self.sandbox_for(request.sandbox)?);
+        request.sandbox = Some(self.sandbox_for(request.wanted_sandbox())?);
         let spin = u64::from_le_bytes(random());
         if let Some(views) = self.few(&request, spin)
             && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
@@ -208,6 +219,8 @@ impl Control {
             cores_per_worker: request.cores_per_worker,
             mode: request.mode,
             sandbox: request.sandbox.unwrap_or(Sandbox::Isolated),
+            // As its node says when it takes it.
+            image: None,
             memory_bytes: request.memory_bytes,
             duration_ms: request.duration_ms,
             granted_at_ms,
@@ -236,7 +249,7 @@ impl Control {
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
             }
-            if is_nodes_own(&failure, &request.runtime) {
+            if is_nodes_own(&failure, request) {
                 self.on_failed(node, &failure.message);
             }
             // Also when the write failed: one that was only slow may yet succeed.
@@ -421,11 +434,11 @@ fn new_id(now_ms: u64) -> LeaseId {
 }
 
 /// Whether a node that answers an offer so has failed by no fault of the tenant's: nobody shall be able to have nodes suspended
-/// with an interpreter that does not start, or with functions that kill their executor.
-fn is_nodes_own(failure: &Failure, runtime: &Runtime) -> bool {
+/// with an interpreter or image that does not start, or with functions that kill their executor.
+fn is_nodes_own(failure: &Failure, request: &LeaseRequest) -> bool {
     match failure.code {
         Code::TimedOut | Code::Internal | Code::StoreFailed => true,
-        Code::ExecutorFailed => *runtime == Runtime::Native,
+        Code::ExecutorFailed => request.runtime == Runtime::Native && request.sandbox != Some(Sandbox::Container),
         _ => false,
     }
 }
@@ -466,6 +479,7 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello
         workers: record.workers,
         mode: record.mode,
         sandbox: record.sandbox,
+        image: record.image.clone(),
         memory_bytes: record.memory_bytes,
         duration_ms: record.duration_ms,
         expires_at_ms: token.expires_at_ms.get(),

@@ -59,7 +59,7 @@ impl Options {
             lease_lost_after: Duration::from_secs(60),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
-            sandboxes: vec![Sandbox::Process, Sandbox::Isolated],
+            sandboxes: Sandbox::ALL.to_vec(),
         }
     }
 }

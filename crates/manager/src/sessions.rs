@@ -30,6 +30,8 @@ const OUTGOING: usize = 1_024;
 const METERS: usize = 64;
 /// Between two attempts to book.
 const RETRY: Duration = Duration::from_millis(500);
+/// No node says more of an image.
+pub const MOST_IMAGE_BYTES: usize = 2048;
 /// From here on, clocks are worth a word in the log: a tenth of what tokens tolerate.
 const NOTABLE_SKEW_MS: i64 = 6_000;
 
@@ -307,7 +309,12 @@ impl Control {
                     *sum = sum.saturating_add(now - before);
                 }
             }
-            NodeMessage::Answer { request, refused, mode } => {
+            NodeMessage::Answer {
+                request,
+                refused,
+                mode,
+                image,
+            } => {
                 let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
                     return Ok(());
                 };
@@ -317,16 +324,17 @@ impl Control {
                     } else {
                         Mode::Warm
                     };
-                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) {
-                        let lease = record.lease;
-                        let change = Change::Taken { lease, mode };
+                    let image = image.filter(|image| image.len() <= MOST_IMAGE_BYTES);
+                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) || image.is_some() {
+                        let (lease, image) = (record.lease, image.clone());
+                        let change = Change::Taken { lease, mode, image };
                         self.journal.note(Note {
                             node: id,
                             epoch,
                             change,
                         });
                     }
-                    world.insert(LeaseRecord { mode, ..record });
+                    world.insert(LeaseRecord { mode, image, ..record });
                 }
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(refused.map_or(Ok(()), Err));

@@ -544,6 +544,7 @@ pub fn lease_status(record: &LeaseRecord) -> LeaseStatus {
         workers: record.workers,
         mode: record.mode,
         sandbox: record.sandbox,
+        image: record.image.clone(),
         memory_bytes: record.memory_bytes,
         granted_at_ms: record.granted_at_ms,
         expires_at_ms: record.expires_at_ms,

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use mayfly_protocol::ids::CodeHash;
 use mayfly_sandbox::cgroup::{Controller, Group, Hierarchies, Limits};
+use mayfly_sandbox::isolation::Base;
 use mayfly_sandbox::{Isolation, isolation};
 
 use crate::executors::Opening;
@@ -84,7 +85,12 @@ impl Enclosures {
         let isolation = Isolation {
             stage: self.dir.join("stage"),
             code: code.clone(),
-            settings: self.settings()?.to_path_buf(),
+            base: match &opening.image {
+                Some(image) => Base::Image(image.root.clone()),
+                None => Base::Host {
+                    settings: self.settings()?.to_path_buf(),
+                },
+            },
             shown: opening.shown.clone(),
             network: opening.network,
             scratch_bytes: self.scratch_bytes,

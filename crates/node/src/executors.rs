@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
 
 use crate::enclosures::Enclosure;
+use crate::images::Image;
 use crate::{Output, readable};
 
 /// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
@@ -44,6 +46,8 @@ pub struct Opening {
     pub shown: Vec<Shown>,
     /// Whether it shares the network.
     pub network: bool,
+    /// What it sees in place of the host's programs and libraries, if it is a container.
+    pub image: Option<Arc<Image>>,
 }
 
 /// What an executor runs.
@@ -407,6 +411,27 @@ fn known() -> std::sync::MutexGuard<'static, std::collections::BTreeSet<i32>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How many programs of others run below this process, whose children are not known.
+static GUESTS: AtomicUsize = AtomicUsize::new(0);
+
+/// While there is one, nobody is ended for being unknown.
+#[derive(Debug)]
+pub struct Guests(());
+
+impl Guests {
+    /// Before the program is started.
+    pub fn arrive() -> Self {
+        GUESTS.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        GUESTS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Passes over the list of children; each ends somebody, or is one of the last two.
 const MOST_PASSES: usize = 1000;
 
@@ -415,9 +440,14 @@ const MOST_PASSES: usize = 1000;
 ///
 /// What a worker of such an executor left behind becomes a child of ours only when the worker itself is gone, so this goes on
 /// until it has found nobody twice: the kernel's list may also miss a child while another one ends.
+///
+/// Does nothing while there are [`Guests`]; whoever brought them calls it when they have gone.
 pub fn end_unknown_children() {
     let mut quiet = 0;
     for _ in 0..MOST_PASSES {
+        if GUESTS.load(Ordering::Acquire) > 0 {
+            return;
+        }
         quiet = if end_those_listed() { 0 } else { quiet + 1 };
         if quiet == 2 {
             return;

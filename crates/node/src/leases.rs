@@ -389,10 +389,17 @@ impl Run {
 
     /// How isolated its workers are.
     pub fn sandbox(&self) -> Sandbox {
-        match self.granted.kind.opening {
+        match &self.granted.kind.opening {
+            Some(opening) if opening.image.is_some() => Sandbox::Container,
             Some(_) => Sandbox::Isolated,
             None => Sandbox::Process,
         }
+    }
+
+    /// For containers, what exactly they run in.
+    pub fn image(&self) -> Option<String> {
+        let image = self.granted.kind.opening.as_ref()?.image.as_ref()?;
+        Some(image.described.clone())
     }
 
     /// Lets its workers load code that the node keeps in `kept`. Others' code is not theirs to read.

@@ -401,7 +401,12 @@ async fn report_end(
 }
 
 fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &mpsc::Sender<NodeMessage>) {
-    let answer = |request, refused: Option<Failure>, mode| NodeMessage::Answer { request, refused, mode };
+    let answer = |request, refused: Option<Failure>, mode| NodeMessage::Answer {
+        request,
+        refused,
+        mode,
+        image: None,
+    };
     let answers = answers.clone();
     match message {
         ManagerMessage::Offer {
@@ -416,7 +421,12 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             node.clone().task(async move {
                 let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms).await;
                 let said = match taken {
-                    Ok(mode) => answer(request, None, Some(mode)),
+                    Ok(run) => NodeMessage::Answer {
+                        request,
+                        refused: None,
+                        mode: Some(run.granted.reservation.mode),
+                        image: run.image(),
+                    },
                     Err(failure) => answer(request, Some(failure), None),
                 };
                 // A connection that broke meanwhile asks again what is held.
@@ -510,7 +520,7 @@ async fn offer(
     tenant: TenantId,
     spec: LeaseRequest,
     start_by_ms: u64,
-) -> Result<mayfly_protocol::api::Mode, Failure> {
+) -> Result<Arc<crate::leases::Run>, Failure> {
     if theirs != epoch {
         return Err(Failure::new(
             Code::StaleEpoch,
@@ -518,10 +528,8 @@ async fn offer(
         ));
     }
     let start_by = Duration::from_millis(start_by_ms);
-    let run = node
-        .take_lease(lease, tenant, Origin::Manager(epoch), spec, start_by, OFFER_PATIENCE)
-        .await?;
-    Ok(run.granted.reservation.mode)
+    node.take_lease(lease, tenant, Origin::Manager(epoch), spec, start_by, OFFER_PATIENCE)
+        .await
 }
 
 #[cfg(test)]

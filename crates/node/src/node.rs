@@ -29,11 +29,13 @@ use zerocopy::IntoBytes;
 use crate::enclosures::Enclosures;
 use crate::executors::{Executor, Language};
 use crate::hangup::Hangups;
+use crate::images::Images;
 use crate::journal::{self, Journal};
 use crate::leases::{Direct, Granted, LeaseView, Origin, Run};
 use crate::leases::{Durations, add_durations};
 use crate::metrics;
 use crate::node::state_dir::{id_of, load_key, make_private, write_private};
+use crate::package::Packages;
 use crate::pool::Pool;
 use crate::{NodeError, Options, affinity, clock, door, listener, manager_link, policy, runtimes, supervisor};
 
@@ -49,6 +51,8 @@ pub struct Node {
     pub(crate) trusted: RwLock<Vec<PublicKey>>,
     pub(crate) window: Mutex<ReplayWindow>,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) images: Arc<Images>,
+    pub(crate) packages: Arc<Packages>,
     pub(crate) hangups: Arc<Hangups>,
     /// The cores that warm workers share.
     pub(crate) places: Places,
@@ -160,7 +164,13 @@ impl Node {
             key: key.public(),
         };
         let path = options.state_dir.join("sandboxes");
-        let name = id_of(&key).to_string().chars().take(12).collect();
+        let name: String = id_of(&key).to_string().chars().take(12).collect();
+        let images = Images::new(
+            options.state_dir.join("images"),
+            name.clone(),
+            options.images.clone(),
+            options.own_process,
+        );
         let enclosures = Enclosures::new(path.clone(), name, options.scratch_bytes)
             .map_err(|error| NodeError::State { path, error })?;
         let pool = Pool::new(Spawner::new()?, enclosures, &options);
@@ -191,6 +201,8 @@ impl Node {
             incidents: Mutex::default(),
             journal,
             pool,
+            images,
+            packages: Arc::default(),
             key,
             address,
             options,
@@ -200,15 +212,17 @@ impl Node {
             node.write_allowance()?;
         }
         if node.options.warm_native > 0 {
-            node.pool.keep_warm(policy::usual(Language::Native, &node.options));
+            node.keep_usual_warm(Language::Native);
         }
         for executable in &node.options.pythons {
             let language = Language::Python {
                 executable: executable.clone(),
                 path: Vec::new(),
             };
-            node.pool.keep_warm(policy::usual(language, &node.options));
+            node.keep_usual_warm(language);
         }
+        let images = node.images.clone();
+        node.background(async move { images.prepare().await });
         let hangups = node.hangups.clone();
         node.background(async move { hangups.serve().await });
         let guard = node.clone();
@@ -248,10 +262,17 @@ impl Node {
         });
     }
 
+    fn keep_usual_warm(&self, language: Language) {
+        if let Some(kind) = policy::usual(language, &self.options) {
+            self.pool.keep_warm(kind);
+        }
+    }
+
     async fn keep_house(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(60)).await;
             self.pool.tidy();
+            self.images.look_again().await;
             let now_ms = clock::wall_ms();
             self.journal.forget(now_ms);
             let mut books = self.books();
@@ -353,6 +374,7 @@ impl Handle {
         self.node.closing.send_replace(true);
         self.revoke(None).await;
         self.node.pool.close().await;
+        self.node.images.close().await;
         drop(self.node.alive.lock().unwrap_or_else(PoisonError::into_inner).take());
         if tokio::time::timeout(SHUTDOWN_DEADLINE, self.all_gone.recv())
             .await

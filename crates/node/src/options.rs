@@ -7,6 +7,8 @@ use std::time::Duration;
 use mayfly_lease::ledger::Resources;
 use mayfly_protocol::api::{ManagerAddress, Sandbox};
 
+use crate::images::Allowed;
+
 /// What can be chosen about a node.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -36,6 +38,8 @@ pub struct Options {
     pub manager: Option<ManagerLink>,
     /// Levels of isolation that leases may have here; the first is for those that name none.
     pub sandboxes: Vec<Sandbox>,
+    /// Images that containers may be of.
+    pub images: Allowed,
     /// Whether isolated workers may share the host's network.
     pub share_network: bool,
     /// Directories below which leases may have isolated workers read.
@@ -99,7 +103,8 @@ impl Options {
             warm_native: 1,
             warm_python: 1,
             manager: None,
-            sandboxes: vec![Sandbox::Process, Sandbox::Isolated],
+            sandboxes: Sandbox::ALL.to_vec(),
+            images: Allowed::Named(Vec::new()),
             share_network: false,
             readable: Vec::new(),
             writable: Vec::new(),

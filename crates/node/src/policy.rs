@@ -1,6 +1,7 @@
-//! What this node's owner lets leases have: how isolated they must be, and what of the host they may see.
+//! What this node's owner lets leases have: how isolated they must be, what of the host they may see, and in which images.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use mayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
@@ -8,11 +9,33 @@ use mayfly_sandbox::isolation::Shown;
 
 use crate::Options;
 use crate::executors::{Kind, Language, Opening};
+use crate::images::Image;
+use crate::package::PYTHON_DIR;
 use crate::runtimes;
 
-/// What a lease gets for its request.
-pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> {
-    let sandbox = level(request.sandbox, options)?;
+/// Where an image finds the executor of shared libraries.
+pub const EXECUTOR: &str = "/mayfly/bin/mayfly-executor";
+
+/// An image, and what it is shown of Mayfly's own.
+#[derive(Debug, Clone)]
+pub struct Container {
+    /// What it runs in.
+    pub image: Arc<Image>,
+    /// Programs or modules.
+    pub own: Vec<Shown>,
+}
+
+/// What a lease gets for its request; `container` is what it asks for, if it asks for one.
+pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Container>) -> Result<Kind, Failure> {
+    let sandbox = level(request, options)?;
+    if sandbox != Sandbox::Container && request.image.is_some() {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "an image is for containers, and the lease asks for sandbox `{sandbox}`; ask for sandbox `container`"
+            ),
+        ));
+    }
     if sandbox == Sandbox::Process {
         return match request.files.is_empty() && !request.network {
             true => Ok(Kind {
@@ -26,8 +49,14 @@ pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> 
         };
     }
     let readable = |path: &Path| granted(path, &options.readable).is_ok();
-    let mut language = runtimes::language(&request.runtime, &options.pythons, readable)?;
-    if let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime) {
+    let mut language = match &container {
+        // What a function imports is the image's.
+        Some(_) => within(request),
+        None => runtimes::language(&request.runtime, &options.pythons, readable)?,
+    };
+    if container.is_none()
+        && let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime)
+    {
         // What the client's interpreter imports from, as far as it may be seen here.
         *path = wanted
             .iter()
@@ -56,26 +85,50 @@ pub fn kind(request: &LeaseRequest, options: &Options) -> Result<Kind, Failure> 
             writable: file.writable,
         });
     }
-    shown.extend(needed_by(&language));
+    let (image, own) = match container {
+        Some(Container { image, own }) => (Some(image), own),
+        None => (None, needed_by(&language)),
+    };
+    shown.extend(own);
     Ok(Kind {
         language,
         opening: Some(Opening {
             shown,
             network: request.network,
+            image,
         }),
     })
 }
 
-/// What executors of a language are parked for leases that ask for nothing.
-pub fn usual(language: Language, options: &Options) -> Kind {
-    let isolated = options.sandboxes.first() == Some(&Sandbox::Isolated);
-    Kind {
-        opening: isolated.then(|| Opening {
+/// The runtime of an image: the interpreter that has the client's version, or whichever there is, which says its version then.
+/// Of what the client imports from it sees what the lease shows.
+fn within(request: &LeaseRequest) -> Language {
+    match &request.runtime {
+        Runtime::Native => Language::Native,
+        Runtime::Python { version, path, .. } => {
+            let is_shown = |path: &&String| request.files.iter().any(|file| Path::new(path).starts_with(&file.path));
+            let own = std::iter::once(PYTHON_DIR.to_string());
+            let minor = runtimes::minor(version);
+            let is_plain = minor.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+            Language::Python {
+                executable: format!("python{}", if is_plain { minor } else { "3" }).into(),
+                path: own.chain(path.iter().filter(is_shown).cloned()).collect(),
+            }
+        }
+    }
+}
+
+/// What executors of a language are parked for leases that ask for nothing. Of containers nobody knows before which it will be.
+pub fn usual(language: Language, options: &Options) -> Option<Kind> {
+    let first = options.sandboxes.first()?;
+    (*first != Sandbox::Container).then(|| Kind {
+        opening: (*first == Sandbox::Isolated).then(|| Opening {
             shown: needed_by(&language),
             network: false,
+            image: None,
         }),
         language,
-    }
+    })
 }
 
 fn refused(text: &str) -> Failure {
@@ -85,7 +138,8 @@ fn refused(text: &str) -> Failure {
     )
 }
 
-fn level(asked: Option<Sandbox>, options: &Options) -> Result<Sandbox, Failure> {
+/// The level that a lease gets for its request.
+pub fn level(request: &LeaseRequest, options: &Options) -> Result<Sandbox, Failure> {
     let allowed = || {
         options
             .sandboxes
@@ -94,7 +148,7 @@ fn level(asked: Option<Sandbox>, options: &Options) -> Result<Sandbox, Failure> 
             .collect::<Vec<_>>()
             .join(" or ")
     };
-    match asked {
+    match request.wanted_sandbox() {
         Some(asked) if !options.sandboxes.contains(&asked) => Err(Failure::new(
             Code::InvalidRequest,
             format!(
@@ -176,10 +230,10 @@ mod tests {
     #[test]
     fn a_lease_gets_the_level_that_it_names_or_the_first_of_the_nodes() {
         let isolated_first = options(&[Sandbox::Isolated, Sandbox::Process]);
-        assert!(kind(&request(None), &isolated_first).unwrap().opening.is_some());
+        assert!(kind(&request(None), &isolated_first, None).unwrap().opening.is_some());
         let process = request(Some(Sandbox::Process));
-        assert!(kind(&process, &isolated_first).unwrap().opening.is_none());
-        let failure = kind(&process, &options(&[Sandbox::Isolated])).unwrap_err();
+        assert!(kind(&process, &isolated_first, None).unwrap().opening.is_none());
+        let failure = kind(&process, &options(&[Sandbox::Isolated]), None).unwrap_err();
         assert!(failure.message.contains("`process`") && failure.message.contains("`isolated`"));
     }
 
@@ -194,7 +248,7 @@ mod tests {
         let mut options = options(&[Sandbox::Isolated]);
         options.readable = vec![open.clone()];
         let ask = |files| LeaseRequest { files, ..request(None) };
-        let shown = kind(&ask(vec![file(&open, false)]), &options)
+        let shown = kind(&ask(vec![file(&open, false)]), &options, None)
             .unwrap()
             .opening
             .unwrap()
@@ -207,7 +261,7 @@ mod tests {
             file(&open, true),
             file(Path::new("open"), false),
         ] {
-            let failure = kind(&ask(vec![refused.clone()]), &options).unwrap_err();
+            let failure = kind(&ask(vec![refused.clone()]), &options, None).unwrap_err();
             assert!(failure.message.contains(&refused.path), "{failure}");
         }
     }
@@ -219,8 +273,70 @@ mod tests {
             ..request(None)
         };
         let mut options = options(&[Sandbox::Isolated]);
-        assert!(kind(&asking, &options).unwrap_err().message.contains("network"));
+        assert!(kind(&asking, &options, None).unwrap_err().message.contains("network"));
         options.share_network = true;
-        assert!(kind(&asking, &options).unwrap().opening.unwrap().network);
+        assert!(kind(&asking, &options, None).unwrap().opening.unwrap().network);
+    }
+
+    #[test]
+    fn an_image_means_a_container_and_is_for_nothing_else() {
+        let container = || {
+            Some(Container {
+                image: Arc::new(Image {
+                    root: "/images/tool".into(),
+                    described: "tool@sha256:00".into(),
+                    environment: Vec::new(),
+                }),
+                own: Vec::new(),
+            })
+        };
+        let of_image = |sandbox| LeaseRequest {
+            image: Some("tool".into()),
+            ..request(sandbox)
+        };
+        let all = options(&Sandbox::ALL);
+        assert_eq!(level(&of_image(None), &all).unwrap(), Sandbox::Container);
+        let kind = |request: &LeaseRequest, container| super::kind(request, &all, container);
+        let opening = kind(&of_image(None), container()).unwrap().opening.unwrap();
+        assert_eq!(opening.image.unwrap().described, "tool@sha256:00");
+        for other in [Sandbox::Process, Sandbox::Isolated] {
+            let failure = kind(&of_image(Some(other)), None).unwrap_err();
+            assert!(
+                failure.message.contains(other.name()) && failure.message.contains("container"),
+                "{failure}"
+            );
+        }
+        let failure = level(&of_image(None), &options(&[Sandbox::Isolated])).unwrap_err();
+        assert!(failure.message.contains("`container`") && failure.message.contains("`isolated`"));
+    }
+
+    #[test]
+    fn an_image_brings_its_own_python_and_imports_what_the_lease_shows() {
+        let python = |version: &str, files| LeaseRequest {
+            runtime: Runtime::Python {
+                version: version.into(),
+                cloudpickle: "3.1.0".into(),
+                executable: Some("/usr/bin/python3".into()),
+                path: vec!["/home/me/project/src".into(), "/usr/lib/python3".into()],
+            },
+            files,
+            ..request(None)
+        };
+        let of = |executable: &str, path: &[&str]| Language::Python {
+            executable: executable.into(),
+            path: path.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(within(&python("3.12.4", Vec::new())), of("python3.12", &[PYTHON_DIR]));
+        let shown = vec![file(Path::new("/home/me/project"), false)];
+        assert_eq!(
+            within(&python("3.12.4", shown)),
+            of("python3.12", &[PYTHON_DIR, "/home/me/project/src"])
+        );
+        for hostile in ["../../bin/sh", "3/x.1", "", "3.1\0"] {
+            let Language::Python { executable, .. } = within(&python(hostile, Vec::new())) else {
+                panic!("a Python was due");
+            };
+            assert!(executable.components().count() == 1, "{}", executable.display());
+        }
     }
 }

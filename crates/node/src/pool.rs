@@ -11,6 +11,7 @@ use mayfly_sandbox::{Program, Spawner};
 
 use crate::enclosures::{Enclosure, Enclosures};
 use crate::executors::{Executor, Kind, Language, READY_DEADLINE};
+use crate::policy::EXECUTOR;
 use crate::{Options, Output};
 
 /// Parked executors of a kind that nobody asked for in this time are ended.
@@ -87,16 +88,32 @@ impl Pool {
             OsString::from(mayfly_fabric::clock::RATE_VARIABLE),
             Some(mayfly_fabric::clock::ticks_per_us().to_string().into()),
         );
+        let image = kind.opening.as_ref().and_then(|opening| opening.image.as_ref());
+        let variables = image.map(|image| image.environment.as_slice()).unwrap_or_default();
+        let mut environment: Vec<(OsString, Option<OsString>)> = variables
+            .iter()
+            .filter(|(name, _)| name != "PYTHONPATH")
+            .map(|(name, value)| (name.into(), Some(value.into())))
+            .collect();
+        environment.push(rate);
         let program = match &kind.language {
             Language::Native => Program {
-                program: self.native.clone(),
+                program: image.map_or_else(|| self.native.clone(), |_| EXECUTOR.into()),
+                otherwise: None,
                 arguments: Vec::new(),
-                environment: vec![rate],
+                environment,
                 isolation,
             },
             Language::Python { executable, path } => {
                 // What the node's user imports from is not for isolated workers, which do not see it.
-                let inherited = std::env::var_os("PYTHONPATH").filter(|path| !path.is_empty() && isolation.is_none());
+                let inherited = match image {
+                    Some(_) => variables
+                        .iter()
+                        .find(|(name, _)| name == "PYTHONPATH")
+                        .map(|(_, path)| path.into()),
+                    None => std::env::var_os("PYTHONPATH").filter(|_| isolation.is_none()),
+                };
+                let inherited = inherited.filter(|path| !path.is_empty());
                 let joined = std::env::join_paths(
                     path.iter()
                         .map(PathBuf::from)
@@ -104,10 +121,12 @@ impl Pool {
                 )
                 .ok()
                 .filter(|joined| !joined.is_empty());
+                environment.push((OsString::from("PYTHONPATH"), joined));
                 Program {
                     program: executable.clone(),
+                    otherwise: image.map(|_| "python3".into()),
                     arguments: vec!["-m".into(), "mayfly.executor".into()],
-                    environment: vec![(OsString::from("PYTHONPATH"), joined), rate],
+                    environment,
                     isolation,
                 }
             }

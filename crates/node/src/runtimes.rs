@@ -57,7 +57,7 @@ fn name_says(python: &Path, version: &str) -> bool {
 }
 
 /// `3.11` of `3.11.7`.
-fn minor(version: &str) -> &str {
+pub fn minor(version: &str) -> &str {
     let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
     &version[..end]
 }

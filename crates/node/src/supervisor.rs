@@ -258,7 +258,7 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
             }) => {
                 run.worker_started(worker, incarnation, pid, process);
                 let shared = node.shared_cores();
-                if run.sandbox() == Sandbox::Isolated {
+                if run.sandbox() != Sandbox::Process {
                     affinity::pin(pid, cores_of(run, worker, &shared));
                 } else if run.granted.reservation.mode != Mode::Hot && shared != assigned {
                     // Its executor pinned it to the cores that were shared when the executor was assigned.

@@ -46,17 +46,20 @@ pub enum Sandbox {
     Process,
     /// Namespaces, a root directory of their own, no privilege, a system call filter and limits: for other people's code.
     Isolated,
+    /// The same with an image in place of the host's programs and libraries.
+    Container,
 }
 
 impl Sandbox {
     /// All, the most trusting first.
-    pub const ALL: [Self; 2] = [Self::Process, Self::Isolated];
+    pub const ALL: [Self; 3] = [Self::Process, Self::Isolated, Self::Container];
 
     /// As it is written everywhere.
     pub fn name(self) -> &'static str {
         match self {
             Self::Process => "process",
             Self::Isolated => "isolated",
+            Self::Container => "container",
         }
     }
 
@@ -112,9 +115,14 @@ pub struct LeaseRequest {
     pub hot_for_ms: u32,
     /// What the workers run.
     pub runtime: Runtime,
-    /// How isolated the workers are; when absent, what the site has as its default.
+    /// How isolated the workers are; when absent, `container` for a lease that names an image, else what the site has as its
+    /// default.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
+    /// For a container, the image: a name or path that the node's owner allows, with `@sha256:...` behind it to insist on that
+    /// version. When absent, the first that the owner allows.
+    #[serde(default)]
+    pub image: Option<String>,
     /// Whether isolated workers share the host's network instead of having none, as far as the site allows.
     #[serde(default)]
     pub network: bool,
@@ -147,6 +155,7 @@ impl LeaseRequest {
             hot_for_ms: for_ever(),
             runtime: Runtime::Native,
             sandbox: None,
+            image: None,
             network: false,
             files: Vec::new(),
             holder,
@@ -154,6 +163,11 @@ impl LeaseRequest {
             node: None,
             wait_ms: 0,
         }
+    }
+
+    /// The level that it asks for, if it asks for one.
+    pub fn wanted_sandbox(&self) -> Option<Sandbox> {
+        self.sandbox.or(self.image.as_ref().map(|_| Sandbox::Container))
     }
 }
 
@@ -185,6 +199,9 @@ pub struct Grant {
     pub mode: Mode,
     /// How isolated the workers are.
     pub sandbox: Sandbox,
+    /// For containers, what exactly they run in: `NAME@sha256:...`, or the path of a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// Memory granted, in bytes.
     pub memory_bytes: u64,
     /// Length in milliseconds.
@@ -287,6 +304,9 @@ pub struct LeaseStatus {
     pub mode: Mode,
     /// How isolated its workers are.
     pub sandbox: Sandbox,
+    /// For containers, what exactly they run in: `NAME@sha256:...`, or the path of a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// When it was granted, milliseconds since the Unix epoch.
@@ -374,6 +394,9 @@ pub enum NodeMessage {
         refused: Option<Failure>,
         /// What `auto` became, for offers.
         mode: Option<Mode>,
+        /// For offers of containers, as in [`Grant::image`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<String>,
     },
     /// A lease ended here, for whatever cause.
     LeaseEnded {

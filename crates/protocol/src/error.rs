@@ -55,7 +55,7 @@ pub enum Retry {
 codes! {
     /// The request is malformed or contradicts itself.
     InvalidRequest = 1, "invalid_request", 400, Never;
-    /// No such lease, node, worker or function.
+    /// No such lease, node, worker, function or image.
     NotFound = 2, "not_found", 404, Never;
     /// The token, its signature, its holder's signature or the bearer is not accepted.
     Unauthorized = 3, "unauthorized", 401, Never;

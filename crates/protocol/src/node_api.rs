@@ -222,6 +222,9 @@ pub struct DirectStart {
     pub mode: crate::api::Mode,
     /// How isolated its workers are.
     pub sandbox: crate::api::Sandbox,
+    /// For a container, what it runs, as in [`Grant::image`].
+    #[serde(default)]
+    pub image: Option<String>,
     /// Memory of all of it.
     pub memory_bytes: u64,
     /// Length from first use.

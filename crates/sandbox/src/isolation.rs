@@ -1,4 +1,5 @@
-//! Level `isolated`: a process that sees a machine with nothing on it but what it needs.
+//! Levels `isolated` and `container`: a process that sees a machine with nothing on it but what it needs. What that is made of,
+//! the host's own programs or an image, is all that tells the two apart.
 //!
 //! What the new process does to itself is laid out here beforehand as a list of steps, because the process, which still
 //! shares the node's memory, may only make system calls. In order: it joins its control groups; it gets its user
@@ -31,6 +32,19 @@ const INNER_USER: u32 = 1000;
 /// First of the 65,536 host users, unused by anything else, that sandboxes of a node which is root run as.
 const FIRST_OUTER_USER: u32 = 0x4d59_0000;
 
+/// What a sandbox's root directory is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Base {
+    /// Programs and libraries of the host.
+    Host {
+        /// Host directory that it finds at `/etc`; see [`make_settings`].
+        settings: PathBuf,
+    },
+    /// An image, unpacked in this directory: somebody else's work, of which no link is followed. Its program is looked for within,
+    /// and must be there or among what is shown.
+    Image(PathBuf),
+}
+
 /// A host path that a sandbox shows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shown {
@@ -50,8 +64,8 @@ pub struct Isolation {
     pub stage: PathBuf,
     /// Host directory that it finds at [`CODE_DIR`].
     pub code: PathBuf,
-    /// Host directory that it finds at `/etc`; see [`make_settings`].
-    pub settings: PathBuf,
+    /// What it finds beside that.
+    pub base: Base,
     /// What else it sees. Nothing below a path that is shown already need be named.
     pub shown: Vec<Shown>,
     /// Whether it shares the host's network instead of having none.
@@ -64,6 +78,16 @@ pub struct Isolation {
     pub number: u32,
     /// Limits on it as a whole.
     pub group: Option<std::sync::Arc<Group>>,
+}
+
+impl Base {
+    /// The image, if there is one.
+    pub fn image(&self) -> Option<&Path> {
+        match self {
+            Self::Host { .. } => None,
+            Self::Image(image) => Some(image),
+        }
+    }
 }
 
 fn is_root() -> bool {

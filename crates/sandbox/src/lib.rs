@@ -6,11 +6,16 @@
 //! Level `isolated`, for other people's code, adds what [`Isolation`] describes: namespaces, a root directory with nothing in
 //! it but what is shown, no privilege and no way to get one, Landlock, a system call filter ([`filter`]), and limits on all of
 //! it together ([`cgroup`]). It needs user namespaces and nothing else; root is not needed, and not used where it is there.
+//!
+//! Level `container` is the same with an [`image`] in place of the host's programs: container runtimes find and unpack images,
+//! and run nothing.
 
 pub mod cgroup;
 pub mod filter;
+pub mod image;
 pub mod isolation;
 mod spawn;
+pub mod tool;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -18,13 +23,15 @@ use std::path::PathBuf;
 
 pub use filter::Watch;
 pub use isolation::{Isolation, Precaution};
-pub use spawn::Spawner;
+pub use spawn::{Spawner, find};
 
 /// What to start.
 #[derive(Debug)]
 pub struct Program {
-    /// Path of the program; a bare name is looked up in `PATH`.
+    /// Path of the program; a bare name is looked up in `PATH`, which is that of the image where there is one.
     pub program: PathBuf,
+    /// What to run instead where an image has no program of that name.
+    pub otherwise: Option<PathBuf>,
     /// Arguments after the program's name.
     pub arguments: Vec<OsString>,
     /// Variables to set or, with none, to remove, in a copy of the node's own environment; an isolated process gets none of
@@ -89,6 +96,20 @@ pub enum SandboxError {
         step: String,
         /// Why.
         error: std::io::Error,
+    },
+    /// An image that cannot be read.
+    #[error("the image at `{0}` cannot be read: {1}")]
+    Image(PathBuf, std::io::Error),
+    /// An image without what it takes.
+    #[error(
+        "the image at `{image}` has no `{program}` on its PATH, or not the C library that this needs; take an image with glibc \
+         and, for Python functions, Python"
+    )]
+    NotInImage {
+        /// Where it is unpacked.
+        image: PathBuf,
+        /// What it lacks.
+        program: PathBuf,
     },
     /// A path that a sandbox cannot show.
     #[error("`{0}` cannot be shown in a sandbox: {1}")]

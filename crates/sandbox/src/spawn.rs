@@ -4,7 +4,7 @@
 //! child shares the node's memory until it runs its program (as in posix_spawn), so starting it copies no page tables
 //! and costs the same however large the node has grown.
 
-use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
+use std::ffi::{CString, OsStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -84,8 +84,8 @@ fn block_signals() {
 
 /// Everything that the child needs, made before it exists: it may not allocate.
 struct Plan {
-    program: CString,
-    arguments: Vec<*const c_char>,
+    /// What to run: the first of these that is there, with arguments of its own, of which the first is its name.
+    programs: Vec<(CString, Vec<*const c_char>)>,
     environment: Vec<*const c_char>,
     /// What becomes descriptors 0, 1, 2 and 3.
     files: [RawFd; 4],
@@ -96,15 +96,30 @@ struct Plan {
 }
 
 fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<Child, SandboxError> {
-    let path = find(&program.program)?;
     let zero = |_| SandboxError::ZeroByte(program.program.clone());
-    let text = |bytes: &OsStr| CString::new(bytes.as_bytes());
-    let arguments = std::iter::once(path.as_os_str())
-        .chain(program.arguments.iter().map(OsString::as_os_str))
-        .map(text)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(zero)?;
-    let environment = environment(program)
+    let text = |bytes: &OsStr| CString::new(bytes.as_bytes()).map_err(zero);
+    let arguments = program
+        .arguments
+        .iter()
+        .map(|argument| text(argument))
+        .collect::<Result<Vec<_>, _>>()?;
+    let environment = environment(program);
+    let image = program.isolation.as_ref().and_then(|isolation| isolation.base.image());
+    let paths = match image {
+        Some(_) => paths_within(program, &environment),
+        None => vec![find(&program.program)?],
+    };
+    let path = paths.first().cloned().unwrap_or_else(|| program.program.clone());
+    let programs = paths
+        .iter()
+        .map(|path| {
+            let path = text(path.as_os_str())?;
+            // The text stays where it is when its owner moves.
+            let arguments = std::iter::once(path.as_ptr()).chain(pointers(&arguments)).collect();
+            Ok((path, arguments))
+        })
+        .collect::<Result<Vec<_>, SandboxError>>()?;
+    let environment = environment
         .into_iter()
         .map(CString::new)
         .collect::<Result<Vec<_>, _>>()
@@ -144,8 +159,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         set
     };
     let plan = Plan {
-        program: text(path.as_os_str()).map_err(zero)?,
-        arguments: pointers(&arguments),
+        programs,
         environment: pointers(&environment),
         files: [
             null.as_raw_fd(),
@@ -202,7 +216,12 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
                 rustix::process::WaitIdOptions::EXITED,
             );
             let error = std::io::Error::from_raw_os_error(error);
+            let is_missing = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR));
             Err(match &plan.isolation {
+                Some(isolation) if is_missing && isolation.was_ready() && image.is_some() => SandboxError::NotInImage {
+                    image: image.unwrap_or(&path).to_path_buf(),
+                    program: program.program.clone(),
+                },
                 Some(plan) => SandboxError::Isolation {
                     program: path,
                     step: plan.describe(),
@@ -327,11 +346,12 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
         {
             fail();
         }
-        libc::execve(
-            plan.program.as_ptr(),
-            plan.arguments.as_ptr(),
-            plan.environment.as_ptr(),
-        );
+        for (program, arguments) in &plan.programs {
+            libc::execve(program.as_ptr(), arguments.as_ptr(), plan.environment.as_ptr());
+            if !matches!(*libc::__errno_location(), libc::ENOENT | libc::ENOTDIR) {
+                break;
+            }
+        }
         fail();
     }
     127
@@ -370,7 +390,7 @@ fn environment(program: &Program) -> Vec<Vec<u8>> {
     });
     let fixed = ISOLATED
         .iter()
-        .filter(|_| isolated)
+        .filter(|(name, _)| isolated && !changed(OsStr::new(name)))
         .map(|(name, value)| (name.into(), value.into()));
     let kept = kept.chain(fixed);
     let set = program
@@ -382,7 +402,22 @@ fn environment(program: &Program) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn find(program: &Path) -> Result<PathBuf, SandboxError> {
+/// Where a program may be in an image, in the order in which to look. The image is not looked into: its links would lead astray.
+fn paths_within(program: &Program, environment: &[Vec<u8>]) -> Vec<PathBuf> {
+    let path = environment.iter().find_map(|variable| variable.strip_prefix(b"PATH="));
+    let directories: Vec<PathBuf> = std::env::split_paths(OsStr::from_bytes(path.unwrap_or_default())).collect();
+    let names = std::iter::once(&program.program).chain(&program.otherwise);
+    names
+        .flat_map(|name| match name.components().count() {
+            1 => directories.iter().map(|directory| directory.join(name)).collect(),
+            _ => vec![name.clone()],
+        })
+        .filter(|path| path.is_absolute())
+        .collect()
+}
+
+/// Where a program is: as named, or somewhere on the `PATH`.
+pub fn find(program: &Path) -> Result<PathBuf, SandboxError> {
     let missing = || SandboxError::NotFound(program.to_path_buf());
     if program.components().count() > 1 {
         return if program.is_file() {

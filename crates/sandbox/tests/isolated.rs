@@ -1,138 +1,19 @@
 //! Real processes in real sandboxes: what they see, what they are refused, what stays of them.
 
+mod common;
+
 use std::fs;
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use common::{Ended, Place};
 use mayfly_sandbox::cgroup::{Hierarchies, Limits};
 use mayfly_sandbox::filter::Asking;
-use mayfly_sandbox::isolation::{CODE_DIR, Shown, make_settings};
-use mayfly_sandbox::{Child, Isolation, Precaution, Program, SandboxError, Spawner};
+use mayfly_sandbox::isolation::{CODE_DIR, Shown};
+use mayfly_sandbox::{Precaution, SandboxError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
-
-/// A directory with what a sandbox wants of its node.
-struct Place {
-    dir: tempfile::TempDir,
-    spawner: Spawner,
-}
-
-impl Place {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["stage", "code"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        make_settings(&dir.path().join("settings")).unwrap();
-        fs::write(dir.path().join("code/abc"), "code").unwrap();
-        Self {
-            dir,
-            spawner: Spawner::new().unwrap(),
-        }
-    }
-
-    fn isolation(&self) -> Isolation {
-        Isolation {
-            stage: self.dir.path().join("stage"),
-            code: self.dir.path().join("code"),
-            settings: self.dir.path().join("settings"),
-            shown: Vec::new(),
-            network: false,
-            scratch_bytes: 16 << 20,
-            most_tasks: 0,
-            number: 7,
-            group: None,
-        }
-    }
-
-    fn start(&self, isolation: Isolation, program: &str, arguments: &[&str]) -> Result<Child, SandboxError> {
-        self.spawner.spawn(Program {
-            program: program.into(),
-            arguments: arguments.iter().map(Into::into).collect(),
-            environment: Vec::new(),
-            isolation: Some(isolation),
-        })
-    }
-
-    /// Runs a shell script in a sandbox to its end.
-    fn run(&self, script: &str) -> Ended {
-        self.run_in(self.isolation(), script)
-    }
-
-    fn run_in(&self, isolation: Isolation, script: &str) -> Ended {
-        Ended::of(self.start(isolation, "/bin/sh", &["-c", script]).unwrap())
-    }
-
-    /// Runs a Python program in a sandbox to its end.
-    fn python(&self, text: &str) -> Ended {
-        Ended::of(self.start(self.isolation(), "/usr/bin/python3", &["-c", text]).unwrap())
-    }
-}
-
-/// A process that ended.
-struct Ended {
-    status: Option<i32>,
-    signal: Option<i32>,
-    output: String,
-    errors: String,
-    refused: Vec<String>,
-}
-
-impl Ended {
-    fn of(mut child: Child) -> Self {
-        let mut refused = Vec::new();
-        // Whoever makes a refused call waits for the answer, so it is given until the end.
-        loop {
-            let mut waiting = vec![PollFd::new(&child.pidfd, PollFlags::IN)];
-            if let Some(watch) = &child.watch {
-                waiting.push(PollFd::new(watch, PollFlags::IN));
-            }
-            let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
-            assert!(
-                rustix::event::poll(&mut waiting, Some(&limit)).unwrap() > 0,
-                "it does not end"
-            );
-            let asked = waiting.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
-            let ended = !waiting[0].revents().is_empty();
-            drop(waiting);
-            if asked {
-                match child.watch.as_mut().and_then(mayfly_sandbox::Watch::answer) {
-                    Some(refusal) if refusal.is_hostile => refused.push(refusal.call),
-                    Some(_) => {}
-                    None => child.watch = None,
-                }
-            } else if ended {
-                break;
-            }
-        }
-        let status = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
-        let status = status.unwrap().unwrap();
-        Self {
-            status: status.exit_status(),
-            signal: status.terminating_signal(),
-            output: text(child.output),
-            errors: text(child.errors),
-            refused,
-        }
-    }
-
-    fn lines(&self) -> Vec<&str> {
-        assert_eq!(self.status, Some(0), "{} {}", self.output, self.errors);
-        self.output.lines().collect()
-    }
-}
-
-fn text(pipe: OwnedFd) -> String {
-    let mut text = String::new();
-    let mut file = fs::File::from(pipe);
-    let mut chunk = [0; 4096];
-    while let Ok(length @ 1..) = file.read(&mut chunk) {
-        text.push_str(&String::from_utf8_lossy(&chunk[..length]));
-    }
-    text
-}
 
 #[test]
 fn a_sandbox_sees_programs_and_its_code_and_nothing_else_of_the_host() {

@@ -11,6 +11,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 fn sh(script: &str) -> Program {
     Program {
         program: "sh".into(),
+        otherwise: None,
         arguments: vec!["-c".into(), script.into()],
         environment: vec![("MAYFLY_TEST".into(), Some("set".into())), ("HOME".into(), None)],
         isolation: None,
@@ -79,6 +80,7 @@ fn what_cannot_be_started_is_named_and_leaves_no_process() {
     let start = |program: &str| {
         let program = Program {
             program: program.into(),
+            otherwise: None,
             arguments: Vec::new(),
             environment: Vec::new(),
             isolation: None,

@@ -24,6 +24,14 @@ enum class transport : std::uint32_t {
 // The two forms of functions; see mayfly_function.h.
 enum class form : std::uint32_t { plain = MF_FORM_PLAIN, checked = MF_FORM_CHECKED };
 
+// How far workers are kept from everything else on their host; by itself, as the site has it.
+enum class sandbox : std::uint32_t {
+    site = MF_SANDBOX_SITE,
+    process = MF_SANDBOX_PROCESS,
+    isolated = MF_SANDBOX_ISOLATED,
+    container = MF_SANDBOX_CONTAINER
+};
+
 // What to lease.
 struct lease_options {
     std::uint32_t workers = 1;
@@ -32,7 +40,10 @@ struct lease_options {
     std::uint64_t memory_bytes = 0; // 0 for the node's usual share
     std::chrono::milliseconds duration = std::chrono::hours(1);
     std::chrono::milliseconds hot_for = std::chrono::milliseconds(MF_FOR_EVER); // then a hot worker sleeps
+    mayfly::sandbox sandbox = mayfly::sandbox::site;
+    std::string image = {}; // of a container, a name or path that the site allows; none for the site's first
 
+    // For as long as these options live, whose image it points to.
     mf_lease_options raw() const {
         mf_lease_options options;
         detail::check(mf_lease_options_init(&options));
@@ -42,6 +53,8 @@ struct lease_options {
         options.duration_ms = static_cast<std::uint64_t>(duration.count());
         options.mode = static_cast<std::uint32_t>(mode);
         options.hot_for_ms = hot_for.count() < MF_FOR_EVER ? static_cast<std::uint32_t>(hot_for.count()) : MF_FOR_EVER;
+        options.sandbox = static_cast<std::uint32_t>(sandbox);
+        options.image = image.empty() ? nullptr : image.c_str();
         return options;
     }
 };

@@ -125,7 +125,7 @@ def main() -> None:
     command.add_argument("--workers", type=int, default=1)
     command.add_argument("--calls", type=int, default=0)
     command.add_argument("--items", type=int, default=0)
-    command.add_argument("--sandbox", default="process", choices=["process", "isolated"])
+    command.add_argument("--sandbox", default="process", choices=["process", "isolated", "container"])
     commands.add_parser("describe", help="a function as it travels").set_defaults(run=describe)
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)

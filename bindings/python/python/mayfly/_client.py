@@ -131,7 +131,8 @@ class Client:
         transport: Literal["auto", "shm", "tcp", "tls"] = "auto",
         idle_release: float = 10.0,
         node: str | None = None,
-        sandbox: Literal["process", "isolated"] | None = None,
+        sandbox: Literal["process", "isolated", "container"] | None = None,
+        image: str | os.PathLike[str] | None = None,
         readable: Iterable[str | os.PathLike[str]] = (),
         writable: Iterable[str | os.PathLike[str]] = (),
         network: bool = False,
@@ -159,7 +160,11 @@ class Client:
                 it lasts.
             node: id of the node to lease from.
             sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what
-                is named here, and have no privilege, no network and bounded memory. None for the site's default.
+                is named here, and have no privilege, no network and bounded memory; ``container`` ones are the same with
+                an image in place of the host's programs and libraries. None for the site's default, or ``container``
+                where an image is named.
+            image: what a container is of: a name or path that the site allows, with ``@sha256:...`` behind it to insist
+                on that version. It brings Python and whatever functions import, of the client's own minor version.
             readable: files and directories of the host that isolated workers may read, as far as the site allows.
             writable: those that they may change too.
             wait: seconds to wait for a place when there is none.
@@ -184,6 +189,7 @@ class Client:
             idle_release=idle_release,
             node=node,
             sandbox=sandbox,
+            image=None if image is None else os.fspath(image),
             network=network,
             wait=wait,
             files=[

@@ -46,6 +46,7 @@ class Client:
         idle_release: float,
         node: str | None,
         sandbox: str | None,
+        image: str | None,
         network: bool,
         files: list[tuple[str, bool]],
         wait: float,

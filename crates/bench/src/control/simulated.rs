@@ -120,6 +120,7 @@ async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, co
             request,
             refused: None,
             mode,
+            image: None,
         };
         say(socket, &answer).await?;
     }

@@ -30,7 +30,10 @@ pub fn apply(record: Option<LeaseRecord>, change: &Change) -> Option<LeaseRecord
     match change {
         Change::Offered(_) => {}
         Change::Refused { .. } => return None,
-        Change::Taken { mode, .. } => record.mode = *mode,
+        Change::Taken { mode, image, .. } => {
+            record.mode = *mode;
+            record.image.clone_from(image);
+        }
         Change::Active { expires_at_ms, .. } => {
             record.state = State::Active;
             record.expires_at_ms = *expires_at_ms;

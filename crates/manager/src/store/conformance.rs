@@ -44,6 +44,7 @@ pub fn record() -> LeaseRecord {
         cores_per_worker: 1,
         mode: Mode::Hot,
         sandbox: Sandbox::Isolated,
+        image: None,
         memory_bytes: 1 << 28,
         duration_ms: 60_000,
         granted_at_ms: 1_000,
@@ -182,10 +183,12 @@ async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the
     let taken = Change::Taken {
         lease: LEASE,
         mode: Mode::Warm,
+        image: Some("tool:1@sha256:00ff".into()),
     };
     let refused = Change::Refused { lease: LEASE };
     noted(store, vec![Change::Offered(Box::new(record())), taken.clone()]).await;
     assert_eq!(only_lease(store).await.mode, Mode::Warm);
+    assert_eq!(only_lease(store).await.image.as_deref(), Some("tool:1@sha256:00ff"));
     noted(store, vec![refused.clone()]).await;
     assert_eq!(load(store).await.leases, vec![]);
     let ended = Change::Ended {
@@ -521,7 +524,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 3 })
+        Some(StoreError::Schema { found: 99, known: 4 })
     );
 }
 
@@ -541,7 +544,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
-        ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+        ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None).unwrap();

@@ -110,6 +110,8 @@ pub struct LeaseRecord {
     pub mode: Mode,
     /// How isolated its workers are.
     pub sandbox: Sandbox,
+    /// What containers run in, as their node says.
+    pub image: Option<String>,
     /// Memory of all of it.
     pub memory_bytes: u64,
     /// Length from first use or last renewal.
@@ -149,6 +151,8 @@ pub enum Change {
         lease: LeaseId,
         /// Hot or warm.
         mode: Mode,
+        /// What containers run in.
+        image: Option<String>,
     },
     /// Its node refused it: there never was such a lease.
     Refused {

@@ -24,7 +24,7 @@ use super::{
 };
 
 /// Version of the tables below, in the file's `user_version`.
-const SCHEMA: i64 = 3;
+const SCHEMA: i64 = 4;
 /// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
 const GROUP: usize = 1_024;
 
@@ -41,7 +41,7 @@ CREATE TABLE leases (
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
     sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
-    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0
+    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
@@ -57,11 +57,11 @@ CREATE TABLE audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
     action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
 );
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 2] = [
+const UPGRADES: [&str; 3] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
@@ -81,6 +81,7 @@ const UPGRADES: [&str; 2] = [
         action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
     );
     PRAGMA user_version = 3;",
+    "ALTER TABLE leases ADD COLUMN image TEXT; PRAGMA user_version = 4;",
 ];
 
 /// One write of a group.
@@ -605,9 +606,11 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
                 signed(record.prices.computing_per_s),
                 signed(record.prices.polling_per_s)
             ])?,
-        Change::Taken { lease, mode } => transaction
-            .prepare_cached(&format!("UPDATE leases SET hot = ?2 WHERE id = ?1 AND {LIVE}"))?
-            .execute(params![lease.0, *mode == Mode::Hot])?,
+        Change::Taken { lease, mode, image } => transaction
+            .prepare_cached(&format!(
+                "UPDATE leases SET hot = ?2, image = ?3 WHERE id = ?1 AND {LIVE}"
+            ))?
+            .execute(params![lease.0, *mode == Mode::Hot, image])?,
         Change::Refused { lease } => transaction
             .prepare_cached(&format!("DELETE FROM leases WHERE id = ?1 AND {LIVE}"))?
             .execute(params![lease.0])?,
@@ -712,7 +715,7 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
 /// Columns in the order in which [`lease_of`] reads them.
 const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
     granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
-    allocation_price, computing_price, polling_price";
+    allocation_price, computing_price, polling_price, image";
 
 fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     Ok(LeaseRecord {
@@ -743,6 +746,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             computing_per_s: unsigned(row, 20)?,
             polling_per_s: unsigned(row, 21)?,
         },
+        image: row.get(22)?,
     })
 }
 

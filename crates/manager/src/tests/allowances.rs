@@ -58,6 +58,7 @@ fn started(lease: u8, hello: &Hello, workers: u16) -> NodeMessage {
             cores_per_worker: 1,
             mode: Mode::Warm,
             sandbox: Sandbox::Process,
+            image: None,
             memory_bytes: 1 << 20,
             duration_ms: 60_000,
             started_at_ms: now_ms(),

@@ -229,7 +229,12 @@ fn answer(
         }
         _ => return None,
     };
-    Some(NodeMessage::Answer { request, refused, mode })
+    Some(NodeMessage::Answer {
+        request,
+        refused,
+        mode,
+        image: None,
+    })
 }
 
 pub async fn send(socket: &mut Socket, message: &NodeMessage) {

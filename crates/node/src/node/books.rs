@@ -1,6 +1,13 @@
 //! Taking leases, finding them, and giving back what they held.
 
+use std::path::PathBuf;
+
+use mayfly_protocol::api::Runtime;
+use mayfly_sandbox::isolation::Shown;
+
 use super::*;
+use crate::images::Allowed;
+use crate::policy::Container;
 
 /// Ended leases and the fates of their calls are remembered at least this long.
 const REMEMBER_MS: u64 = 60_000;
@@ -58,7 +65,8 @@ impl Node {
                 "the node is shutting down; lease elsewhere",
             ));
         }
-        let kind = policy::kind(&request, &self.options)?;
+        let container = self.container(&request).await?;
+        let kind = policy::kind(&request, &self.options, container)?;
         let life = Lease::grant(
             Terms {
                 duration_ms: request.duration_ms,
@@ -128,6 +136,38 @@ impl Node {
             }
             _ => Ok(run),
         }
+    }
+
+    /// The image of a lease that asks for a container, and what it is shown.
+    async fn container(&self, request: &LeaseRequest) -> Result<Option<Container>, Failure> {
+        if policy::level(request, &self.options)? != Sandbox::Container {
+            return Ok(None);
+        }
+        let image = self.images.wanted(request.image.as_deref()).await?;
+        let own = match &request.runtime {
+            Runtime::Native => {
+                let found = mayfly_sandbox::find(&self.options.executor_path());
+                let from = found.map_err(|error| Failure::new(Code::ExecutorFailed, error.to_string()))?;
+                vec![Shown {
+                    path: policy::EXECUTOR.into(),
+                    from: from.canonicalize().unwrap_or(from),
+                    writable: false,
+                }]
+            }
+            Runtime::Python { executable, .. } => {
+                let theirs = executable.as_ref().filter(|_| self.options.images == Allowed::Any);
+                let python = self.options.pythons.first().cloned().or(theirs.map(PathBuf::from)).ok_or_else(|| {
+                    let text = "this node has no Python package to show an image; start it with --python PATH of an interpreter \
+                                that has the mayfly module";
+                    Failure::new(Code::ExecutorFailed, text)
+                })?;
+                let packages = self.packages.clone();
+                tokio::task::spawn_blocking(move || packages.of(&python))
+                    .await
+                    .map_err(|error| Failure::new(Code::Internal, error.to_string()))??
+            }
+        };
+        Ok(Some(Container { image, own }))
     }
 
     /// When a token of this lease surely means nothing any more.

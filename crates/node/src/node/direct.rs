@@ -25,7 +25,7 @@ impl Node {
                         "this node has no manager whose allowances it takes; use its own (`allowance.json`)",
                     ));
                 }
-                request.sandbox = Some(sandbox_under(allowance, request.sandbox)?);
+                request.sandbox = Some(sandbox_under(allowance, request.level())?);
                 Origin::Allowance(Arc::new(Direct {
                     allowance: id,
                     cap: Held {
@@ -74,6 +74,7 @@ impl Node {
             cores_per_worker: request.cores_per_worker,
             mode: reservation.mode,
             sandbox: run.sandbox(),
+            image: run.image(),
             memory_bytes: reservation.memory_bytes,
             duration_ms: request.duration_ms,
             started_at_ms: clock::wall_ms(),

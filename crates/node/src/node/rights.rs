@@ -51,6 +51,7 @@ impl Node {
             workers,
             mode: granted.reservation.mode,
             sandbox: run.sandbox(),
+            image: run.image(),
             memory_bytes: granted.reservation.memory_bytes,
             duration_ms,
             expires_at_ms,

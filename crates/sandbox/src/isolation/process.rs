@@ -39,6 +39,7 @@ const PIVOT: u32 = 4;
 const PRIVILEGES: u32 = 5;
 const FILTER: u32 = 6;
 const HAND_OVER: u32 = 7;
+const RUNNING: u32 = 8;
 const FIRST_STEP: u32 = 16;
 
 impl Plan {
@@ -64,6 +65,11 @@ impl Plan {
             (None, HAND_OVER) => "handing its record to the node".into(),
             (None, _) => "running its program".into(),
         }
+    }
+
+    /// Whether all that was left to do was to run its program.
+    pub fn was_ready(&self) -> bool {
+        self.stage_reached.load(Ordering::Acquire) == RUNNING
     }
 
     /// Runs in the new process, up to its limits. System calls only. False, with `errno` set, when something failed.
@@ -241,10 +247,18 @@ impl Plan {
             let listener = set(flags as c_ulong, &self.watched);
             if listener >= 0 {
                 at(HAND_OVER);
-                return kernel::hand_over(control, listener as RawFd);
+                if !kernel::hand_over(control, listener as RawFd) {
+                    return false;
+                }
+            } else {
+                self.skip(Precaution::Record);
+                if set(libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_ulong, &self.silent) != 0 && set(0, &self.silent) != 0
+                {
+                    return false;
+                }
             }
-            self.skip(Precaution::Record);
-            set(libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_ulong, &self.silent) == 0 || set(0, &self.silent) == 0
+            at(RUNNING);
+            true
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::{CString, OsString, c_ulong};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use super::{CODE_DIR, Isolation, Shown};
+use super::{Base, CODE_DIR, Isolation, Shown};
 use crate::SandboxError;
 
 /// Directories of the host without which no program runs.
@@ -12,6 +12,12 @@ const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 /// What the machine is made of, which numerical libraries ask.
 const MACHINE: &str = "/sys/devices/system";
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// What is not an image's to say: the kernel's files, memory, and ours.
+const NOT_AN_IMAGES: [&str; 5] = ["/dev", "/mayfly", "/proc", "/sys", "/tmp"];
+/// Entries of an image that are shown one by one: those of its root directory, and of the directories into which something else is
+/// shown. The root directory in memory has room for these.
+const MOST_ENTRIES: usize = 2048;
 
 /// One thing to do to the new root directory. Paths are absolute on the host, beneath the stage where they are made.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub struct Root {
     pub steps: Vec<Step>,
     shown: Vec<PathBuf>,
     pub writable: Vec<PathBuf>,
+    /// Entries of an image so far.
+    entries: usize,
 }
 
 pub const READ_ONLY: c_ulong = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
@@ -54,6 +62,7 @@ impl Root {
             steps: Vec::new(),
             shown: Vec::new(),
             writable: Vec::new(),
+            entries: 0,
         };
         root.fill(isolation, program)?;
         Ok(root)
@@ -78,14 +87,22 @@ impl Root {
             let at = self.inside(&at)?;
             self.steps.push(Step::Memory { at, options });
         }
-        for path in SYSTEM.iter().map(Path::new) {
-            match std::fs::read_link(path) {
-                Ok(to) => self.link(&to, path)?,
-                Err(_) if path.is_dir() => self.bind(path, path, READ_ONLY)?,
-                Err(_) => {}
+        match &isolation.base {
+            Base::Host { settings } => {
+                for path in SYSTEM.iter().map(Path::new) {
+                    match std::fs::read_link(path) {
+                        Ok(to) => self.link(&to, path)?,
+                        Err(_) if path.is_dir() => self.bind(path, path, READ_ONLY)?,
+                        Err(_) => {}
+                    }
+                }
+                self.bind(settings, Path::new("/etc"), READ_ONLY)?;
+            }
+            Base::Image(image) => {
+                let places: Vec<&Path> = isolation.shown.iter().map(|shown| shown.path.as_path()).collect();
+                self.unfold(image, Path::new("/"), &places)?;
             }
         }
-        self.bind(&isolation.settings, Path::new("/etc"), READ_ONLY)?;
         let machine = Path::new(MACHINE);
         if machine.is_dir() {
             self.bind(machine, machine, READ_ONLY)?;
@@ -112,8 +129,50 @@ impl Root {
         for shown in shown {
             self.show(&shown.path, &shown.from, shown.writable)?;
         }
-        // Links lead to where it is, for whoever started the node.
-        self.show(program, &program.canonicalize()?, false)
+        match &isolation.base {
+            // Links lead to where it is, for whoever started the node.
+            Base::Host { .. } => self.show(program, &program.canonicalize()?, false),
+            Base::Image(_) => Ok(()),
+        }
+    }
+
+    /// Shows what lies in a directory of an image: as it is, but for the directories above a place where something else is
+    /// shown, which are made anew with what the image has in them. So nothing is ever made or mounted through a link of the
+    /// image's, which would lead into the host.
+    fn unfold(&mut self, image: &Path, at: &Path, places: &[&Path]) -> Result<(), SandboxError> {
+        let unreadable = |error| SandboxError::Image(image.to_path_buf(), error);
+        let entries: std::io::Result<Vec<_>> = std::fs::read_dir(image).map_err(unreadable)?.collect();
+        for entry in entries.map_err(unreadable)? {
+            let at = at.join(entry.file_name());
+            if NOT_AN_IMAGES.iter().any(|own| at == Path::new(own)) || places.contains(&at.as_path()) {
+                continue;
+            }
+            self.entries += 1;
+            if self.entries > MOST_ENTRIES {
+                let text = "the image has too many entries beside it; show it somewhere else";
+                return Err(SandboxError::NotShown(at, text));
+            }
+            let kind = entry.file_type().map_err(unreadable)?;
+            match places.iter().find(|place| place.starts_with(&at)) {
+                Some(_) if kind.is_dir() => {
+                    let directory = self.inside(&at)?;
+                    self.steps.push(Step::Directory(directory));
+                    self.unfold(&entry.path(), &at, places)?;
+                }
+                Some(place) => {
+                    let text = "the image has something else than a directory above it; show it somewhere else";
+                    return Err(SandboxError::NotShown(place.to_path_buf(), text));
+                }
+                None if kind.is_symlink() => {
+                    let to = std::fs::read_link(entry.path()).map_err(unreadable)?;
+                    self.link(&to, &at)?;
+                }
+                None if kind.is_dir() || kind.is_file() => self.mount(&entry.path(), &at, kind.is_dir(), READ_ONLY)?,
+                // Devices and the like are nobody's to share.
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     fn show(&mut self, path: &Path, from: &Path, writable: bool) -> Result<(), SandboxError> {
@@ -186,8 +245,12 @@ impl Root {
 
     fn bind_exactly(&mut self, from: &Path, at: &Path, protect: c_ulong) -> Result<(), SandboxError> {
         self.parents(at)?;
-        let is_dir = from.is_dir();
         self.shown.push(at.to_path_buf());
+        self.mount(from, at, from.is_dir(), protect)
+    }
+
+    /// Makes a place and mounts over it.
+    fn mount(&mut self, from: &Path, at: &Path, is_dir: bool, protect: c_ulong) -> Result<(), SandboxError> {
         let (from, at) = (text(from)?, self.inside(at)?);
         self.steps.push(match is_dir {
             true => Step::Directory(at.clone()),

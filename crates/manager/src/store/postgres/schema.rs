@@ -29,7 +29,8 @@ CREATE TABLE mayfly.leases (
     duration_ms BIGINT NOT NULL, granted_at_ms BIGINT NOT NULL, expires_at_ms BIGINT NOT NULL,
     ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
     allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
-    allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL
+    allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
+    image TEXT
 ) WITH (fillfactor = 70);
 CREATE INDEX leases_by_node ON mayfly.leases (node, ended_at_ms);
 CREATE INDEX leases_by_end ON mayfly.leases (ended_at_ms);

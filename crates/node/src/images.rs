@@ -1,0 +1,370 @@
+//! Images of leases: which there may be, and where they lie.
+//!
+//! What the node's owner names is unpacked when the node starts, once for each version of it, and looked at again every minute.
+//! A lease's own words are only compared with what is allowed, unless the owner allows any.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mayfly_protocol::error::{Code, Failure};
+pub use mayfly_sandbox::image::Reference;
+use mayfly_sandbox::image::{self, ImageError, Limits};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::OnceCell;
+
+use crate::executors::{Guests, end_unknown_children};
+
+/// A lease waits no longer than this for an image that is being unpacked.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An image that executors can be started in.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Image {
+    /// Its root directory on this host.
+    pub root: PathBuf,
+    /// What exactly it is, as leases show it.
+    pub described: String,
+    /// Variables that programs find there.
+    pub environment: Vec<(String, String)>,
+}
+
+/// What leases may name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Allowed {
+    /// These, exactly as written; the first is for leases that name none.
+    Named(Vec<String>),
+    /// Whatever there is: for nodes whose leases are all their owner's.
+    Any,
+}
+
+/// The images of a node.
+#[derive(Debug)]
+pub struct Images {
+    dir: PathBuf,
+    /// The node's name among all of this host.
+    owner: String,
+    allowed: Allowed,
+    /// Whether children of this process that nobody knows are ended.
+    own_process: bool,
+    /// Whether the node ends.
+    closed: AtomicBool,
+    slots: Mutex<HashMap<String, Arc<OnceCell<Ready>>>>,
+    /// Directories in `dir` that are of use.
+    kept: Mutex<HashSet<PathBuf>>,
+    /// Unpacked, and not what their names mean any more.
+    retired: Mutex<Vec<Arc<Image>>>,
+    /// Held by whoever unpacks: disks do one at a time best.
+    unpacking: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Clone)]
+struct Ready {
+    mark: String,
+    image: Arc<Image>,
+}
+
+impl Images {
+    /// `dir` keeps what is unpacked, also for the node's next life.
+    pub fn new(dir: PathBuf, owner: String, allowed: Allowed, own_process: bool) -> Arc<Self> {
+        Arc::new(Self {
+            dir,
+            owner,
+            allowed,
+            own_process,
+            closed: false.into(),
+            slots: Mutex::default(),
+            kept: Mutex::default(),
+            retired: Mutex::default(),
+            unpacking: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Makes everything ready that the owner named, and removes what an earlier life left.
+    pub async fn prepare(self: &Arc<Self>) {
+        let names = match &self.allowed {
+            Allowed::Named(names) => names.clone(),
+            Allowed::Any => Vec::new(),
+        };
+        for name in &names {
+            if let Err(error) = self.ready(name).await {
+                tracing::warn!(name, %error, "an image is not to be had");
+            }
+        }
+        let mine = self.clone();
+        let _ = tokio::task::spawn_blocking(move || mine.remove_unused()).await;
+    }
+
+    /// Ends whatever is being unpacked, and waits until it has ended.
+    pub async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        drop(self.unpacking.lock().await);
+    }
+
+    /// The image of a lease that asks for this one.
+    pub async fn wanted(self: &Arc<Self>, asked: Option<&str>) -> Result<Arc<Image>, Failure> {
+        let (name, pinned) = self.allowed_name(asked)?;
+        let (mine, known) = (self.clone(), name.clone());
+        // Goes on when whoever asked has gone: the next one finds it ready.
+        let ready = tokio::spawn(async move { mine.ready(&known).await });
+        let ready = match tokio::time::timeout(PATIENCE, ready).await {
+            Ok(Ok(ready)) => ready.map_err(|error| failure(&error))?,
+            Ok(Err(error)) => return Err(Failure::new(Code::Internal, error.to_string())),
+            Err(_) => {
+                let text = format!(
+                    "the node is still unpacking the image `{name}`; try again in a moment, or wait for a place"
+                );
+                return Err(Failure::new(Code::NoCapacity, text));
+            }
+        };
+        match pinned {
+            Some(asked) if !ready.image.described.ends_with(&asked) => {
+                let text = format!(
+                    "the lease asks for `{name}` as {asked} and the node has {}; ask for that",
+                    ready.image.described
+                );
+                Err(Failure::new(Code::InvalidRequest, text))
+            }
+            _ => Ok(ready.image),
+        }
+    }
+
+    /// The name under which to look, and the digest that must come of it if the lease insists on one.
+    fn allowed_name(&self, asked: Option<&str>) -> Result<(String, Option<String>), Failure> {
+        let refused = |text: String| Err(Failure::new(Code::InvalidRequest, text));
+        let names = match (&self.allowed, asked) {
+            (Allowed::Any, Some(asked)) => {
+                let checked = Reference::parse(asked).map_err(|error| failure(&error))?;
+                return match (checked, asked.split_once('@')) {
+                    // A digest of a file is for us to compare; that of a name is for its runtime to look up.
+                    (Reference::Path(_), Some((path, digest))) if !Path::new(asked).exists() => {
+                        Ok((path.into(), Some(digest.into())))
+                    }
+                    _ => Ok((asked.into(), None)),
+                };
+            }
+            (Allowed::Any, None) => {
+                return refused("the lease asks for a container and names no image; name one".into());
+            }
+            (Allowed::Named(names), _) => names,
+        };
+        let Some(first) = names.first() else {
+            return refused(
+                "this node allows no image; lease with sandbox `isolated`, or have the node's operator start it with --image".into(),
+            );
+        };
+        let Some(asked) = asked else {
+            return Ok((first.clone(), None));
+        };
+        if names.iter().any(|name| name == asked) {
+            return Ok((asked.into(), None));
+        }
+        match asked.rsplit_once('@') {
+            Some((name, digest)) if names.iter().any(|allowed| allowed == name) => {
+                Ok((name.into(), Some(digest.into())))
+            }
+            _ => refused(format!(
+                "the lease asks for the image `{}`, and this node allows `{}` only; ask for that, or the node's operator to \
+                 allow it (see `mayfly node --help`)",
+                asked.chars().take(100).collect::<String>(),
+                names.join("` or `"),
+            )),
+        }
+    }
+
+    async fn ready(self: &Arc<Self>, name: &str) -> Result<Ready, ImageError> {
+        let slot = lock(&self.slots).entry(name.into()).or_default().clone();
+        let ready = slot.get_or_try_init(|| self.fetch(name)).await.cloned();
+        if ready.is_err() {
+            // What is not there now may be there later.
+            let mut slots = lock(&self.slots);
+            if slots
+                .get(name)
+                .is_some_and(|known| Arc::ptr_eq(known, &slot) && !known.initialized())
+            {
+                slots.remove(name);
+            }
+        }
+        ready
+    }
+
+    async fn fetch(self: &Arc<Self>, name: &str) -> Result<Ready, ImageError> {
+        let _one = self.unpacking.lock().await;
+        let (mine, name) = (self.clone(), name.to_string());
+        let done = tokio::task::spawn_blocking(move || {
+            let guests = Guests::arrive();
+            let fetched = mine.unpack(&name);
+            drop(guests);
+            if mine.own_process {
+                // What a container runtime left running.
+                end_unknown_children();
+            }
+            fetched
+        });
+        done.await
+            .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
+    }
+
+    /// Blocks for as long as that takes.
+    fn unpack(&self, name: &str) -> Result<Ready, ImageError> {
+        let found = image::find(&Reference::parse(name)?)?;
+        let ready = |image| Ready {
+            mark: found.mark.clone(),
+            image: Arc::new(image),
+        };
+        if found.is_in_place() {
+            return Ok(ready(of(found.unpack(
+                Path::new(""),
+                &Limits::default(),
+                &self.owner,
+                &self.closed,
+            )?)));
+        }
+        std::fs::create_dir_all(&self.dir)?;
+        let key: String = hex::encode(Sha256::digest(format!("{name} {}", found.mark)))
+            .chars()
+            .take(32)
+            .collect();
+        // What an image is stands beside it, once it is whole.
+        let (kept, note) = (self.dir.join(&key), self.dir.join(format!("{key}.json")));
+        if let Ok(text) = std::fs::read(&note)
+            && let Ok(image) = serde_json::from_slice::<Image>(&text)
+            && image.root.is_dir()
+        {
+            // It may have been retired, when its name meant something else for a while.
+            lock(&self.retired).retain(|retired| retired.root != image.root);
+            lock(&self.kept).insert(image.root.clone());
+            return Ok(ready(image));
+        }
+        remove(&kept)?;
+        tracing::info!(name, "unpacking an image");
+        let unpacked = found.unpack(&kept, &Limits::default(), &self.owner, &self.closed);
+        let image = match unpacked {
+            Ok(unpacked) => of(unpacked),
+            Err(error) => {
+                remove(&kept)?;
+                return Err(error);
+            }
+        };
+        let text = serde_json::to_vec(&image).map_err(std::io::Error::other)?;
+        std::fs::write(&note, text)?;
+        lock(&self.kept).insert(image.root.clone());
+        tracing::info!(name, image = image.described, "an image is ready");
+        Ok(ready(image))
+    }
+
+    /// Looks whether names mean what they meant. To be called about once a minute.
+    pub async fn look_again(self: &Arc<Self>) {
+        let known: Vec<(String, Arc<OnceCell<Ready>>)> = {
+            let slots = lock(&self.slots);
+            slots.iter().map(|(name, slot)| (name.clone(), slot.clone())).collect()
+        };
+        for (name, slot) in known {
+            let Some(was) = slot.get() else { continue };
+            let wanted = name.clone();
+            let found = tokio::task::spawn_blocking(move || {
+                let _guests = Guests::arrive();
+                Reference::parse(&wanted).and_then(|reference| image::find(&reference))
+            });
+            let Ok(found) = found.await else { continue };
+            match found {
+                Ok(found) if found.mark == was.mark => continue,
+                // Whoever leases meanwhile gets what there is.
+                Ok(_) => match self.fetch(&name).await {
+                    Ok(now) => drop(lock(&self.slots).insert(name, Arc::new(OnceCell::new_with(Some(now))))),
+                    Err(error) => {
+                        tracing::warn!(name, %error, "an image has changed and cannot be unpacked");
+                        continue;
+                    }
+                },
+                Err(ImageError::NotThere { .. }) => drop(lock(&self.slots).remove(&name)),
+                Err(error) => {
+                    tracing::warn!(name, %error, "an image cannot be looked at");
+                    continue;
+                }
+            }
+            lock(&self.retired).push(was.image.clone());
+        }
+        let mine = self.clone();
+        let _ = tokio::task::spawn_blocking(move || mine.remove_retired()).await;
+    }
+
+    /// Removes what no lease and no parked executor has any more.
+    fn remove_retired(&self) {
+        let _none_unpacks = self.unpacking.blocking_lock();
+        let mut retired = lock(&self.retired);
+        for gone in retired.extract_if(.., |image| Arc::strong_count(image) == 1) {
+            lock(&self.kept).remove(&gone.root);
+            self.remove_stale();
+        }
+    }
+
+    /// Removes what an earlier life left and this one has no use for.
+    fn remove_unused(&self) {
+        if !self.dir.is_dir() {
+            return;
+        }
+        let _none_unpacks = self.unpacking.blocking_lock();
+        let _guests = Guests::arrive();
+        if let Err(error) = image::tidy(&self.owner) {
+            tracing::debug!(%error, "nothing was tidied up in the storage of images");
+        }
+        self.remove_stale();
+    }
+
+    /// Removes what is unpacked and not kept.
+    fn remove_stale(&self) {
+        let kept = lock(&self.kept);
+        let names: Vec<_> = kept.iter().filter_map(|root| root.file_stem()).collect();
+        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if !path.file_stem().is_some_and(|stem| names.contains(&stem))
+                && let Err(error) = remove(&path)
+            {
+                tracing::warn!(path = %path.display(), %error, "an image cannot be removed");
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of(unpacked: image::Unpacked) -> Image {
+    Image {
+        root: unpacked.root,
+        described: unpacked.described,
+        environment: unpacked.environment,
+    }
+}
+
+/// Removes a file or a directory, if there is one.
+fn remove(path: &Path) -> std::io::Result<()> {
+    let removed = match path.is_dir() {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    };
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn failure(error: &ImageError) -> Failure {
+    let code = match error {
+        ImageError::Reference(..) => Code::InvalidRequest,
+        ImageError::TooLarge(_) => Code::TooLarge,
+        ImageError::System(_) => Code::ExecutorFailed,
+        // Of this node there is no such image to be had.
+        _ => Code::NotFound,
+    };
+    Failure::new(code, error.to_string())
+}
+
+#[cfg(test)]
+#[path = "images_tests.rs"]
+mod tests;

@@ -1,0 +1,139 @@
+use super::*;
+use std::process::Command;
+
+fn images(dir: &Path, allowed: Allowed) -> Arc<Images> {
+    Images::new(dir.join("images"), "test".into(), allowed, false)
+}
+
+fn named(names: &[&str]) -> Allowed {
+    Allowed::Named(names.iter().map(ToString::to_string).collect())
+}
+
+/// Packs a directory with one file that says this. None where the tool is missing.
+fn pack(dir: &Path, text: &str) -> Option<PathBuf> {
+    let (from, to) = (dir.join("from"), dir.join("image.sqfs"));
+    std::fs::create_dir_all(&from).unwrap();
+    std::fs::write(from.join("file"), text).unwrap();
+    let _ = std::fs::remove_file(&to);
+    let packed = Command::new("mksquashfs")
+        .args([from.as_os_str(), to.as_os_str()])
+        .args(["-quiet", "-no-progress"])
+        .output();
+    match packed {
+        Ok(done) => assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr)),
+        Err(_) => {
+            println!("skipped: mksquashfs not found; install squashfs-tools");
+            return None;
+        }
+    }
+    Some(to)
+}
+
+fn unpacked(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir.join("images")).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn a_lease_gets_what_the_owner_named_the_first_of_it_or_an_error_that_names_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    for name in ["one", "two"] {
+        std::fs::create_dir(root.join(name)).unwrap();
+    }
+    let (one, two) = (
+        root.join("one").display().to_string(),
+        root.join("two").display().to_string(),
+    );
+    let site = images(&root, named(&[&one, &two]));
+    assert_eq!(site.wanted(None).await.unwrap().described, one);
+    assert_eq!(site.wanted(Some(&two)).await.unwrap().root, root.join("two"));
+    for asked in [&format!("{one}/"), "/", "--help", "", &format!("{one}/../two")] {
+        let failure = site.wanted(Some(asked)).await.unwrap_err();
+        assert_eq!(failure.code, Code::InvalidRequest, "{asked}");
+        assert!(
+            failure.message.contains(&one) && failure.message.contains(asked),
+            "{failure}"
+        );
+    }
+    let nothing = images(&root, named(&[])).wanted(None).await.unwrap_err();
+    assert!(nothing.message.contains("--image"), "{nothing}");
+    let own = images(&root, Allowed::Any);
+    assert_eq!(own.wanted(Some(&two)).await.unwrap().root, root.join("two"));
+    for asked in [None, Some("-x"), Some("/"), Some("../one")] {
+        assert_eq!(own.wanted(asked).await.unwrap_err().code, Code::InvalidRequest);
+    }
+    let missing = own.wanted(Some("/no/such/place")).await.unwrap_err();
+    assert_eq!(missing.code, Code::NotFound);
+    // What was put there meanwhile is found.
+    let late = root.join("late");
+    let asked = late.display().to_string();
+    assert!(own.wanted(Some(&asked)).await.is_err());
+    std::fs::create_dir(&late).unwrap();
+    assert_eq!(own.wanted(Some(&asked)).await.unwrap().root, late);
+}
+
+#[tokio::test]
+async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let Some(packed) = pack(&root, "first") else { return };
+    let name = packed.display().to_string();
+    let site = images(&root, named(&[&name]));
+    // Ten that ask at once get the same, unpacked once.
+    let all = futures_util::future::join_all((0..10).map(|_| site.wanted(None))).await;
+    let first = all.into_iter().map(Result::unwrap).next().unwrap();
+    assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
+    assert_eq!(unpacked(&root).len(), 2);
+    site.look_again().await;
+    assert!(Arc::ptr_eq(&site.wanted(None).await.unwrap(), &first));
+    let insisted = site.wanted(Some(&first.described)).await.unwrap();
+    assert!(Arc::ptr_eq(&insisted, &first));
+    drop(insisted);
+
+    pack(&root, "second");
+    site.look_again().await;
+    let second = site.wanted(None).await.unwrap();
+    assert_eq!(std::fs::read_to_string(second.root.join("file")).unwrap(), "second");
+    assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
+    let refused = site.wanted(Some(&first.described)).await.unwrap_err();
+    assert!(refused.message.contains(&second.described), "{refused}");
+    let gone = first.root.clone();
+    drop(first);
+    site.look_again().await;
+    assert!(!gone.exists() && second.root.exists());
+    assert_eq!(unpacked(&root).len(), 2);
+
+    // Its file has gone, and with it the image.
+    std::fs::remove_file(&packed).unwrap();
+    site.look_again().await;
+    assert_eq!(site.wanted(None).await.unwrap_err().code, Code::NotFound);
+    drop(second);
+    site.look_again().await;
+    assert_eq!(unpacked(&root), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_next_life_of_a_node_uses_what_is_whole_and_removes_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let Some(packed) = pack(&root, "first") else { return };
+    let name = packed.display().to_string();
+    let first = images(&root, named(&[&name])).wanted(None).await.unwrap();
+    std::fs::write(first.root.join("mark"), "").unwrap();
+    std::fs::create_dir(root.join("images/half")).unwrap();
+    std::fs::write(root.join("images/old.json"), "{}").unwrap();
+    let site = images(&root, named(&[&name]));
+    site.prepare().await;
+    assert!(site.wanted(None).await.unwrap().root.join("mark").exists());
+    assert_eq!(unpacked(&root).len(), 2);
+    // A note that nobody can read is no image.
+    let note = first.root.with_extension("json");
+    std::fs::write(&note, "nonsense").unwrap();
+    let site = images(&root, named(&[&name]));
+    assert!(!site.wanted(None).await.unwrap().root.join("mark").exists());
+}

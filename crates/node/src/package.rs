@@ -1,0 +1,70 @@
+//! Mayfly's Python package, which images are shown: they bring the interpreter, the node brings this.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::isolation::Shown;
+use mayfly_sandbox::tool::Tool;
+
+use crate::executors::Guests;
+
+/// Where an image's interpreter finds the package.
+pub const PYTHON_DIR: &str = "/mayfly/python";
+/// What executors import beside the interpreter's own library.
+const MODULES: [&str; 2] = ["mayfly", "cloudpickle"];
+/// Prints where the modules are, without running them.
+const LOOK: &str = "import sys, importlib.util as u\n\
+    for name in sys.argv[1:]:\n    print(u.find_spec(name).submodule_search_locations[0])";
+/// Nothing is run but an interpreter's start.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Where the package is, by the interpreter that was asked.
+#[derive(Debug, Default)]
+pub struct Packages {
+    known: Mutex<HashMap<PathBuf, Vec<Shown>>>,
+}
+
+impl Packages {
+    /// What to show of this interpreter's modules. Blocks for as long as the interpreter takes to start, the first time.
+    pub fn of(&self, python: &Path) -> Result<Vec<Shown>, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shown) = known.get(python) {
+            return Ok(shown.clone());
+        }
+        let shown = look(python)?;
+        known.insert(python.into(), shown.clone());
+        Ok(shown)
+    }
+}
+
+fn look(python: &Path) -> Result<Vec<Shown>, Failure> {
+    let without = |why: &dyn std::fmt::Display| {
+        let text = format!(
+            "the Python package that images are shown was not found with `{}`: {why}; start the node with --python PATH of an \
+             interpreter that has the mayfly module",
+            python.display()
+        );
+        Failure::new(Code::ExecutorFailed, text)
+    };
+    let never = AtomicBool::new(false);
+    let tool = Tool {
+        name: python.as_os_str(),
+        limit: LIMIT,
+        stop: &never,
+    };
+    let _guests = Guests::arrive();
+    let said = tool.words(&[&["-P", "-c", LOOK], MODULES.as_slice()].concat());
+    let said = said.map_err(|error| without(&error))?;
+    let shown = said.lines().zip(MODULES).map(|(from, name)| {
+        Ok(Shown {
+            path: Path::new(PYTHON_DIR).join(name),
+            from: Path::new(from).canonicalize().map_err(|error| without(&error))?,
+            writable: false,
+        })
+    });
+    shown.collect()
+}

@@ -1,0 +1,211 @@
+//! Programs of others, such as those of container runtimes, run to their end.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+/// How much of a program's complaint is passed on.
+const WORDS_BYTES: u64 = 2 << 10;
+/// How much a program may say that is asked for words.
+const MOST_SAID_BYTES: u64 = 4 << 20;
+/// Whoever wants it stopped waits this long at most.
+const STOP_PERIOD: Duration = Duration::from_millis(50);
+
+/// Why a program did not do what it was run for.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// Nothing of that name.
+    #[error("there is no program `{0}`; install it")]
+    Missing(String),
+    /// It failed, and said this.
+    #[error("`{tool}` failed: {why}")]
+    Failed {
+        /// Which.
+        tool: String,
+        /// Its words.
+        why: String,
+    },
+    /// The system refused something.
+    #[error("no program can be run: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A program, and how long to bear with it.
+#[derive(Debug, Clone, Copy)]
+pub struct Tool<'a> {
+    /// A name on the PATH, or a path.
+    pub name: &'a OsStr,
+    /// It is ended after this time.
+    pub limit: Duration,
+    /// It is ended when this becomes true.
+    pub stop: &'a AtomicBool,
+}
+
+/// Whether a program of this name can be run.
+pub fn exists(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+impl Tool<'_> {
+    /// Runs it and answers what it says.
+    pub fn words(&self, arguments: &[&str]) -> Result<String, ToolError> {
+        self.run(arguments, |out| {
+            let mut text = String::new();
+            out.take(MOST_SAID_BYTES).read_to_string(&mut text)?;
+            Ok(text.trim().to_string())
+        })
+    }
+
+    /// Runs it and gives its output to `read`; when that fails, so does all. It ends with this process at the latest.
+    pub fn run<T, E: From<ToolError>>(
+        &self,
+        arguments: &[&str],
+        read: impl FnOnce(&mut ChildStdout) -> Result<T, E>,
+    ) -> Result<T, E> {
+        // Not a pipe, which whatever it leaves behind would hold open.
+        let complaints = rustix::fs::memfd_create("complaints", MemfdFlags::CLOEXEC).map_err(std::io::Error::from);
+        let mut complaints = File::from(complaints.map_err(ToolError::from)?);
+        let mut command = Command::new(self.name);
+        command
+            .args(arguments)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(complaints.try_clone().map_err(ToolError::from)?)
+            .process_group(0);
+        // SAFETY: one system call, which needs nothing of this process.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut child = command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => ToolError::Missing(self.name.to_string_lossy().into_owned()),
+            _ => self.failed(arguments, error.to_string()),
+        })?;
+        let output = child.stdout.take();
+        let mut output = output.ok_or_else(|| self.failed(arguments, "it has no output".into()))?;
+        std::thread::scope(|scope| {
+            let (done, is_done) = mpsc::channel::<()>();
+            let group = Pid::from_child(&child);
+            let guard = scope.spawn(move || self.guard(group, &is_done));
+            let result = read(&mut output);
+            // One that still has something to say is not listened to any more.
+            drop(output);
+            if result.is_err() {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            let ended = wait_for(&child);
+            // It is not collected before its guard has gone, so that its number means nobody else.
+            drop(done);
+            let cut_short = guard.join().unwrap_or(None);
+            let status = ended.and_then(|()| child.wait()).map_err(ToolError::from)?;
+            if let Some(why) = cut_short {
+                return Err(self.failed(arguments, why).into());
+            }
+            match result {
+                Ok(_) if !status.success() => {
+                    let why = last_words(&mut complaints, status);
+                    Err(self.failed(arguments, why).into())
+                }
+                result => result,
+            }
+        })
+    }
+
+    /// Ends a program that takes too long or is not wanted any more, and says which it was.
+    fn guard(&self, group: Pid, is_done: &mpsc::Receiver<()>) -> Option<String> {
+        let begin = Instant::now();
+        let why = loop {
+            match is_done.recv_timeout(STOP_PERIOD) {
+                Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::Acquire) => break "it was stopped".into(),
+                Err(RecvTimeoutError::Timeout) if begin.elapsed() > self.limit => {
+                    break format!("it took more than {} s", self.limit.as_secs());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        };
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        Some(why)
+    }
+
+    fn failed(&self, arguments: &[&str], why: String) -> ToolError {
+        let name = self.name.to_string_lossy().into_owned();
+        let what = arguments.first().filter(|word| !word.starts_with('-'));
+        ToolError::Failed {
+            tool: what.map_or(name.clone(), |what| format!("{name} {what}")),
+            why,
+        }
+    }
+}
+
+/// Waits for the end of a program and leaves its record.
+fn wait_for(child: &Child) -> std::io::Result<()> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let wait = || rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options);
+    Ok(rustix::io::retry_on_intr(wait).map(drop)?)
+}
+
+/// The last of what a program complained about.
+fn last_words(complaints: &mut File, status: ExitStatus) -> String {
+    let mut kept = Vec::new();
+    let length = complaints.metadata().map_or(0, |metadata| metadata.len());
+    let _ = complaints
+        .seek(SeekFrom::Start(length.saturating_sub(WORDS_BYTES)))
+        .and_then(|_| complaints.take(WORDS_BYTES).read_to_end(&mut kept));
+    match String::from_utf8_lossy(&kept).trim() {
+        "" => status.to_string(),
+        words => words.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    fn shell(stop: &AtomicBool, limit: Duration) -> Tool<'_> {
+        let name = OsStr::new("sh");
+        Tool { name, limit, stop }
+    }
+
+    #[test]
+    fn a_program_that_fails_is_quoted_and_a_missing_one_named() {
+        let shell = shell(&NEVER, Duration::from_secs(60));
+        assert_eq!(shell.words(&["-c", "echo fine"]).unwrap(), "fine");
+        let error = shell.words(&["-c", "echo because >&2; exit 3"]).unwrap_err();
+        assert!(error.to_string().contains("because"), "{error}");
+        let error = shell.words(&["-c", "exit 3"]).unwrap_err();
+        assert!(error.to_string().contains('3'), "{error}");
+        let name = OsStr::new("no-such-program-anywhere");
+        let error = Tool { name, ..shell }.words(&[]).unwrap_err();
+        assert!(matches!(error, ToolError::Missing(missing) if name == &*missing));
+    }
+
+    #[test]
+    fn a_program_ends_when_nobody_reads_it_at_its_limit_and_when_it_is_stopped() {
+        let endless = ["-c", "while :; do echo more; sleep 0.01; done"];
+        let unread = shell(&NEVER, Duration::from_secs(60)).run(&endless, |_| {
+            let enough = std::io::Error::other("enough");
+            Err::<(), _>(ToolError::System(enough))
+        });
+        assert!(matches!(unread, Err(ToolError::System(error)) if error.to_string() == "enough"));
+        let late = shell(&NEVER, Duration::from_millis(100)).words(&endless).unwrap_err();
+        assert!(late.to_string().contains("more than"), "{late}");
+        let stop = AtomicBool::new(true);
+        let stopped = shell(&stop, Duration::from_secs(60)).words(&endless).unwrap_err();
+        assert!(stopped.to_string().contains("stopped"), "{stopped}");
+    }
+}

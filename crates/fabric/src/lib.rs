@@ -23,6 +23,7 @@ pub mod clock;
 pub mod descriptors;
 pub mod futex;
 pub mod inproc;
+pub mod libfabric;
 mod mapped;
 pub mod memory;
 pub mod ring;

@@ -36,6 +36,7 @@ use std::time::Duration;
 use mayfly_protocol::node_api::End;
 use mayfly_protocol::slot::Geometry;
 
+pub use libfabric::{Choice, FabricLink};
 pub use mapped::MappedLink;
 pub use memory::{Buffer, Received};
 pub use stream::StreamLink;
@@ -49,6 +50,8 @@ pub enum Transport {
     Tcp,
     /// A TCP connection under TLS 1.3.
     Tls,
+    /// Remote memory over libfabric: provider and domain.
+    Libfabric(Choice),
     /// Memory of one process, for tests.
     Inproc,
 }
@@ -60,6 +63,8 @@ impl std::fmt::Display for Transport {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
             Self::Inproc => "inproc",
+            Self::Libfabric(choice) if *choice == Choice::ANY => "libfabric",
+            Self::Libfabric(choice) => return write!(f, "libfabric:{choice}"),
         })
     }
 }
@@ -89,6 +94,9 @@ pub enum LinkError {
         /// What there is in all.
         limit: u64,
     },
+    /// One end cannot, or will not, open the channel.
+    #[error("{0}")]
+    Refused(String),
     /// The operating system failed.
     #[error("the transport failed: {0}")]
     Io(#[from] std::io::Error),
@@ -114,6 +122,8 @@ pub struct Room {
     start: *mut u8,
     offset: Option<u64>,
     length: usize,
+    /// Of the whole buffer.
+    capacity: usize,
 }
 
 // SAFETY: a room is an address and a length; only links write through it, under the contract of `Room::of`.
@@ -238,6 +248,8 @@ pub enum AnyLink {
     Mapped(MappedLink),
     /// tcp and tls.
     Stream(Box<StreamLink>),
+    /// libfabric.
+    Fabric(Box<FabricLink>),
 }
 
 macro_rules! each {
@@ -245,6 +257,7 @@ macro_rules! each {
         match $self {
             AnyLink::Mapped($link) => $call,
             AnyLink::Stream($link) => $call,
+            AnyLink::Fabric($link) => $call,
         }
     };
 }
@@ -331,6 +344,8 @@ pub enum Sleeper {
     Mapped(mapped::MappedSleeper),
     /// A socket.
     Stream(std::sync::Arc<std::os::fd::OwnedFd>),
+    /// A completion queue and the connection beside it.
+    Fabric(libfabric::FabricSleeper),
 }
 
 impl AnyLink {
@@ -339,6 +354,7 @@ impl AnyLink {
         match self {
             Self::Mapped(link) => link.prepare_sleep().map(Sleeper::Mapped),
             Self::Stream(link) => link.prepare_sleep().map(Sleeper::Stream),
+            Self::Fabric(link) => link.prepare_sleep().map(Sleeper::Fabric),
         }
     }
 }
@@ -347,10 +363,18 @@ impl AnyLink {
 pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError> {
     let mut words = Vec::new();
     let mut sockets = Vec::new();
+    let mut limit = limit;
     for sleeper in sleepers {
         match sleeper {
             Sleeper::Mapped(mapped) => words.push(mapped.word()),
             Sleeper::Stream(socket) => sockets.push(&**socket),
+            Sleeper::Fabric(fabric) => {
+                sockets.push(&*fabric.control);
+                match &fabric.queue {
+                    Some(queue) => sockets.push(&**queue),
+                    None => limit = limit.min(libfabric::LONGEST_NAP),
+                }
+            }
         }
     }
     match (words.is_empty(), sockets.is_empty()) {

@@ -515,6 +515,7 @@ impl Link for MappedLink {
             start: buffer.as_ptr(),
             offset: buffer.offset_in(&self.arena),
             length: buffer.len(),
+            capacity: buffer.capacity(),
         }
     }
 

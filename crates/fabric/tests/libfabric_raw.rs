@@ -1,5 +1,5 @@
-use std::time::Instant;
 use mayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Wait};
+use std::time::Instant;
 
 fn end(name: &str, wait: Wait) -> Result<Endpoint, mayfly_fabric::libfabric::FabricError> {
     let library = Library::get()?;
@@ -12,7 +12,9 @@ fn entry(e: &mut Endpoint) -> u64 {
     loop {
         let n = e.read(&mut entries).unwrap();
         for x in &entries[..n] {
-            if x.flags & (1 << 17) != 0 { return x.data; }
+            if x.flags & (1 << 17) != 0 {
+                return x.data;
+            }
         }
         assert!(t.elapsed().as_secs() < 5, "nothing came");
     }
@@ -23,9 +25,22 @@ fn ping() {
     for name in names.split(',') {
         for wait in [Wait::Never, Wait::Descriptor] {
             let t = Instant::now();
-            let mut a = match end(name, wait) { Ok(a) => a, Err(e) => { println!("{name}: {e}"); continue } };
+            let mut a = match end(name, wait) {
+                Ok(a) => a,
+                Err(e) => {
+                    println!("{name}: {e}");
+                    continue;
+                }
+            };
             let opened = t.elapsed();
-            println!("{name} {wait:?}: {} {} inject {} fd {:?} local {} open {opened:?}", a.provider().name(), a.provider().domain(), a.provider().largest_inject(), a.wait_descriptor(), a.sends_registered());
+            println!(
+                "{name} {wait:?}: {} {} inject {} fd {:?} local {} open {opened:?}",
+                a.provider().name(),
+                a.provider().domain(),
+                a.provider().largest_inject(),
+                a.wait_descriptor(),
+                a.sends_registered()
+            );
             let an = a.name().unwrap();
             let (tx, rx) = std::sync::mpsc::channel();
             let (tx2, rx2) = std::sync::mpsc::channel();
@@ -41,7 +56,13 @@ fn ping() {
                 for i in 0..rounds {
                     assert_eq!(entry(&mut b), i);
                     let t = Instant::now();
-                    while !b.inject(&mem[..64.min(b.provider().largest_inject())], ta, i as u32).unwrap() { entry_none(&mut b); assert!(t.elapsed().as_secs()<5); }
+                    while !b
+                        .inject(&mem[..64.min(b.provider().largest_inject())], ta, i as u32)
+                        .unwrap()
+                    {
+                        entry_none(&mut b);
+                        assert!(t.elapsed().as_secs() < 5);
+                    }
                 }
                 drop(r);
             });
@@ -54,12 +75,18 @@ fn ping() {
             for i in 0..rounds {
                 let t = Instant::now();
                 mem[0] = i as u8;
-                while !a.inject(&mem[..64.min(a.provider().largest_inject())], tb, i as u32).unwrap() { entry_none(&mut a); assert!(t.elapsed().as_secs()<5, "no inject"); }
+                while !a
+                    .inject(&mem[..64.min(a.provider().largest_inject())], tb, i as u32)
+                    .unwrap()
+                {
+                    entry_none(&mut a);
+                    assert!(t.elapsed().as_secs() < 5, "no inject");
+                }
                 assert_eq!(entry(&mut a), i);
                 lat.push(t.elapsed());
             }
             lat.sort();
-            println!("   p50 {:?} p99 {:?}", lat[lat.len()/2], lat[lat.len()*99/100]);
+            println!("   p50 {:?} p99 {:?}", lat[lat.len() / 2], lat[lat.len() * 99 / 100]);
             h.join().unwrap();
         }
     }

@@ -3,13 +3,28 @@
 //! The library is opened when a channel first wants it, so one program runs on machines without it, and a worker does
 //! that after the fork, for it may start threads. Sites have anything from version 1.15 on.
 
+mod choice;
 pub mod ffi;
+mod landing;
+mod link;
+mod opening;
+mod registration;
+mod sending;
+
+pub use choice::{Choice, ChoiceError};
+pub(crate) use link::LONGEST_NAP;
+pub use link::{FabricLink, FabricSleeper};
+
+/// The connection on which a channel was opened, for as long as the channel lasts.
+struct Control(crate::stream::wire::Wire);
 
 /// What went wrong between us and libfabric.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FabricError {
     /// It is not installed, or too old.
-    #[error("libfabric cannot be used on this machine: {0}; install it (Debian and Ubuntu: libfabric1), or use another transport")]
+    #[error(
+        "libfabric cannot be used on this machine: {0}; install it (Debian and Ubuntu: libfabric1), or use another transport"
+    )]
     Absent(String),
     /// It has no such provider that can do what is needed.
     #[error(

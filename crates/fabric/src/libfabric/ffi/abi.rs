@@ -163,17 +163,8 @@ pub struct DomainOps {
 pub struct MrOps {
     pub size: usize,
     #[allow(clippy::type_complexity)] // as the header has it
-    pub reg: unsafe extern "C" fn(
-        *mut Fid,
-        *const c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut *mut MrFid,
-        *mut c_void,
-    ) -> c_int,
+    pub reg:
+        unsafe extern "C" fn(*mut Fid, *const c_void, usize, u64, u64, u64, u64, *mut *mut MrFid, *mut c_void) -> c_int,
 }
 
 #[repr(C)]
@@ -228,6 +219,9 @@ pub struct Entry {
     pub data: u64,
 }
 
+// SAFETY: what the provider said, as numbers; nobody follows its pointers.
+unsafe impl Send for Entry {}
+
 impl Entry {
     pub const EMPTY: Self = Self {
         context: std::ptr::null_mut(),
@@ -236,6 +230,12 @@ impl Entry {
         buffer: std::ptr::null_mut(),
         data: 0,
     };
+}
+
+/// Whether it tells of a write of the peer's, with its notice.
+#[inline]
+pub fn is_from_peer(entry: &Entry) -> bool {
+    entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.flags & FI_WRITE == 0
 }
 
 /// As `fi_cq_err_entry`, with room for what later versions add.
@@ -321,17 +321,8 @@ pub struct RmaOps {
     pub writemsg: unsafe extern "C" fn(*mut EpFid, *const RmaMessage, u64) -> isize,
     pub inject: usize,
     #[allow(clippy::type_complexity)] // as the header has it
-    pub writedata: unsafe extern "C" fn(
-        *mut EpFid,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
+    pub writedata:
+        unsafe extern "C" fn(*mut EpFid, *const c_void, usize, *mut c_void, u64, u64, u64, u64, *mut c_void) -> isize,
     pub injectdata: unsafe extern "C" fn(*mut EpFid, *const c_void, usize, u64, u64, u64, u64) -> isize,
 }
 

@@ -108,9 +108,11 @@ impl Endpoint {
         let failed = |what: &'static str| move |error: c_int| library.failed(what, error);
         // SAFETY: attributes as the library filled them in; each call writes one pointer, and answers 0 if it did.
         unsafe {
-            let fabric = made(|to| (library.fabric)((*info).fabric_attr, to, null())).map_err(failed("open a fabric"))?;
+            let fabric =
+                made(|to| (library.fabric)((*info).fabric_attr, to, null())).map_err(failed("open a fabric"))?;
             let ops = (*fabric.0.as_ptr()).ops;
-            let domain = made(|to| ((*ops).domain)(fabric.0.as_ptr(), info, to, null())).map_err(failed("open a domain"))?;
+            let domain =
+                made(|to| ((*ops).domain)(fabric.0.as_ptr(), info, to, null())).map_err(failed("open a domain"))?;
             let ops = (*domain.0.as_ptr()).ops;
             let mut attributes = AvAttr {
                 kind: (*(*info).domain_attr).av_type,
@@ -241,7 +243,15 @@ impl Endpoint {
         // bytes are read before it returns.
         let sent = unsafe {
             let data = u64::from(notice);
-            ((*(*ep).rma).injectdata)(ep, bytes.as_ptr().cast(), bytes.len(), data, self.peer, to.address, to.key)
+            ((*(*ep).rma).injectdata)(
+                ep,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                data,
+                self.peer,
+                to.address,
+                to.key,
+            )
         };
         self.taken(sent)
     }
@@ -394,11 +404,7 @@ fn made<T>(make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Object<T>, c_int> 
 }
 
 /// A queue to block on, if that is wanted and the provider can; else one to poll.
-fn queue(
-    domain: &Object<DomainFid>,
-    size: usize,
-    wait: Wait,
-) -> Result<(Object<CqFid>, Option<OwnedFd>), c_int> {
+fn queue(domain: &Object<DomainFid>, size: usize, wait: Wait) -> Result<(Object<CqFid>, Option<OwnedFd>), c_int> {
     let open = |wait_obj| {
         let mut attributes = CqAttr {
             size,
@@ -420,9 +426,8 @@ fn queue(
     {
         let mut descriptor: c_int = -1;
         // SAFETY: an open queue, which answers with a descriptor of its own.
-        let asked = unsafe {
-            ((*(*queue.fid()).ops).control)(queue.fid(), FI_GETWAIT, (&mut descriptor as *mut c_int).cast())
-        };
+        let asked =
+            unsafe { ((*(*queue.fid()).ops).control)(queue.fid(), FI_GETWAIT, (&mut descriptor as *mut c_int).cast()) };
         if asked == 0 && descriptor >= 0 {
             // SAFETY: the queue is open, and its descriptor with it.
             let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };

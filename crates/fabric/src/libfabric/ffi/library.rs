@@ -18,8 +18,7 @@ const TCP_IS_NET: u32 = version(1, 18);
 /// What the remote completion data must be able to carry: [`crate::libfabric::notice`].
 const DATA_BYTES: usize = 4;
 
-type GetInfo =
-    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int;
+type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int;
 
 /// libfabric, as this process found it.
 pub struct Library {
@@ -58,7 +57,9 @@ impl Library {
         std::mem::forget(file);
         if library.version < API {
             let (major, minor) = (library.version >> 16, library.version & 0xffff);
-            return Err(format!("{FILE} is version {major}.{minor}, and 1.15 or later is needed"));
+            return Err(format!(
+                "{FILE} is version {major}.{minor}, and 1.15 or later is needed"
+            ));
         }
         Ok(library)
     }
@@ -94,7 +95,9 @@ impl Library {
             if let Some(domain) = domain {
                 fitting.retain(|info| domain_of(info) == domain);
             }
-            let here = fitting.iter().position(|info| address.is_some() && address_of(info) == address);
+            let here = fitting
+                .iter()
+                .position(|info| address.is_some() && address_of(info) == address);
             if let Some(info) = fitting.get(here.unwrap_or(0)) {
                 return self.copy(info);
             }
@@ -133,10 +136,11 @@ impl Library {
         }
         let mut found = std::ptr::null_mut();
         // SAFETY: hints as the library made them; it writes one pointer.
-        let result = unsafe {
-            (self.getinfo)(API, std::ptr::null(), std::ptr::null(), 0, hints.0.as_ptr(), &mut found)
-        };
-        Ok(NonNull::new(found).filter(|_| result == 0).map(|found| Infos(found, self)))
+        let result =
+            unsafe { (self.getinfo)(API, std::ptr::null(), std::ptr::null(), 0, hints.0.as_ptr(), &mut found) };
+        Ok(NonNull::new(found)
+            .filter(|_| result == 0)
+            .map(|found| Infos(found, self)))
     }
 
     fn new_info(&self) -> Result<NonNull<Info>, FabricError> {

@@ -1,5 +1,5 @@
-//! What the two ends of a channel over libfabric tell each other: once, over the connection on which the channel was
-//! opened, and then with every write.
+//! What the two ends of a channel over libfabric tell each other: over the connection on which the channel was opened, what
+//! the client wants, the worker's [`Card`] and the client's; and then with every write.
 //!
 //! Each end registers one region that the other may write: a ring of slots, and behind it a table of [`Grant`]s. Every write
 //! carries a [`notice`], which the receiver gets when the bytes have landed; nothing else is known about the order in which
@@ -19,7 +19,7 @@ pub const CARD_BYTES: usize = size_of::<Card>();
 /// In [`Placement::grant`]: the sender has no memory to write to, and waits for a [`Grant`] for this very message.
 pub const ASKS: u32 = u32::MAX;
 
-/// How one end introduces itself: the client first, the worker in answer.
+/// How one end introduces itself. The client's first one says only what it wants, its second one the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Card {
@@ -37,7 +37,7 @@ pub struct Card {
     pub protocol: U32,
     /// The version of that.
     pub protocol_version: U32,
-    /// The provider that the client asks for, as it was named.
+    /// From the client the provider that it wants, or nothing for any; from the worker the one that was chosen, as it is offered.
     pub wanted: [u8; NAME_BYTES],
     /// The provider that this end has.
     pub provider: [u8; NAME_BYTES],
@@ -110,6 +110,8 @@ pub mod notice {
     pub const PART: u32 = 1;
     /// The entry of the table of grants with this number.
     pub const GRANT: u32 = 2;
+    /// The peer is reached: each end says so once, before anything else.
+    pub const GREETING: u32 = 3;
 
     /// Puts both together.
     pub const fn of(kind: u32, number: u32) -> u32 {
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_notice_says_what_it_was_made_of() {
-        for kind in [notice::SLOT, notice::PART, notice::GRANT] {
+        for kind in [notice::SLOT, notice::PART, notice::GRANT, notice::GREETING] {
             for number in [0, 1, 77, notice::MASK] {
                 assert_eq!(notice::read(notice::of(kind, number)), (kind, number));
             }

@@ -31,6 +31,11 @@ impl Choice {
         })
     }
 
+    /// Whether no provider is named.
+    pub fn is_any(&self) -> bool {
+        self.provider[0] == 0
+    }
+
     /// The provider; empty for any.
     pub fn provider(&self) -> String {
         text(&self.provider)

@@ -186,6 +186,10 @@ impl FabricLink {
                 Ok(())
             }
             notice::GRANT if (number as usize) < most_grants(self.geometry.slots) => self.grant_landed(number),
+            notice::GREETING if !self.greeted => {
+                self.greeted = true;
+                Ok(())
+            }
             _ => Err(LinkError::Violation(format!("a notice of kind {kind} about {number}"))),
         }
     }

@@ -33,6 +33,8 @@ use crate::memory::{Buffer, Mapping, Received};
 use crate::stream::wire;
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
 
+/// Between two looks whether the peer has greeted: connecting takes tens of these.
+const GREETING_NAP: Duration = Duration::from_micros(20);
 /// Completions taken at a time.
 const AT_A_TIME: usize = 16;
 /// How often a poller that finds nothing looks at the connection beside: every 1024th time, some 0.3 ms.
@@ -124,6 +126,8 @@ pub struct FabricLink {
     /// Where the replies of our own requests may be written.
     pub(super) rooms: Box<[Option<Room>]>,
     pub(super) current: Now,
+    /// Whether the peer has shown that its writes land here.
+    pub(super) greeted: bool,
     /// Flags of every message that is sent.
     marks: u16,
     next_out: u32,
@@ -178,11 +182,31 @@ impl FabricLink {
             grants: Vec::new(),
             rooms: (0..slots).map(|_| None).collect(),
             current: Now::default(),
+            greeted: false,
             marks: 0,
             next_out: 1,
             next_in: 1,
             misses: 0,
         }
+    }
+
+    /// Waits until both ends have reached each other, so that a fabric that does not join them is told now and not by silence.
+    pub(super) fn greet(mut self, until: Instant) -> Result<Self, LinkError> {
+        self.send(Item::Greeting)?;
+        while !self.greeted || !self.unsent.is_empty() {
+            self.progress()?;
+            if self.control.wait(None, GREETING_NAP).is_err() {
+                return Err(LinkError::PeerGone);
+            }
+            if Instant::now() >= until {
+                return Err(LinkError::Refused(format!(
+                    "the two ends of the channel do not reach each other over {}; use another provider or domain, or another \
+                     transport",
+                    self.transport()
+                )));
+            }
+        }
+        Ok(self)
     }
 
     /// Starts numbering both directions after `sequence`, so that tests can cross the wrap. Both ends must do it.

@@ -47,7 +47,7 @@ fn cannot(error: FabricError) -> LinkError {
 }
 
 impl FabricLink {
-    /// The client's end, over a connection whose other end is the worker. `wanted` names a provider.
+    /// The client's end, over a connection whose other end is the worker.
     pub fn client(
         socket: OwnedFd,
         session: impl Into<rustls::Connection>,
@@ -57,10 +57,23 @@ impl FabricLink {
     ) -> Result<Self, LinkError> {
         let until = Instant::now() + LIMIT;
         let mut control = Control::new(socket, session.into(), until)?;
-        let (endpoint, memory, fixed) = open(&control, geometry, wanted, never_sleeps)?;
-        control.send(&card(&endpoint, &fixed, wanted)?, until)?;
-        let theirs = control.receive(until)?;
-        join(control, endpoint, memory, fixed, geometry, &theirs)
+        control.send(&question(wanted), until)?;
+        // Both ends open theirs at the same time if there is nothing to choose.
+        let early = match wanted.is_any() {
+            true => None,
+            false => Some(Opened::new(&control, geometry, wanted, never_sleeps)),
+        };
+        let theirs = control.receive(until)?.accepted()?;
+        let opened = match early {
+            Some(opened) => opened?,
+            None => {
+                let chosen = Choice::new(&text(&theirs.wanted), &wanted.domain().unwrap_or_default());
+                Opened::new(&control, geometry, chosen.unwrap_or(wanted), never_sleeps)?
+            }
+        };
+        let card = opened.card(wanted)?;
+        let link = opened.join(control, &theirs, geometry, |control| control.send(&card, until))?;
+        link.greet(until)
     }
 
     /// The worker's end. It opens what the client wants, if that is among what is `offered` here.
@@ -73,20 +86,23 @@ impl FabricLink {
     ) -> Result<Self, LinkError> {
         let until = Instant::now() + LIMIT;
         let mut control = Control::new(socket, session.into(), until)?;
-        let theirs = control.receive(until)?;
-        let wanted = text(&theirs.wanted);
-        let opened = match offered.iter().find(|offer| offer.provider() == wanted) {
-            Some(offer) => open(&control, geometry, *offer, never_sleeps)
-                .and_then(|opened| Ok((card(&opened.0, &opened.2, *offer)?, opened))),
+        let wanted = text(&control.receive(until)?.wanted);
+        let fitting = offered
+            .iter()
+            .find(|offer| wanted.is_empty() || offer.provider() == wanted);
+        let opened = match fitting {
+            Some(offer) => Opened::new(&control, geometry, *offer, never_sleeps)
+                .and_then(|opened| Ok((opened.card(*offer)?, opened))),
             None => Err(refused(format!(
                 "this node offers no provider `{wanted}` of libfabric; it offers {}",
                 names(offered)
             ))),
         };
         match opened {
-            Ok((card, (endpoint, memory, fixed))) => {
+            Ok((card, opened)) => {
                 control.send(&card, until)?;
-                join(control, endpoint, memory, fixed, geometry, &theirs)
+                let theirs = control.receive(until)?.accepted()?;
+                opened.join(control, &theirs, geometry, |_| Ok(()))?.greet(until)
             }
             Err(error) => {
                 control.send(&refusal(&error.to_string()), until)?;
@@ -105,57 +121,118 @@ fn names(offered: &[Choice]) -> String {
     }
 }
 
-type Opened = (Endpoint, Arc<Mapping>, [Region; 2]);
-
-fn open(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Opened, LinkError> {
-    let provider = Library::get()
-        .and_then(|library| library.provider(&wanted.provider(), wanted.domain().as_deref(), control.address()))
-        .map_err(cannot)?;
-    let wait = if never_sleeps { Wait::Never } else { Wait::Descriptor };
-    // Slots, parts and grants of the peer's, and parts of ours.
-    let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
-    let seed = RandomState::new().build_hasher().finish();
-    let mut endpoint = Endpoint::open(provider, completions, wait, seed).map_err(cannot)?;
-    let layout = Layout::new(geometry);
-    let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
-    let mut register = |(start, length): (usize, usize)| {
-        // SAFETY: inside the mapping, which the link keeps until its registrations are closed; what lies there is accessed as
-        // memory that the peer may change.
-        unsafe { endpoint.register(memory.at(start), length) }.map_err(cannot)
-    };
-    let fixed = [register(layout.ring())?, register(layout.staging())?];
-    Ok((endpoint, memory, fixed))
+/// An endpoint with its memory, whose peer is not known yet. Fields are dropped in this order.
+struct Opened {
+    fixed: [Region; 2],
+    endpoint: Endpoint,
+    memory: Arc<Mapping>,
 }
 
-fn card(endpoint: &Endpoint, fixed: &[Region; 2], wanted: Choice) -> Result<Card, LinkError> {
-    let own = endpoint.name().map_err(cannot)?;
-    let provider = endpoint.provider();
-    let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
+impl Opened {
+    fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
+        let provider = Library::get()
+            .and_then(|library| library.provider(&wanted.provider(), wanted.domain().as_deref(), control.address()))
+            .map_err(cannot)?;
+        let wait = if never_sleeps { Wait::Never } else { Wait::Descriptor };
+        // Slots, parts and grants of the peer's, and parts of ours.
+        let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
+        let seed = RandomState::new().build_hasher().finish();
+        let mut endpoint = Endpoint::open(provider, completions, wait, seed).map_err(cannot)?;
+        let layout = Layout::new(geometry);
+        let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
+        let mut register = |(start, length): (usize, usize)| {
+            // SAFETY: inside the mapping, which outlives its registrations here and in the link; what lies there is accessed
+            // as memory that the peer may change.
+            unsafe { endpoint.register(memory.at(start), length) }.map_err(cannot)
+        };
+        let fixed = [register(layout.ring())?, register(layout.staging())?];
+        Ok(Self {
+            fixed,
+            endpoint,
+            memory,
+        })
+    }
+
+    fn card(&self, wanted: Choice) -> Result<Card, LinkError> {
+        let own = self.endpoint.name().map_err(cannot)?;
+        let provider = self.endpoint.provider();
+        let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
+        let mut card = question(wanted);
+        let (protocol, version) = provider.protocol();
+        card.protocol.set(protocol);
+        card.protocol_version.set(version);
+        card.provider = field(&provider.name())?;
+        card.domain = field(&provider.domain())?;
+        let Target { address, key } = self.fixed[0].target();
+        card.address.set(address);
+        card.key.set(key);
+        card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
+        card.length.set(own.len() as u16);
+        let place = card.endpoint.get_mut(..own.len());
+        place
+            .ok_or_else(|| refused("the endpoint's name is too long"))?
+            .copy_from_slice(&own);
+        Ok(card)
+    }
+
+    /// Checks the other's card, tells ours, and puts the link together.
+    fn join(
+        mut self,
+        mut control: Control,
+        theirs: &Card,
+        geometry: Geometry,
+        tell: impl FnOnce(&mut Control) -> Result<(), LinkError>,
+    ) -> Result<FabricLink, LinkError> {
+        let provider = self.endpoint.provider();
+        if provider.protocol() != (theirs.protocol.get(), theirs.protocol_version.get()) {
+            let why = format!(
+                "the two ends of the channel have different kinds of libfabric: `{}` here and `{}` there do not understand \
+                 each other; use the same version of it on both, or another provider",
+                provider.name(),
+                text(&theirs.provider)
+            );
+            control.send(&refusal(&why), Instant::now() + LIMIT)?;
+            return Err(refused(why));
+        }
+        let largest = (provider.largest_write() as u64)
+            .min(LARGEST_WRITE)
+            .min(theirs.largest.get());
+        if largest < SMALLEST_WRITE.max(geometry.stride_bytes.into()) {
+            return Err(refused(format!(
+                "the provider writes no more than {largest} bytes at once"
+            )));
+        }
+        let choice = Choice::new(&provider.name(), &provider.domain());
+        let choice = choice.ok_or_else(|| refused("the name of the provider or domain is too long"))?;
+        tell(&mut control)?;
+        self.endpoint.connect(theirs.told()?).map_err(cannot)?;
+        let parts = Parts {
+            fixed: self.fixed,
+            endpoint: self.endpoint,
+            memory: self.memory,
+            geometry,
+            choice,
+            control,
+        };
+        let peer = Target {
+            address: theirs.address.get(),
+            key: theirs.key.get(),
+        };
+        Ok(FabricLink::over(parts, peer, largest as usize))
+    }
+}
+
+/// What a client asks for, and the beginning of every card.
+fn question(wanted: Choice) -> Card {
     let mut card = Card::new_zeroed();
     card.magic = MAGIC;
     card.version.set(WIRE_VERSION);
-    let (protocol, version) = provider.protocol();
-    card.protocol.set(protocol);
-    card.protocol_version.set(version);
-    card.wanted = field(&wanted.provider())?;
-    card.provider = field(&provider.name())?;
-    card.domain = field(&provider.domain())?;
-    let Target { address, key } = fixed[0].target();
-    card.address.set(address);
-    card.key.set(key);
-    card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
-    card.length.set(own.len() as u16);
-    let place = card.endpoint.get_mut(..own.len());
-    place
-        .ok_or_else(|| refused("the endpoint's name is too long"))?
-        .copy_from_slice(&own);
-    Ok(card)
+    card.wanted = name(&wanted.provider()).unwrap_or_default();
+    card
 }
 
 fn refusal(why: &str) -> Card {
-    let mut card = Card::new_zeroed();
-    card.magic = MAGIC;
-    card.version.set(WIRE_VERSION);
+    let mut card = question(Choice::ANY);
     card.refused.set(1);
     let mut length = why.len().min(ENDPOINT_BYTES);
     while !why.is_char_boundary(length) {
@@ -166,56 +243,32 @@ fn refusal(why: &str) -> Card {
     card
 }
 
-/// Checks the other's card and puts the link together.
-fn join(
-    control: Control,
-    mut endpoint: Endpoint,
-    memory: Arc<Mapping>,
-    fixed: [Region; 2],
-    geometry: Geometry,
-    theirs: &Card,
-) -> Result<FabricLink, LinkError> {
-    let told = theirs.endpoint.get(..theirs.length.get().into());
-    let told = told.ok_or_else(|| LinkError::Violation("a card with a name beyond its end".into()))?;
-    if theirs.refused.get() != 0 {
-        return Err(refused(format!(
-            "the worker cannot use libfabric: {}",
-            String::from_utf8_lossy(told)
-        )));
+/// What is read from a card.
+trait Told: Sized {
+    /// The endpoint's name, or why there is none.
+    fn told(&self) -> Result<&[u8], LinkError>;
+    /// The card, unless it is a refusal.
+    fn accepted(self) -> Result<Self, LinkError>;
+}
+
+impl Told for Card {
+    fn told(&self) -> Result<&[u8], LinkError> {
+        self.endpoint
+            .get(..self.length.get().into())
+            .ok_or_else(|| LinkError::Violation("a card with a name beyond its end".into()))
     }
-    let provider = endpoint.provider();
-    if provider.protocol() != (theirs.protocol.get(), theirs.protocol_version.get()) {
-        return Err(refused(format!(
-            "the two ends of the channel have different kinds of libfabric: `{}` here and `{}` there do not understand each \
-             other; use the same version of it on both, or another provider",
-            provider.name(),
-            text(&theirs.provider)
-        )));
+
+    fn accepted(self) -> Result<Self, LinkError> {
+        match self.refused.get() {
+            0 => Ok(self),
+            _ => {
+                let why = String::from_utf8_lossy(self.told()?).into_owned();
+                Err(refused(format!(
+                    "the other end of the channel cannot use libfabric: {why}"
+                )))
+            }
+        }
     }
-    let largest = (provider.largest_write() as u64)
-        .min(LARGEST_WRITE)
-        .min(theirs.largest.get());
-    if largest < SMALLEST_WRITE.max(geometry.stride_bytes.into()) {
-        return Err(refused(format!(
-            "the provider writes no more than {largest} bytes at once"
-        )));
-    }
-    let choice = Choice::new(&provider.name(), &provider.domain());
-    let choice = choice.ok_or_else(|| refused("the name of the provider or domain is too long"))?;
-    endpoint.connect(told).map_err(cannot)?;
-    let parts = Parts {
-        fixed,
-        endpoint,
-        memory,
-        geometry,
-        choice,
-        control,
-    };
-    let peer = Target {
-        address: theirs.address.get(),
-        key: theirs.key.get(),
-    };
-    Ok(FabricLink::over(parts, peer, largest as usize))
 }
 
 impl Control {

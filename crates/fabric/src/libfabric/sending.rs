@@ -1,7 +1,7 @@
 //! What leaves: slots, parts of large payloads, and grants of memory; now, or as soon as the provider and the peer take it.
 
 use mayfly_protocol::fabric::{GRANT_BYTES, Grant, notice};
-use mayfly_protocol::slot::Geometry;
+use mayfly_protocol::slot::{Geometry, HEADER_BYTES};
 
 use super::ffi::{Context, Target};
 use super::link::FabricLink;
@@ -18,6 +18,8 @@ pub(super) enum Item {
     Part(u32),
     /// This grant, as it stands in the staging area.
     Grant(usize),
+    /// Nothing, to show that it gets there.
+    Greeting,
 }
 
 /// A large payload on its way.
@@ -110,6 +112,8 @@ impl FabricLink {
                 self.write_staged(at, GRANT_BYTES, notice::of(notice::GRANT, id as u32), context)
             }
             Item::Part(sequence) => self.send_part(sequence),
+            // The header of a slot that nobody reads before it is written again.
+            Item::Greeting => self.write_staged(0, HEADER_BYTES, notice::of(notice::GREETING, 0), 0),
         }
     }
 

@@ -36,7 +36,7 @@ use std::time::Duration;
 use mayfly_protocol::node_api::End;
 use mayfly_protocol::slot::Geometry;
 
-pub use libfabric::{Choice, FabricLink};
+pub use libfabric::{Choice, ChoiceError, FabricLink};
 pub use mapped::MappedLink;
 pub use memory::{Buffer, Received};
 pub use stream::StreamLink;
@@ -65,6 +65,36 @@ impl std::fmt::Display for Transport {
             Self::Inproc => "inproc",
             Self::Libfabric(choice) if *choice == Choice::ANY => "libfabric",
             Self::Libfabric(choice) => return write!(f, "libfabric:{choice}"),
+        })
+    }
+}
+
+/// A transport that nobody can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// No such name.
+    #[error(
+        "there is no transport `{0}`: ask for shm, tcp, tls, libfabric or libfabric:PROVIDER, such as libfabric:tcp"
+    )]
+    Unknown(String),
+    /// The name of a provider makes no sense.
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
+}
+
+impl std::str::FromStr for Transport {
+    type Err = TransportError;
+
+    fn from_str(name: &str) -> Result<Self, TransportError> {
+        Ok(match name {
+            "shm" => Self::Shm,
+            "tcp" => Self::Tcp,
+            "tls" => Self::Tls,
+            "libfabric" => Self::Libfabric(Choice::ANY),
+            other => match other.strip_prefix("libfabric:") {
+                Some(choice) => Self::Libfabric(choice.parse()?),
+                None => return Err(TransportError::Unknown(other.into())),
+            },
         })
     }
 }
@@ -349,6 +379,15 @@ pub enum Sleeper {
 }
 
 impl AnyLink {
+    /// The connection whose end is the link's, if it has one.
+    pub fn socket(&self) -> Option<&std::sync::Arc<std::os::fd::OwnedFd>> {
+        match self {
+            Self::Mapped(_) => None,
+            Self::Stream(link) => Some(link.socket()),
+            Self::Fabric(link) => Some(link.socket()),
+        }
+    }
+
     /// Announces that the caller will block in [`sleep_any`]; none if there is something to poll for already.
     pub fn prepare_sleep(&mut self) -> Option<Sleeper> {
         match self {

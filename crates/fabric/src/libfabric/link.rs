@@ -307,7 +307,13 @@ impl FabricLink {
     /// Takes what completed. Whether anything did.
     #[inline]
     fn progress(&mut self) -> Result<bool, LinkError> {
-        let count = match self.endpoint.read(&mut self.entries) {
+        let read = self.endpoint.read(&mut self.entries);
+        self.took(read)
+    }
+
+    #[inline]
+    fn took(&mut self, read: Result<usize, FabricError>) -> Result<bool, LinkError> {
+        let count = match read {
             Ok(count) => count,
             Err(error) => return Err(self.broken(error)),
         };
@@ -570,9 +576,17 @@ impl Link for FabricLink {
                 None => (nap.min(left), true),
             };
             nap = (2 * nap).min(LONGEST_NAP);
-            if may_sleep && self.control.wait(queue.as_deref(), rest).is_err() {
-                self.look_around()?;
-                return Ok(());
+            if !may_sleep {
+                continue;
+            }
+            match self.control.wait(queue.as_deref(), rest) {
+                // The descriptor has news: if nothing has come, old ones.
+                Ok(true) if !self.progress()? => {
+                    let read = self.endpoint.read_slowly(&mut self.entries);
+                    self.took(read)?;
+                }
+                Ok(_) => {}
+                Err(_) => return self.look_around(),
             }
         }
     }
@@ -624,23 +638,27 @@ impl FabricLink {
         let complete = self.arrivals[self.layout.index(self.next_in)].is_complete();
         let queue = self.endpoint.wait_descriptor().cloned();
         let may_sleep = queue.is_none() || self.endpoint.may_sleep();
+        // A descriptor with old news is not slept on, but napped beside.
+        let stale = matches!(self.control.wait(queue.as_deref(), Duration::ZERO), Ok(true));
         (quiet && !complete && may_sleep).then(|| FabricSleeper {
-            queue,
+            queue: queue.filter(|_| !stale),
             control: self.control.socket().clone(),
         })
     }
 }
 
 impl Control {
-    /// Blocks until the connection has something, or this descriptor, or `limit` has passed. An error once the peer is gone.
-    pub(super) fn wait(&mut self, beside: Option<&OwnedFd>, limit: Duration) -> std::io::Result<()> {
+    /// Blocks until the connection has something, or this descriptor, or `limit` has passed. Whether it was the descriptor; an
+    /// error once the peer is gone.
+    pub(super) fn wait(&mut self, beside: Option<&OwnedFd>, limit: Duration) -> std::io::Result<bool> {
         let socket = self.socket().clone();
         let mut waiting = vec![PollFd::new(&socket, PollFlags::IN | PollFlags::RDHUP)];
         waiting.extend(beside.map(|queue| PollFd::new(queue, PollFlags::IN)));
         wire::poll(&mut waiting, limit)?;
-        if waiting[0].revents().is_empty() {
-            return Ok(());
+        let news = waiting.get(1).is_some_and(|queue| !queue.revents().is_empty());
+        if !waiting[0].revents().is_empty() {
+            self.listen()?;
         }
-        self.listen()
+        Ok(news)
     }
 }

@@ -267,6 +267,7 @@ pub struct CqOps {
     pub read: unsafe extern "C" fn(*mut CqFid, *mut c_void, usize) -> isize,
     pub readfrom: usize,
     pub readerr: unsafe extern "C" fn(*mut CqFid, *mut ErrorEntry, u64) -> isize,
+    pub sread: unsafe extern "C" fn(*mut CqFid, *mut c_void, usize, *const c_void, c_int) -> isize,
 }
 
 #[repr(C)]

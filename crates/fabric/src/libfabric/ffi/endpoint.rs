@@ -58,17 +58,25 @@ impl<T> Drop for Object<T> {
     }
 }
 
+/// What stays open as long as anything that was made from it. Fields are closed in this order.
+struct Base {
+    domain: Object<DomainFid>,
+    fabric: Object<FabricFid>,
+    provider: Provider,
+}
+
 /// Registered memory. What it keeps registered must outlive it.
 pub struct Region {
     mr: Object<MrFid>,
-    base: u64,
+    start: u64,
+    _base: Arc<Base>,
 }
 
 impl Region {
     /// How the peer names its first byte.
     pub fn target(&self) -> Target {
         Target {
-            address: self.base,
+            address: self.start,
             // SAFETY: an open registration.
             key: unsafe { self.mr.0.as_ref() }.key,
         }
@@ -86,18 +94,16 @@ pub struct Endpoint {
     ep: Object<EpFid>,
     cq: Object<CqFid>,
     av: Object<AvFid>,
-    domain: Object<DomainFid>,
-    fabric: Object<FabricFid>,
+    base: Arc<Base>,
     wait: Option<Arc<OwnedFd>>,
     peer: u64,
     next_key: u64,
-    provider: Provider,
 }
 
 // SAFETY: a domain that is used by one thread at a time may be used by one after another (FI_THREAD_DOMAIN); everything
 // that reaches it takes `&mut self` or belongs to one link.
 unsafe impl Send for Endpoint {}
-// SAFETY: as above; a region is closed by the link that has it.
+// SAFETY: as above; a region belongs to the link that has its endpoint.
 unsafe impl Send for Region {}
 
 impl Endpoint {
@@ -137,19 +143,21 @@ impl Endpoint {
                 ep,
                 cq,
                 av,
-                domain,
-                fabric,
+                base: Arc::new(Base {
+                    domain,
+                    fabric,
+                    provider,
+                }),
                 wait: wait.map(Arc::new),
                 peer: 0,
                 next_key: seed,
-                provider,
             })
         }
     }
 
     /// The provider that it belongs to.
     pub fn provider(&self) -> &Provider {
-        &self.provider
+        &self.base.provider
     }
 
     /// What to block on, if there is such a thing.
@@ -197,7 +205,7 @@ impl Endpoint {
     pub unsafe fn register(&mut self, start: *mut u8, length: usize) -> Result<Region, FabricError> {
         // SAFETY: attributes of the provider that opened the domain.
         let (mode, key_bytes) = unsafe {
-            let domain = &*self.provider.info().domain_attr;
+            let domain = &*self.base.provider.info().domain_attr;
             (domain.mr_mode, domain.mr_key_size)
         };
         self.next_key = self.next_key.wrapping_add(1);
@@ -208,7 +216,7 @@ impl Endpoint {
         let access = FI_WRITE | FI_REMOTE_WRITE;
         // SAFETY: an open domain; the caller promises the memory.
         let mr = unsafe {
-            let domain = self.domain.0.as_ptr();
+            let domain = self.base.domain.0.as_ptr();
             made(|to| ((*(*domain).mr).reg)(domain.cast(), start.cast(), length, access, 0, key, 0, to, null()))
         };
         let mr: Object<MrFid> = mr.map_err(|error| self.failed("register memory", error))?;
@@ -225,14 +233,18 @@ impl Endpoint {
         if unsafe { mr.0.as_ref() }.key == FI_KEY_NOTAVAIL {
             return Err(self.failed("get a key for memory", libc::EOPNOTSUPP));
         }
-        let base = if mode & FI_MR_VIRT_ADDR != 0 { start as u64 } else { 0 };
-        Ok(Region { mr, base })
+        let start = if mode & FI_MR_VIRT_ADDR != 0 { start as u64 } else { 0 };
+        Ok(Region {
+            mr,
+            start,
+            _base: self.base.clone(),
+        })
     }
 
     /// Whether what is sent must lie in registered memory.
     pub fn sends_registered(&self) -> bool {
         // SAFETY: attributes of the provider that opened the domain.
-        unsafe { (*self.provider.info().domain_attr).mr_mode & FI_MR_LOCAL != 0 }
+        unsafe { (*self.base.provider.info().domain_attr).mr_mode & FI_MR_LOCAL != 0 }
     }
 
     /// Writes bytes that the provider takes over at once, with a notice. False if it cannot just now.
@@ -341,8 +353,23 @@ impl Endpoint {
         let cq = self.cq.0.as_ptr();
         // SAFETY: an open queue of this format, and room for so many entries.
         let count = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), entries.len()) };
+        self.read_so_many(count, entries.len())
+    }
+
+    /// As [`Endpoint::read`], and blocks for a millisecond if there is nothing. `net` in version 1.17 takes the news back from its
+    /// descriptor only so, and not when it is asked whether one may sleep.
+    pub fn read_slowly(&mut self, entries: &mut [Entry]) -> Result<usize, FabricError> {
+        let cq = self.cq.0.as_ptr();
+        // SAFETY: as above.
+        let count =
+            unsafe { ((*(*cq).ops).sread)(cq, entries.as_mut_ptr().cast(), entries.len(), std::ptr::null(), 1) };
+        self.read_so_many(count, entries.len())
+    }
+
+    #[inline]
+    fn read_so_many(&mut self, count: isize, most: usize) -> Result<usize, FabricError> {
         match count {
-            0.. => Ok((count as usize).min(entries.len())),
+            0.. => Ok((count as usize).min(most)),
             error if error == -FI_EAGAIN => Ok(0),
             error if error == -FI_EAVAIL => Err(self.error()),
             error => Err(self.failed("read completions", -error as c_int)),
@@ -365,13 +392,13 @@ impl Endpoint {
     /// Whether one may now block on the descriptor without missing anything; else there is something to read.
     pub fn may_sleep(&mut self) -> bool {
         let mut fids = [self.cq.fid()];
-        let fabric = self.fabric.0.as_ptr();
+        let fabric = self.base.fabric.0.as_ptr();
         // SAFETY: an open fabric and one queue of it.
         unsafe { ((*(*fabric).ops).trywait)(fabric, fids.as_mut_ptr(), 1) == 0 }
     }
 
     fn failed(&self, what: &'static str, error: c_int) -> FabricError {
-        self.provider.library().failed(what, error)
+        self.base.provider.library().failed(what, error)
     }
 }
 

@@ -341,6 +341,24 @@ fn whoever_names_no_provider_gets_the_first_that_is_offered() {
 }
 
 #[test]
+fn opening_it_changes_no_signal_handler_of_the_program() {
+    let handler = |signal| {
+        // SAFETY: asks only; every member may be zero.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut action), 0);
+            action.sa_sigaction
+        }
+    };
+    if is_there() {
+        drop(raw("tcp"));
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGABRT, libc::SIGILL] {
+            assert_eq!(handler(signal), libc::SIG_DFL, "signal {signal}");
+        }
+    }
+}
+
+#[test]
 fn unknown_providers_and_domains_are_named() {
     if !is_there() {
         return;

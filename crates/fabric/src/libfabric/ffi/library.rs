@@ -39,8 +39,9 @@ impl Library {
     }
 
     fn open() -> Result<Self, String> {
-        // SAFETY: libfabric's constructors do nothing but set up its own tables.
-        let file = unsafe { Loaded::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
+        // SAFETY: what its constructors do to this process beside setting up tables is undone.
+        let file = undisturbed(|| unsafe { Loaded::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) })
+            .map_err(|error| error.to_string())?;
         // SAFETY: each symbol has had the named type since the first version of the library. The library is never closed
         // (forgotten below), so the pointers stay good.
         let library = unsafe {
@@ -136,8 +137,9 @@ impl Library {
         }
         let mut found = std::ptr::null_mut();
         // SAFETY: hints as the library made them; it writes one pointer.
-        let result =
-            unsafe { (self.getinfo)(API, std::ptr::null(), std::ptr::null(), 0, hints.0.as_ptr(), &mut found) };
+        let result = undisturbed(|| unsafe {
+            (self.getinfo)(API, std::ptr::null(), std::ptr::null(), 0, hints.0.as_ptr(), &mut found)
+        });
         Ok(NonNull::new(found)
             .filter(|_| result == 0)
             .map(|found| Infos(found, self)))
@@ -153,6 +155,27 @@ impl Library {
         let copy = NonNull::new(unsafe { (self.dupinfo)(info) }).ok_or(FabricError::NoMemory)?;
         Ok(Provider(Infos(copy, self)))
     }
+}
+
+/// Does something that loads other people's libraries, and puts back the signal handlers that those changed: the one for an old
+/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes.
+fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
+    let signals = (1..=31).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal));
+    let before: Vec<(c_int, libc::sigaction)> = signals
+        .filter_map(|signal| {
+            // SAFETY: every member may be zero.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: asks only.
+            let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
+            (asked == 0).then_some((signal, action))
+        })
+        .collect();
+    let loaded = load();
+    for (signal, action) in before {
+        // SAFETY: what was in force before.
+        unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+    }
+    loaded
 }
 
 /// A list of offers, freed with this.

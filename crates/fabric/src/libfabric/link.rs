@@ -35,6 +35,8 @@ use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport}
 
 /// Between two looks whether the peer has greeted: connecting takes tens of these.
 const GREETING_NAP: Duration = Duration::from_micros(20);
+/// Both ends are open by then, and connecting takes milliseconds.
+const GREETING_LIMIT: Duration = Duration::from_secs(3);
 /// Completions taken at a time.
 const AT_A_TIME: usize = 16;
 /// How often a poller that finds nothing looks at the connection beside: every 1024th time, some 0.3 ms.
@@ -191,7 +193,8 @@ impl FabricLink {
     }
 
     /// Waits until both ends have reached each other, so that a fabric that does not join them is told now and not by silence.
-    pub(super) fn greet(mut self, until: Instant) -> Result<Self, LinkError> {
+    pub(super) fn greet(mut self) -> Result<Self, LinkError> {
+        let until = Instant::now() + GREETING_LIMIT;
         self.send(Item::Greeting)?;
         while !self.greeted || !self.unsent.is_empty() {
             self.progress()?;

@@ -73,7 +73,7 @@ impl FabricLink {
         };
         let card = opened.card(wanted)?;
         let link = opened.join(control, &theirs, geometry, |control| control.send(&card, until))?;
-        link.greet(until)
+        link.greet()
     }
 
     /// The worker's end. It opens what the client wants, if that is among what is `offered` here.
@@ -102,7 +102,7 @@ impl FabricLink {
             Ok((card, opened)) => {
                 control.send(&card, until)?;
                 let theirs = control.receive(until)?.accepted()?;
-                opened.join(control, &theirs, geometry, |_| Ok(()))?.greet(until)
+                opened.join(control, &theirs, geometry, |_| Ok(()))?.greet()
             }
             Err(error) => {
                 control.send(&refusal(&error.to_string()), until)?;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::abi::*;
-use super::library::{Library, Provider};
+use super::library::{Library, Provider, undisturbed};
 use crate::libfabric::FabricError;
 
 /// Longest name of an endpoint.
@@ -109,6 +109,10 @@ unsafe impl Send for Region {}
 impl Endpoint {
     /// Opens an endpoint with a queue for at least `completions`. `seed` makes its keys hard to guess.
     pub fn open(provider: Provider, completions: usize, wait: Wait, seed: u64) -> Result<Self, FabricError> {
+        undisturbed(|| Self::open_disturbing(provider, completions, wait, seed))
+    }
+
+    fn open_disturbing(provider: Provider, completions: usize, wait: Wait, seed: u64) -> Result<Self, FabricError> {
         let library = provider.library();
         let info = provider.raw();
         let failed = |what: &'static str| move |error: c_int| library.failed(what, error);

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
@@ -158,8 +158,10 @@ impl Library {
 }
 
 /// Does something that loads other people's libraries, and puts back the signal handlers that those changed: the one for an old
-/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes.
-fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
+/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes; so does `shm`.
+pub(super) fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let signals = (1..=31).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal));
     let before: Vec<(c_int, libc::sigaction)> = signals
         .filter_map(|signal| {

@@ -239,10 +239,16 @@ fn a_killed_peer_is_noticed_by_whoever_waits_and_by_whoever_polls() {
             .spawn()
             .unwrap();
         let mut link = client(listener.accept().unwrap().0.into(), provider.parse().unwrap()).unwrap();
+        let worker_pid = child.id();
         let killer = std::thread::spawn(move || {
             child.kill().unwrap();
             child.wait().unwrap()
         });
+        // The shm provider names its files after the process.
+        let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let own = format!("{worker_pid}:");
+        let left = files.filter(|file| file.file_name().to_string_lossy().starts_with(&own));
+        assert_eq!(left.count(), 0, "a file of {worker_pid} would be left behind");
         let since = Instant::now();
         let error = loop {
             assert!(since.elapsed() < LIMIT / 4, "nobody noticed over {provider}");

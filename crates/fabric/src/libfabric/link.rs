@@ -209,7 +209,18 @@ impl FabricLink {
                 )));
             }
         }
+        self.remove_name();
         Ok(self)
+    }
+
+    /// The shm provider finds its peer by a file, which would outlive a process that is killed. Both ends have it mapped by now.
+    fn remove_name(&self) {
+        let name = self.endpoint.name().unwrap_or_default();
+        let name = String::from_utf8_lossy(&name).into_owned();
+        let file = name.strip_prefix("fi_shm://").map(|rest| rest.trim_end_matches('\0'));
+        if let Some(file) = file.filter(|file| !file.is_empty() && !file.contains('/')) {
+            let _ = std::fs::remove_file(std::path::Path::new("/dev/shm").join(file));
+        }
     }
 
     /// Starts numbering both directions after `sequence`, so that tests can cross the wrap. Both ends must do it.

@@ -239,6 +239,11 @@ fn a_killed_peer_is_noticed_by_whoever_waits_and_by_whoever_polls() {
             .spawn()
             .unwrap();
         let mut link = client(listener.accept().unwrap().0.into(), provider.parse().unwrap()).unwrap();
+        link.post(1, 0, 1).unwrap();
+        while link.poll().unwrap().is_none() {
+            link.wait(LIMIT).unwrap();
+        }
+        link.done();
         let worker_pid = child.id();
         let killer = std::thread::spawn(move || {
             child.kill().unwrap();

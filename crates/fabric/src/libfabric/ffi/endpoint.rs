@@ -65,6 +65,11 @@ struct Base {
     provider: Provider,
 }
 
+// SAFETY: reached only through the endpoint, which one thread uses at a time; whoever else holds it only closes it at last.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
 /// Registered memory. What it keeps registered must outlive it.
 pub struct Region {
     mr: Object<MrFid>,

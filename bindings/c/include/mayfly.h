@@ -33,6 +33,9 @@
 // TCP under TLS 1.3.
 #define MF_TRANSPORT_TLS 3
 
+// Remote memory over libfabric, where the node offers a fabric.
+#define MF_TRANSPORT_LIBFABRIC 4
+
 // `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
 #define MF_FORM_PLAIN 0
 
@@ -225,7 +228,7 @@ typedef struct mf_code {
 typedef struct mf_channel_options {
     // Set by `mf_channel_options_init`.
     size_t size;
-    // MF_TRANSPORT_BEST, _SHM, _TCP or _TLS.
+    // MF_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
     uint32_t transport;
     // Slots of each ring, a power of two: as many calls can be outstanding.
     uint32_t slots;
@@ -235,6 +238,9 @@ typedef struct mf_channel_options {
     uint32_t spin_us;
     // Address space for bulk payloads each way, a multiple of 4096.
     uint64_t bulk_bytes;
+    // For MF_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
+    // offers first.
+    const char *fabric;
 } mf_channel_options;
 
 // The end of a call that was submitted.
@@ -443,8 +449,11 @@ mf_status mf_channel_done(struct mf_channel *channel);
 // Ends the submitted call `sequence` if it is the one that runs, by ending its worker; the channel ends with it.
 mf_status mf_channel_cancel(struct mf_channel *channel, uint32_t sequence);
 
-// The transport that it uses: MF_TRANSPORT_SHM, _TCP or _TLS.
+// The transport that it uses: MF_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
 uint32_t mf_channel_transport(const struct mf_channel *channel);
+
+// The name of that: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. Valid as long as the channel; "" for NULL.
+const char *mf_channel_transport_name(const struct mf_channel *channel);
 
 // Process id of the worker on its host; 0 for NULL.
 uint32_t mf_channel_worker_pid(const struct mf_channel *channel);

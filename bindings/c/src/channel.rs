@@ -1,6 +1,6 @@
 //! One channel to one worker: the shortest way.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
 use mayfly_client::{
@@ -8,7 +8,7 @@ use mayfly_client::{
 };
 
 use crate::buffer::mf_buffer;
-use crate::handle::{Birth, Handle, bytes, get, get_mut, give, options, put, put_required, take};
+use crate::handle::{Birth, Handle, bytes, get, get_mut, give, optional_text, options, put, put_required, take};
 use crate::lease::{MF_FOR_EVER, function, mf_code, mf_lease, transport, transport_number};
 use crate::status::{guard, mf_status, misuse, value};
 
@@ -18,7 +18,7 @@ use crate::status::{guard, mf_status, misuse, value};
 pub struct mf_channel_options {
     /// Set by `mf_channel_options_init`.
     pub size: usize,
-    /// MF_TRANSPORT_BEST, _SHM, _TCP or _TLS.
+    /// MF_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
     pub transport: u32,
     /// Slots of each ring, a power of two: as many calls can be outstanding.
     pub slots: u32,
@@ -28,6 +28,9 @@ pub struct mf_channel_options {
     pub spin_us: u32,
     /// Address space for bulk payloads each way, a multiple of 4096.
     pub bulk_bytes: u64,
+    /// For MF_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
+    /// offers first.
+    pub fabric: *const c_char,
 }
 
 /// A channel to one worker. One thread at a time may use it.
@@ -38,6 +41,8 @@ pub struct mf_channel {
     told: bool,
     /// An output that did not fit into the room of its caller.
     kept: Option<Vec<u8>>,
+    /// Name of its transport.
+    transport: CString,
 }
 
 impl Handle for mf_channel {
@@ -95,8 +100,10 @@ pub(crate) fn channel_options(options: Option<mf_channel_options>) -> Result<Cha
     };
     let slots = u16::try_from(options.slots).map_err(|_| misuse(format!("{} slots are too many", options.slots)))?;
     let spin = Duration::from_micros(options.spin_us.into());
+    // SAFETY: the caller of this library promises a C string where it names one.
+    let fabric = unsafe { optional_text(options.fabric, "the fabric") }?;
     Ok(ChannelOptions {
-        transport: transport(options.transport)?,
+        transport: transport(options.transport, fabric)?,
         geometry: Geometry {
             slots,
             stride_bytes: options.stride_bytes,
@@ -115,6 +122,7 @@ pub(crate) fn default_channel_options() -> mf_channel_options {
         stride_bytes: defaults.geometry.stride_bytes,
         spin_us: defaults.spin.map_or(MF_FOR_EVER, |spin| spin.as_micros() as u32),
         bulk_bytes: defaults.geometry.bulk_bytes,
+        fabric: std::ptr::null(),
     }
 }
 
@@ -179,9 +187,12 @@ pub unsafe extern "C" fn mf_channel_open(
                 let lease = get(lease)?;
                 let options = channel_options(self::options(options, "mf_channel_options")?)?;
                 let worker = u16::try_from(worker).map_err(|_| misuse(format!("there is no worker {worker}")))?;
+                let channel = lease.lease.channel(WorkerIndex(worker), &options)?;
                 Ok(mf_channel {
                     birth: Birth::now(),
-                    channel: lease.lease.channel(WorkerIndex(worker), &options)?,
+                    // Names have no zero in them.
+                    transport: CString::new(channel.transport().to_string()).unwrap_or_default(),
+                    channel,
                     told: false,
                     kept: None,
                 })
@@ -452,7 +463,7 @@ pub unsafe extern "C" fn mf_channel_cancel(channel: *mut mf_channel, sequence: u
     guard(|| Ok(unsafe { get(channel) }?.channel.cancel(sequence)?))
 }
 
-/// The transport that it uses: MF_TRANSPORT_SHM, _TCP or _TLS.
+/// The transport that it uses: MF_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
@@ -460,6 +471,16 @@ pub unsafe extern "C" fn mf_channel_cancel(channel: *mut mf_channel, sequence: u
 pub unsafe extern "C" fn mf_channel_transport(channel: *const mf_channel) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(transport_number(unsafe { get(channel) }?.channel.transport())))
+}
+
+/// The name of that: `shm`, `tcp`, `tls`, or `libfabric:` with provider and domain. Valid as long as the channel; "" for NULL.
+///
+/// # Safety
+/// `channel` is NULL or a channel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_channel_transport_name(channel: *const mf_channel) -> *const c_char {
+    // SAFETY: as the caller promises.
+    value(c"".as_ptr(), || Ok(unsafe { get(channel) }?.transport.as_ptr()))
 }
 
 /// Process id of the worker on its host; 0 for NULL.

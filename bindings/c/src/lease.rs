@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use mayfly_client::{Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
+use mayfly_client::{Choice, ChoiceError, Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
 
 use crate::client::mf_client;
 use crate::handle::{Birth, Handle, bytes, get, give, optional_path, optional_text, options, put_required, take, text};
@@ -24,6 +24,8 @@ pub const MF_TRANSPORT_SHM: u32 = 1;
 pub const MF_TRANSPORT_TCP: u32 = 2;
 /// TCP under TLS 1.3.
 pub const MF_TRANSPORT_TLS: u32 = 3;
+/// Remote memory over libfabric, where the node offers a fabric.
+pub const MF_TRANSPORT_LIBFABRIC: u32 = 4;
 
 /// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
 pub const MF_FORM_PLAIN: u32 = 0;
@@ -135,12 +137,19 @@ unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error
     })
 }
 
-pub(crate) fn transport(number: u32) -> Result<Option<Transport>, Error> {
+pub(crate) fn transport(number: u32, fabric: Option<&str>) -> Result<Option<Transport>, Error> {
+    if fabric.is_some() && number != MF_TRANSPORT_LIBFABRIC {
+        return Err(misuse("a fabric is for MF_TRANSPORT_LIBFABRIC".to_owned()));
+    }
     Ok(Some(match number {
         MF_TRANSPORT_BEST => return Ok(None),
         MF_TRANSPORT_SHM => Transport::Shm,
         MF_TRANSPORT_TCP => Transport::Tcp,
         MF_TRANSPORT_TLS => Transport::Tls,
+        MF_TRANSPORT_LIBFABRIC => Transport::Libfabric(match fabric {
+            None => Choice::ANY,
+            Some(name) => name.parse().map_err(|error: ChoiceError| misuse(error.to_string()))?,
+        }),
         other => return Err(misuse(format!("there is no transport {other}: see MF_TRANSPORT_BEST"))),
     }))
 }
@@ -150,6 +159,7 @@ pub(crate) fn transport_number(transport: Transport) -> u32 {
         Transport::Shm => MF_TRANSPORT_SHM,
         Transport::Tcp => MF_TRANSPORT_TCP,
         Transport::Tls => MF_TRANSPORT_TLS,
+        Transport::Libfabric(_) => MF_TRANSPORT_LIBFABRIC,
         Transport::Inproc => MF_TRANSPORT_BEST,
     }
 }

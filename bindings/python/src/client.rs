@@ -261,14 +261,11 @@ impl Lease {
         let inner = self.inner.get(py)?;
         let transport = match transport {
             None | Some("auto") => None,
-            Some("shm") => Some(Transport::Shm),
-            Some("tcp") => Some(Transport::Tcp),
-            Some("tls") => Some(Transport::Tls),
-            Some(other) => {
-                return Err(PyValueError::new_err(format!(
-                    "transport={other:?}: ask for \"auto\", \"shm\", \"tcp\" or \"tls\""
-                )));
-            }
+            Some(other) => Some(
+                other
+                    .parse::<Transport>()
+                    .map_err(|error| PyValueError::new_err(error.to_string()))?,
+            ),
         };
         let options = PoolOptions {
             channel: ChannelOptions {

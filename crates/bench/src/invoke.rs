@@ -43,15 +43,16 @@ fn baseline(how: &How) -> Result<Box<dyn Baseline>, Error> {
     if how.transport == Transport::Shm && how.hot && how.size > 4096 {
         return Ok(Box::new(Copy::new(how.size)));
     }
-    matching(&how.transport.to_string(), how.hot, how.size)
+    matching(how.transport, how.hot, how.size)
 }
 
 /// Measures, and gives the two distributions for a picture beside the report.
 pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeReport, [Series; 2]), Error> {
     settle()?;
     let how = options.how;
-    let mut workers = Workers::lease(client, options.workers, how)?;
+    // The baseline first: it forks, and a process that has opened libfabric should not.
     let mut baseline = baseline(&how)?;
+    let mut workers = Workers::lease(client, options.workers, how)?;
     let calls = if options.calls > 0 {
         options.calls
     } else {
@@ -76,7 +77,7 @@ pub fn run(client: &Client, mine: &[u32], options: &Options) -> Result<(InvokeRe
         share: None,
     };
     let setting = Setting {
-        transport: how.transport.to_string(),
+        transport: workers.transport().to_string(),
         mode: if how.hot { "hot" } else { "warm" }.into(),
         language: "c".into(),
         size: how.size as u64,

@@ -136,6 +136,13 @@ impl Workers {
         Ok(())
     }
 
+    /// The transport that they got, with provider and domain where there are such.
+    pub fn transport(&self) -> Transport {
+        self.lanes
+            .first()
+            .map_or(self.how.transport, |lane| lane.channel.transport())
+    }
+
     /// Process ids of the workers.
     pub fn pids(&self) -> Vec<u32> {
         self.lanes.iter().map(|lane| lane.channel.worker_pid()).collect()

@@ -57,13 +57,6 @@ enum What {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Over {
-    Shm,
-    Tcp,
-    Tls,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Mode {
     Hot,
     Warm,
@@ -85,9 +78,9 @@ enum Form {
 
 #[derive(Debug, Args)]
 struct InvokeArguments {
-    /// Transport
-    #[arg(long, value_enum, default_value = "shm")]
-    transport: Over,
+    /// Transport: shm, tcp, tls or libfabric:PROVIDER[/DOMAIN]
+    #[arg(long, default_value = "shm")]
+    transport: Transport,
     /// Whether the worker polls or sleeps while it waits
     #[arg(long, value_enum, default_value = "hot")]
     mode: Mode,
@@ -222,6 +215,14 @@ fn own_manager(pool: usize) -> Result<(Client, Vec<u32>), Failure> {
     Ok((client, children()))
 }
 
+/// Has the benchmark's own node offer the fabric that is to be measured.
+fn offer(transport: Transport) {
+    if let Transport::Libfabric(choice) = transport {
+        // SAFETY: this process has one thread so far.
+        unsafe { std::env::set_var("MAYFLY_FABRIC", choice.to_string()) };
+    }
+}
+
 /// Processes below this one.
 fn children() -> Vec<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
@@ -248,6 +249,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             Ok(())
         }
         What::Invoke(options) => {
+            offer(options.transport);
             let (client, mine) = own_manager(1)?;
             let (report, _) = invoke::run(&client, &mine, &invoke_options(options)).map_err(|error| failure(&error))?;
             print(&report, json)
@@ -374,11 +376,7 @@ fn print(report: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Re
 
 fn how(options: &InvokeArguments) -> How {
     How {
-        transport: match options.transport {
-            Over::Shm => Transport::Shm,
-            Over::Tcp => Transport::Tcp,
-            Over::Tls => Transport::Tls,
-        },
+        transport: options.transport,
         hot: options.mode == Mode::Hot,
         size: options.size,
         plain: options.form == Form::Plain,
@@ -409,7 +407,7 @@ fn python(interpreter: &str, what: &str) -> Command {
 fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json::Map<String, Value>), Failure> {
     let how = how(options);
     let (transport, hot) = (how.transport.to_string(), how.hot);
-    let mut raw = matching(&transport, hot, how.size.min(112)).map_err(|error| failure(&error))?;
+    let mut raw = matching(how.transport, hot, how.size.min(112)).map_err(|error| failure(&error))?;
     let plan = Plan::of_calls(if hot && transport == "shm" { 200_000 } else { 10_000 });
     let watch = Watch::start(&[]);
     let mut baseline = Samples::with_capacity(0);

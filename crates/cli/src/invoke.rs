@@ -65,9 +65,9 @@ pub struct Arguments {
     /// Image of a container, as the node's owner names it [default: the first that the owner allows]
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// Transport [default: the best one]
-    #[arg(long, value_enum)]
-    transport: Option<Over>,
+    /// Transport: shm, tcp, tls, libfabric or libfabric:PROVIDER[/DOMAIN] [default: the best one]
+    #[arg(long)]
+    transport: Option<Transport>,
     /// End a call that runs longer
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     deadline: Option<Duration>,
@@ -88,26 +88,6 @@ enum Shape {
     Plain,
     /// With the room for its output, and errors
     Checked,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Over {
-    /// Shared memory
-    Shm,
-    /// TCP in clear
-    Tcp,
-    /// TLS 1.3
-    Tls,
-}
-
-impl From<Over> for Transport {
-    fn from(over: Over) -> Self {
-        match over {
-            Over::Shm => Transport::Shm,
-            Over::Tcp => Transport::Tcp,
-            Over::Tls => Transport::Tls,
-        }
-    }
 }
 
 fn wrong(text: impl Into<String>) -> Failure {
@@ -166,7 +146,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let lease = lease.map_err(|error| error.0)?;
     let hash = lease.put_code(&code).map_err(|error| error.0)?;
     let mut how = PoolOptions::default();
-    how.channel.transport = arguments.transport.map(Into::into);
+    how.channel.transport = arguments.transport;
     let pool = lease.pool(how).map_err(|error| error.0)?;
     let function = pool.register(hash, form).map_err(|error| error.0)?;
     let deadline_ms = arguments

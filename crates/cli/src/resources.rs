@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use mayfly_client::Choice;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
 use mayfly_node::Options;
 use mayfly_node::images::{Allowed, Reference};
@@ -80,6 +81,17 @@ pub struct NodeArguments {
     /// Let payloads travel in clear off the loopback: only where everybody on the network is trusted
     #[arg(long)]
     trust_fabric: bool,
+    /// Fabric that workers with the host's network may use, as a provider of libfabric's, with its domain where there are several
+    /// (tcp, verbs, cxi/cxi0); may be repeated, the first is for clients that name none. Payloads travel on it in clear: only
+    /// where everybody on it is trusted
+    #[arg(
+        long,
+        value_name = "PROVIDER[/DOMAIN]",
+        value_delimiter = ',',
+        env = "MAYFLY_FABRIC",
+        hide_env_values = true
+    )]
+    fabric: Vec<Choice>,
 }
 
 impl NodeArguments {
@@ -102,6 +114,7 @@ impl NodeArguments {
         options.metrics = self.metrics;
         options.calls_per_core = self.calls_per_core;
         options.trust_fabric = self.trust_fabric;
+        options.fabrics = self.fabric.clone();
         let mut sandboxes = self.sandboxes();
         if !sandboxes.is_empty() {
             if self.has_images() && !sandboxes.contains(&Sandbox::Container) {

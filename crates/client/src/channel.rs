@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{
-    Allocator, AnyLink, Buffer, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
+    Allocator, AnyLink, Buffer, FabricLink, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
 };
 use mayfly_lease::token;
 use mayfly_protocol::error::Code;
@@ -125,6 +125,7 @@ impl Channel {
             Transport::Shm => wire_transport::SHM,
             Transport::Tcp => wire_transport::TCP,
             Transport::Tls => wire_transport::TLS,
+            Transport::Libfabric(_) => wire_transport::LIBFABRIC,
             Transport::Inproc => return Err(Error::new(Code::TransportRefused, "inproc reaches no other process")),
         };
         let set = if options.spin.is_none() {
@@ -156,17 +157,21 @@ impl Channel {
                     Some(socket.into_fd()),
                 )
             }
-            Transport::Tls => {
+            Transport::Tls | Transport::Libfabric(_) => {
                 let identity = tls::Identity {
                     pkcs8: inner.holder.to_pkcs8(),
                     public: inner.holder.public(),
                 };
                 let session = tls::client(&identity, &verdict.executor_key)
                     .map_err(|error| Error::new(Code::Unauthorized, format!("TLS cannot be set up: {error}")))?;
-                (
-                    AnyLink::Stream(Box::new(StreamLink::tls(socket.into_fd(), session, geometry)?)),
-                    None,
-                )
+                let (socket, spins) = (socket.into_fd(), options.spin.is_none());
+                let link = match transport {
+                    Transport::Libfabric(wanted) => {
+                        AnyLink::Fabric(Box::new(FabricLink::client(socket, session, geometry, wanted, spins)?))
+                    }
+                    _ => AnyLink::Stream(Box::new(StreamLink::tls(socket, session, geometry)?)),
+                };
+                (link, None)
             }
             Transport::Tcp | Transport::Inproc => (
                 AnyLink::Stream(Box::new(StreamLink::tcp(socket.into_fd(), geometry)?)),
@@ -174,8 +179,8 @@ impl Channel {
             ),
         };
         let keepalive = inner.keepalive(transport == Transport::Shm)?;
-        if let (Some(watch), AnyLink::Stream(link)) = (&keepalive, &link) {
-            watch.guard(link.socket());
+        if let (Some(watch), Some(socket)) = (&keepalive, link.socket()) {
+            watch.guard(socket);
         }
         opening.opened()?;
         Ok(Self {
@@ -455,7 +460,7 @@ impl Channel {
     fn polls_per_look(&self) -> u32 {
         match &self.link {
             AnyLink::Mapped(_) => POLLS_PER_LOOK,
-            AnyLink::Stream(_) => STREAM_POLLS_PER_LOOK,
+            AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_LOOK,
         }
     }
 

@@ -33,6 +33,7 @@ impl From<LinkError> for Error {
             LinkError::Ended(_) | LinkError::PeerGone => Code::Unreachable,
             LinkError::NoRoom { length, limit } if *length as u64 > *limit => Code::PayloadTooLarge,
             LinkError::NoRoom { .. } => Code::OutOfMemory,
+            LinkError::Refused(_) => Code::TransportRefused,
             LinkError::Io(_) => Code::Unreachable,
         };
         Self::new(code, error.to_string())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mayfly_fabric::memory::Mapping;
-use mayfly_fabric::{AnyLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
+use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
 use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_protocol::hello::{options, transport};
 use mayfly_protocol::ids::{FunctionIndex, WorkerIndex};
@@ -155,7 +155,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
     fn serve_channel(&mut self, link: &mut AnyLink) -> Result<(), LinkError> {
         let looks = match link {
             AnyLink::Mapped(_) => POLLS_PER_LOOK,
-            AnyLink::Stream(_) => STREAM_POLLS_PER_LOOK,
+            AnyLink::Stream(_) | AnyLink::Fabric(_) => STREAM_POLLS_PER_LOOK,
         };
         let hot_ticks = match self.hot_for_ms {
             0 => 0,
@@ -286,6 +286,7 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
         stride_bytes,
         bulk_bytes,
         options: set,
+        fabrics,
         executor_key_pkcs8,
         client_key,
         ..
@@ -309,13 +310,19 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
             Ok(AnyLink::Mapped(shm::worker(file, geometry, never_sleeps)?))
         }
         transport::TCP => Ok(AnyLink::Stream(Box::new(StreamLink::tcp(file, geometry)?))),
-        transport::TLS => {
+        transport::TLS | transport::LIBFABRIC => {
             let (Some(pkcs8), Some(client)) = (executor_key_pkcs8, client_key) else {
                 return Err(LinkError::Malformed("a TLS channel without keys"));
             };
             let identity = tls::Identity::from_pkcs8(pkcs8).map_err(|e| LinkError::Violation(e.to_string()))?;
             let session = tls::worker(&identity, &client).map_err(|e| LinkError::Violation(e.to_string()))?;
-            Ok(AnyLink::Stream(Box::new(StreamLink::tls(file, session, geometry)?)))
+            if wanted == transport::TLS {
+                return Ok(AnyLink::Stream(Box::new(StreamLink::tls(file, session, geometry)?)));
+            }
+            let offered: Vec<Choice> = fabrics.iter().filter_map(|name| name.parse().ok()).collect();
+            let never_sleeps = set & options::WORKER_NEVER_SLEEPS != 0;
+            let link = FabricLink::worker(file, session, geometry, &offered, never_sleeps)?;
+            Ok(AnyLink::Fabric(Box::new(link)))
         }
         _ => Err(LinkError::Malformed("an unknown transport")),
     }

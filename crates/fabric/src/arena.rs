@@ -32,6 +32,8 @@ struct State {
     retained: usize,
     /// Blocks that belong to the peer until it marks them free: offset and class.
     lent: Vec<(usize, u32)>,
+    /// Blocks whose pages went back to the kernel, if somebody wants to know.
+    gone: Option<Vec<usize>>,
 }
 
 impl Arena {
@@ -41,8 +43,21 @@ impl Arena {
             blocks: Blocks::new(length),
             retained: 0,
             lent: Vec::new(),
+            gone: None,
         });
         Self { memory, start, state }
+    }
+
+    /// As [`Arena::new`], for somebody who keeps something for each block and asks [`Arena::gone`].
+    pub fn watched(memory: Arc<Mapping>, start: usize, length: usize) -> Self {
+        let arena = Self::new(memory, start, length);
+        arena.state().gone = Some(Vec::new());
+        arena
+    }
+
+    /// Blocks that got other pages, or were cut up anew, since this was asked last.
+    pub fn gone(&self) -> Vec<usize> {
+        self.state().gone.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -78,6 +93,7 @@ impl Arena {
     fn merge_and_carve(&self, state: &mut State, class: u32) -> Option<usize> {
         for (offset, class) in state.blocks.free_blocks() {
             self.memory.punch(self.start + offset, 1 << class);
+            state.gone.iter_mut().for_each(|gone| gone.push(offset));
         }
         state.retained = 0;
         state.blocks.merge();
@@ -101,6 +117,7 @@ impl Arena {
         let size = 1usize << class;
         if state.retained + size > RETAINED_BYTES {
             self.memory.punch(self.start + offset, size);
+            state.gone.iter_mut().for_each(|gone| gone.push(offset));
         }
         state.retained += size;
         state.blocks.free[class as usize].push(offset);

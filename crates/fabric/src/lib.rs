@@ -23,6 +23,7 @@ pub mod clock;
 pub mod descriptors;
 pub mod futex;
 pub mod inproc;
+pub mod libfabric;
 mod mapped;
 pub mod memory;
 pub mod ring;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use mayfly_protocol::node_api::End;
 use mayfly_protocol::slot::Geometry;
 
+pub use libfabric::{Choice, ChoiceError, FabricLink};
 pub use mapped::MappedLink;
 pub use memory::{Buffer, Received};
 pub use stream::StreamLink;
@@ -48,6 +50,8 @@ pub enum Transport {
     Tcp,
     /// A TCP connection under TLS 1.3.
     Tls,
+    /// Remote memory over libfabric: provider and domain.
+    Libfabric(Choice),
     /// Memory of one process, for tests.
     Inproc,
 }
@@ -59,6 +63,38 @@ impl std::fmt::Display for Transport {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
             Self::Inproc => "inproc",
+            Self::Libfabric(choice) if *choice == Choice::ANY => "libfabric",
+            Self::Libfabric(choice) => return write!(f, "libfabric:{choice}"),
+        })
+    }
+}
+
+/// A transport that nobody can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// No such name.
+    #[error(
+        "there is no transport `{0}`: ask for shm, tcp, tls, libfabric or libfabric:PROVIDER, such as libfabric:tcp"
+    )]
+    Unknown(String),
+    /// The name of a provider makes no sense.
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
+}
+
+impl std::str::FromStr for Transport {
+    type Err = TransportError;
+
+    fn from_str(name: &str) -> Result<Self, TransportError> {
+        Ok(match name {
+            "shm" => Self::Shm,
+            "tcp" => Self::Tcp,
+            "tls" => Self::Tls,
+            "libfabric" => Self::Libfabric(Choice::ANY),
+            other => match other.strip_prefix("libfabric:") {
+                Some(choice) => Self::Libfabric(choice.parse()?),
+                None => return Err(TransportError::Unknown(other.into())),
+            },
         })
     }
 }
@@ -88,6 +124,9 @@ pub enum LinkError {
         /// What there is in all.
         limit: u64,
     },
+    /// One end cannot, or will not, open the channel.
+    #[error("{0}")]
+    Refused(String),
     /// The operating system failed.
     #[error("the transport failed: {0}")]
     Io(#[from] std::io::Error),
@@ -113,6 +152,8 @@ pub struct Room {
     start: *mut u8,
     offset: Option<u64>,
     length: usize,
+    /// Of the whole buffer.
+    capacity: usize,
 }
 
 // SAFETY: a room is an address and a length; only links write through it, under the contract of `Room::of`.
@@ -237,6 +278,8 @@ pub enum AnyLink {
     Mapped(MappedLink),
     /// tcp and tls.
     Stream(Box<StreamLink>),
+    /// libfabric.
+    Fabric(Box<FabricLink>),
 }
 
 macro_rules! each {
@@ -244,6 +287,7 @@ macro_rules! each {
         match $self {
             AnyLink::Mapped($link) => $call,
             AnyLink::Stream($link) => $call,
+            AnyLink::Fabric($link) => $call,
         }
     };
 }
@@ -330,14 +374,26 @@ pub enum Sleeper {
     Mapped(mapped::MappedSleeper),
     /// A socket.
     Stream(std::sync::Arc<std::os::fd::OwnedFd>),
+    /// A completion queue and the connection beside it.
+    Fabric(libfabric::FabricSleeper),
 }
 
 impl AnyLink {
+    /// The connection whose end is the link's, if it has one.
+    pub fn socket(&self) -> Option<&std::sync::Arc<std::os::fd::OwnedFd>> {
+        match self {
+            Self::Mapped(_) => None,
+            Self::Stream(link) => Some(link.socket()),
+            Self::Fabric(link) => Some(link.socket()),
+        }
+    }
+
     /// Announces that the caller will block in [`sleep_any`]; none if there is something to poll for already.
     pub fn prepare_sleep(&mut self) -> Option<Sleeper> {
         match self {
             Self::Mapped(link) => link.prepare_sleep().map(Sleeper::Mapped),
             Self::Stream(link) => link.prepare_sleep().map(Sleeper::Stream),
+            Self::Fabric(link) => link.prepare_sleep().map(Sleeper::Fabric),
         }
     }
 }
@@ -346,10 +402,18 @@ impl AnyLink {
 pub fn sleep_any(sleepers: &[Sleeper], limit: Duration) -> Result<(), LinkError> {
     let mut words = Vec::new();
     let mut sockets = Vec::new();
+    let mut limit = limit;
     for sleeper in sleepers {
         match sleeper {
             Sleeper::Mapped(mapped) => words.push(mapped.word()),
             Sleeper::Stream(socket) => sockets.push(&**socket),
+            Sleeper::Fabric(fabric) => {
+                sockets.push(&*fabric.control);
+                match &fabric.queue {
+                    Some(queue) => sockets.push(&**queue),
+                    None => limit = limit.min(libfabric::LONGEST_NAP),
+                }
+            }
         }
     }
     match (words.is_empty(), sockets.is_empty()) {

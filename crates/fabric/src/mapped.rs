@@ -52,7 +52,7 @@ pub enum Side {
 #[derive(Debug)]
 pub struct MappedLink {
     memory: Arc<Mapping>,
-    transport: Transport,
+    in_process: bool,
     geometry: Geometry,
     mask: usize,
     stride: usize,
@@ -133,7 +133,7 @@ impl MappedLink {
         };
         let arena = Arc::new(Arena::new(memory.clone(), own_bulk, geometry.bulk_bytes as usize));
         Self {
-            transport,
+            in_process: transport == Transport::Inproc,
             geometry,
             mask: geometry.slots as usize - 1,
             stride: geometry.stride_bytes as usize,
@@ -322,7 +322,11 @@ impl MappedLink {
 
 impl Link for MappedLink {
     fn transport(&self) -> Transport {
-        self.transport
+        if self.in_process {
+            Transport::Inproc
+        } else {
+            Transport::Shm
+        }
     }
 
     fn geometry(&self) -> Geometry {
@@ -515,6 +519,7 @@ impl Link for MappedLink {
             start: buffer.as_ptr(),
             offset: buffer.offset_in(&self.arena),
             length: buffer.len(),
+            capacity: buffer.capacity(),
         }
     }
 

@@ -5,7 +5,7 @@
 //! or into the room that the caller named. While a sender waits for the socket to drain it keeps receiving, so two sides
 //! that both send large messages cannot block each other.
 
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -732,6 +732,7 @@ impl Link for StreamLink {
             start: buffer.as_ptr(),
             offset: None,
             length: buffer.len(),
+            capacity: buffer.capacity(),
         }
     }
 

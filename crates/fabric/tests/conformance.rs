@@ -1,4 +1,4 @@
-//! One suite over every transport: what `Link` promises, held against shm, inproc, tcp and tls.
+//! One suite over every transport: what `Link` promises, held against shm, inproc, tcp, tls, and libfabric's tcp and shm.
 //!
 //! Two threads stand for the two processes; tests with real processes are in `tests/` of the repository.
 
@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{AnyLink, Link, LinkError, Payload, StreamLink, inproc, shm, tls};
+use mayfly_fabric::libfabric::ffi::Library;
+use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, Payload, StreamLink, inproc, shm, tls};
 use mayfly_protocol::slot::Geometry;
 
 const GEOMETRY: Geometry = Geometry {
@@ -62,6 +63,28 @@ fn tls_pair() -> (AnyLink, AnyLink) {
         AnyLink::Stream(Box::new(client)),
         AnyLink::Stream(Box::new(worker.join().unwrap())),
     )
+}
+
+/// None where there is no libfabric.
+fn fabric_pair(provider: &str) -> Option<(AnyLink, AnyLink)> {
+    if let Err(error) = Library::get() {
+        eprintln!("left out: {error}");
+        return None;
+    }
+    let (client_socket, worker_socket) = sockets();
+    let (holder, executor) = (identity(1), identity(2));
+    let (holder_key, executor_key) = (holder.public, executor.public);
+    let wanted: Choice = provider.parse().unwrap();
+    let worker = std::thread::spawn(move || {
+        let session = tls::worker(&executor, &holder_key).unwrap();
+        FabricLink::worker(worker_socket, session, GEOMETRY, &[wanted], false).unwrap()
+    });
+    let session = tls::client(&holder, &executor_key).unwrap();
+    let client = FabricLink::client(client_socket, session, GEOMETRY, wanted, false).unwrap();
+    Some((
+        AnyLink::Fabric(Box::new(client)),
+        AnyLink::Fabric(Box::new(worker.join().unwrap())),
+    ))
 }
 
 fn next(link: &mut AnyLink) -> Result<mayfly_fabric::Meta, LinkError> {
@@ -233,6 +256,7 @@ fn numbers_wrap_around_without_a_gap(pair: (AnyLink, AnyLink)) {
         match link {
             AnyLink::Mapped(link) => link.start_after(u32::MAX - 20),
             AnyLink::Stream(link) => link.start_after(u32::MAX - 20),
+            AnyLink::Fabric(link) => link.start_after(u32::MAX - 20),
         }
     }
     with_reverser((client, worker), |client| {
@@ -272,6 +296,12 @@ macro_rules! suite {
         mod over_inproc { $(#[test] fn $test() { super::$test(super::inproc_pair()); })* }
         mod over_tcp { $(#[test] fn $test() { super::$test(super::tcp_pair()); })* }
         mod over_tls { $(#[test] fn $test() { super::$test(super::tls_pair()); })* }
+        mod over_fabric_tcp {
+            $(#[test] fn $test() { super::fabric_pair("tcp").into_iter().for_each(super::$test); })*
+        }
+        mod over_fabric_shm {
+            $(#[test] fn $test() { super::fabric_pair("shm").into_iter().for_each(super::$test); })*
+        }
     };
 }
 

@@ -367,7 +367,7 @@ pub fn check_hello(
         return Err(TokenError::HelloSignature);
     }
     match (hello.purpose, hello.transport) {
-        (purpose::CHANNEL, transport::SHM | transport::TCP | transport::TLS) => {
+        (purpose::CHANNEL, transport::SHM | transport::TCP | transport::TLS | transport::LIBFABRIC) => {
             if hello.token.kind != kind::LEASE {
                 return Err(TokenError::AllowanceOpensNothing);
             }

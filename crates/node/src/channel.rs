@@ -56,6 +56,25 @@ fn lease_of(node: &Arc<Node>, hello: &Hello, connection: &Connection) -> Result<
                 "shared memory is to be had on the node's Unix socket only; ask for tcp or tls",
             ));
         }
+        (transport::LIBFABRIC, Connection::Unix(..)) => {
+            return Err(Failure::new(
+                Code::TransportRefused,
+                "libfabric is opened over the node's TCP port; connect to that",
+            ));
+        }
+        (transport::LIBFABRIC, _) if node.options.fabrics.is_empty() => {
+            return Err(Failure::new(
+                Code::TransportRefused,
+                "this node offers no fabric; ask for tcp or tls, or its operator to offer one (`--fabric`)",
+            ));
+        }
+        (transport::LIBFABRIC, _) if !run.granted.kind.has_network() => {
+            return Err(Failure::new(
+                Code::TransportRefused,
+                "libfabric opens network devices itself, and this lease's isolated workers have no network; lease with the \
+                 host's network, or ask for tcp or tls",
+            ));
+        }
         (transport::TCP, _) if connection.is_exposed() && !node.options.trust_fabric => {
             return Err(Failure::new(
                 Code::TransportRefused,
@@ -108,7 +127,7 @@ async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mu
     let socket = copy(connection).map_err(broken)?;
     let worker_socket = copy(connection).map_err(broken)?;
     let key = match hello.transport {
-        transport::TLS => run.executor_key()?.public(),
+        transport::TLS | transport::LIBFABRIC => run.executor_key()?.public(),
         _ => NO_KEY,
     };
     let begun = run.begin(hello, socket, None)?;
@@ -119,7 +138,7 @@ async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mu
         return Ok(begun.first);
     }
     // From here on the client hears of trouble by the end of its connection.
-    if let Err(failure) = run.hand_over(hello, worker_socket) {
+    if let Err(failure) = run.hand_over(hello, worker_socket, &node.options.fabrics) {
         tracing::debug!(channel = %hello.channel, %failure, "a channel could not be handed over");
     }
     Ok(begun.first)

@@ -39,6 +39,13 @@ pub struct Kind {
     pub opening: Option<Opening>,
 }
 
+impl Kind {
+    /// Whether its workers have the host's network.
+    pub fn has_network(&self) -> bool {
+        self.opening.as_ref().is_none_or(|opening| opening.network)
+    }
+}
+
 /// What an isolated executor may see of its host.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Opening {

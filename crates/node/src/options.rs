@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mayfly_fabric::Choice;
 use mayfly_lease::ledger::Resources;
 use mayfly_protocol::api::{ManagerAddress, Sandbox};
 
@@ -52,6 +53,8 @@ pub struct Options {
     pub calls_per_core: u16,
     /// Whether payloads may travel in clear off the loopback.
     pub trust_fabric: bool,
+    /// Fabrics on which everybody is trusted: providers of libfabric's that workers with the host's network may use.
+    pub fabrics: Vec<Choice>,
     /// How far clocks may differ.
     pub skew_tolerance: Duration,
     /// How long a call that runs when its lease expires may go on.
@@ -111,6 +114,7 @@ impl Options {
             scratch_bytes: 1 << 30,
             calls_per_core: 1,
             trust_fabric: false,
+            fabrics: Vec::new(),
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
             grace: Duration::from_secs(1),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),

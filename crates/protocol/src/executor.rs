@@ -38,7 +38,7 @@ pub enum ToExecutor {
         /// Most memory that one worker may map, where nothing bounds all of them together; 0 for no limit.
         worker_memory_bytes: u64,
     },
-    /// Serve a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls).
+    /// Serve a channel. Descriptors: the channel's memory file (shm), or the connection (tcp, tls, libfabric).
     Attach {
         /// Which worker.
         worker: WorkerIndex,
@@ -54,9 +54,12 @@ pub enum ToExecutor {
         bulk_bytes: u64,
         /// Union of [`crate::hello::options`] that both sides promised.
         options: u32,
-        /// For tls: PKCS#8 of the executor's key for this lease.
+        /// For libfabric: the providers that this node offers, each with its domain if one is named.
+        #[serde(default)]
+        fabrics: Vec<String>,
+        /// For tls and libfabric: PKCS#8 of the executor's key for this lease.
         executor_key_pkcs8: Option<Vec<u8>>,
-        /// For tls: the only client key to accept.
+        /// For tls and libfabric: the only client key to accept.
         client_key: Option<crate::ids::PublicKey>,
     },
     /// Kill and replace this worker.

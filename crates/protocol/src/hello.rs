@@ -29,6 +29,9 @@ pub mod transport {
     pub const TCP: u8 = 2;
     /// The connection itself under mutual TLS 1.3 with raw public keys.
     pub const TLS: u8 = 3;
+    /// Remote memory over libfabric; the connection itself is for both ends to find each other, under TLS as above, and for the
+    /// end of the channel. For workers with the host's network, where the node offers a fabric.
+    pub const LIBFABRIC: u8 = 4;
 }
 
 /// What each side promises about itself, so that the other may leave out the fence that sleeping would need.

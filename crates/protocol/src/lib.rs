@@ -1,11 +1,12 @@
 //! The words that Mayfly's processes say to each other: ids, wire structs, versions and error codes.
 //!
-//! Nothing here does I/O, reads a clock or holds a key. Four conversations are defined:
+//! Nothing here does I/O, reads a clock or holds a key. These conversations are defined:
 //!
 //! - [`slot`]: what a client and a worker write into each other's rings, once per invocation;
 //! - [`hello`]: the fixed-size opening of every connection to a node, and the node's verdict;
 //! - [`node_api`]: the framed requests a verified peer may make of a node (lease, release, code, cancel, fate);
 //! - [`executor`]: what a node and its executors say over the executor's one control socket;
+//! - [`fabric`]: what the two ends of a channel over libfabric tell each other;
 //! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection.
 //!
 //! Every failure that can reach a user has an [`error::Code`], which is stable and documented.
@@ -15,6 +16,7 @@ pub mod api;
 pub mod durations;
 pub mod error;
 pub mod executor;
+pub mod fabric;
 pub mod hello;
 pub mod ids;
 pub mod node_api;

@@ -21,9 +21,21 @@ pub const MOST_RECORDS: u32 = 64;
 /// Stands in a compiled filter where the node is to be asked, an action that the compiler does not know.
 const PLACEHOLDER: u16 = 0x4d46;
 
-/// The filter in two forms.
+/// As in `linux/netlink.h`.
+const NETLINK_RDMA: i32 = 20;
+
+/// The filters of both kinds of process.
 #[derive(Debug)]
 pub(crate) struct Filters {
+    /// For one that has no network but its own loopback.
+    pub alone: Filter,
+    /// For one that has the host's.
+    pub networked: Filter,
+}
+
+/// The filter in two forms.
+#[derive(Debug)]
+pub(crate) struct Filter {
     /// Refuses, and has the node told.
     pub watched: Vec<libc::sock_filter>,
     /// Refuses, for kernels and places where nobody can be told.
@@ -32,13 +44,21 @@ pub(crate) struct Filters {
 
 /// Why there is no filter: a processor that the compiler does not know.
 pub(crate) fn compile() -> Result<Filters, String> {
+    Ok(Filters {
+        alone: compile_for(false)?,
+        networked: compile_for(true)?,
+    })
+}
+
+fn compile_for(network: bool) -> Result<Filter, String> {
     let program = |mismatch| -> Result<Vec<libc::sock_filter>, String> {
         let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-        let filter = SeccompFilter::new(rules()?, mismatch, SeccompAction::Allow, arch).map_err(|e| e.to_string())?;
+        let filter =
+            SeccompFilter::new(rules(network)?, mismatch, SeccompAction::Allow, arch).map_err(|e| e.to_string())?;
         let program = BpfProgram::try_from(filter).map_err(|error| error.to_string())?;
         Ok(program.iter().map(patched).collect())
     };
-    Ok(Filters {
+    Ok(Filter {
         watched: program(SeccompAction::Trace(u32::from(PLACEHOLDER)))?,
         silent: program(SeccompAction::Errno(libc::ENOSYS as u32))?,
     })
@@ -68,7 +88,7 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWUSER
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP) as u64;
 
-fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
+fn rules(network: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     #[cfg(target_arch = "x86_64")]
     rules.extend(ALLOWED_ON_X86.iter().map(|call| (*call, Vec::new())));
@@ -110,6 +130,10 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, String> {
         }
     }
     allow(libc::AF_NETLINK, 2, SeccompCmpOp::Eq, libc::NETLINK_ROUTE)?;
+    if network {
+        // The part that lists RDMA devices, which libfabric asks; changing them takes powers over the host's network.
+        allow(libc::AF_NETLINK, 2, SeccompCmpOp::Eq, NETLINK_RDMA)?;
+    }
     rules.insert(libc::SYS_socket, sockets);
     // Typing into the terminal of somebody else.
     rules.insert(
@@ -552,22 +576,25 @@ mod tests {
 
     #[test]
     fn the_filter_compiles_and_asks_the_node_in_exactly_its_watched_form() {
-        let filters = compile().unwrap();
-        let asks = |program: &[libc::sock_filter]| program.iter().any(|step| step.k == libc::SECCOMP_RET_USER_NOTIF);
-        assert!(asks(&filters.watched));
-        assert!(!asks(&filters.silent));
-        let left = |step: &libc::sock_filter| step.k == libc::SECCOMP_RET_TRACE | u32::from(PLACEHOLDER);
-        assert!(!filters.watched.iter().any(left), "a placeholder was left behind");
+        let Filters { alone, networked } = compile().unwrap();
+        for filter in [alone, networked] {
+            let asks =
+                |program: &[libc::sock_filter]| program.iter().any(|step| step.k == libc::SECCOMP_RET_USER_NOTIF);
+            assert!(asks(&filter.watched));
+            assert!(!asks(&filter.silent));
+            let left = |step: &libc::sock_filter| step.k == libc::SECCOMP_RET_TRACE | u32::from(PLACEHOLDER);
+            assert!(!filter.watched.iter().any(left), "a placeholder was left behind");
+        }
     }
 
     #[test]
     fn what_is_hostile_is_not_allowed() {
         let conditional = [libc::SYS_clone, libc::SYS_socket, libc::SYS_ioctl, libc::SYS_prlimit64];
         for (call, name) in HOSTILE {
-            let listed = ALLOWED.contains(call) || rules().unwrap().get(call).is_some_and(Vec::is_empty);
+            let listed = ALLOWED.contains(call) || rules(true).unwrap().get(call).is_some_and(Vec::is_empty);
             assert!(!listed, "{name} is on both lists");
             assert!(
-                rules().unwrap().contains_key(call) == conditional.contains(call),
+                rules(true).unwrap().contains_key(call) == conditional.contains(call),
                 "{name}"
             );
         }

@@ -187,6 +187,11 @@ impl Isolation {
         for path in &root.writable {
             landlock.push((text(path)?, u64::MAX));
         }
+        let filter = if self.network {
+            &filters.networked
+        } else {
+            &filters.alone
+        };
         let program = |steps: &[libc::sock_filter]| libc::sock_fprog {
             len: steps.len() as u16,
             filter: steps.as_ptr().cast_mut(),
@@ -199,8 +204,8 @@ impl Isolation {
             network: self.network,
             most_tasks: self.most_tasks,
             landlock,
-            watched: program(&filters.watched),
-            silent: program(&filters.silent),
+            watched: program(&filter.watched),
+            silent: program(&filter.silent),
             desk,
             stage_reached: AtomicU32::new(0),
             skipped: AtomicU32::new(0),

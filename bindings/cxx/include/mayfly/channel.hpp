@@ -20,12 +20,15 @@ struct channel_options {
     std::uint32_t stride_bytes = 1024; // larger payloads travel through bulk memory
     std::chrono::microseconds spin{50}; // how long a wait polls before it sleeps
     bool always_spin = false;
+    std::string fabric; // for libfabric: PROVIDER or PROVIDER/DOMAIN; empty for the one that the node offers first
 
+    // Valid as long as these options.
     mf_channel_options raw() const {
         mf_channel_options options;
         detail::check(mf_channel_options_init(&options));
         options.transport = static_cast<std::uint32_t>(transport);
         options.slots = slots;
+        options.fabric = fabric.empty() ? nullptr : fabric.c_str();
         options.stride_bytes = stride_bytes;
         options.spin_us = always_spin ? MF_FOR_EVER : static_cast<std::uint32_t>(spin.count());
         return options;
@@ -118,6 +121,8 @@ public:
     mayfly::transport transport() const noexcept {
         return static_cast<mayfly::transport>(mf_channel_transport(get()));
     }
+    // The name of that: with libfabric also the provider and its domain.
+    std::string transport_name() const { return mf_channel_transport_name(get()); }
     mf_channel *get() const noexcept { return handle_.get(); }
 
 private:

@@ -18,7 +18,8 @@ enum class transport : std::uint32_t {
     best = MF_TRANSPORT_BEST,
     shm = MF_TRANSPORT_SHM,
     tcp = MF_TRANSPORT_TCP,
-    tls = MF_TRANSPORT_TLS
+    tls = MF_TRANSPORT_TLS,
+    libfabric = MF_TRANSPORT_LIBFABRIC
 };
 
 // The two forms of functions; see mayfly_function.h.

@@ -119,7 +119,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("invoke", help="latencies and rates of Python functions")
     command.set_defaults(run=invoke)
-    command.add_argument("--transport", default="shm", choices=["shm", "tcp", "tls"])
+    command.add_argument("--transport", default="shm")
     command.add_argument("--mode", default="hot", choices=["hot", "warm"])
     command.add_argument("--size", type=int, default=1024)
     command.add_argument("--workers", type=int, default=1)

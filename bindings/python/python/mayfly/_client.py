@@ -128,7 +128,7 @@ class Client:
         cores: int = 1,
         hot_for: float | None = None,
         runtime: Literal["python", "native"] = "python",
-        transport: Literal["auto", "shm", "tcp", "tls"] = "auto",
+        transport: str = "auto",
         idle_release: float = 10.0,
         node: str | None = None,
         sandbox: Literal["process", "isolated", "container"] | None = None,
@@ -155,7 +155,8 @@ class Client:
             cores: cores of each hot worker.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
             runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
-            transport: how calls travel; by itself the best.
+            transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself the
+                best of the first three.
             idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
                 it lasts.
             node: id of the node to lease from.

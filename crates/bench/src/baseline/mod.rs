@@ -5,6 +5,7 @@
 
 mod cache_line;
 mod copy;
+mod fabric;
 mod futex;
 mod peer;
 mod ring;
@@ -14,12 +15,15 @@ mod tls;
 
 pub use cache_line::CacheLine;
 pub use copy::{Copy, CopyInPeer};
+pub use fabric::FabricPing;
 pub use futex::Futex;
 pub use peer::{Cores, pin};
 pub use ring::Ring;
 pub use spawn::Spawn;
 pub use tcp::{TcpEcho, TcpSink};
 pub use tls::TlsEcho;
+
+use mayfly_client::Transport;
 
 use crate::alternate::Block;
 use crate::error::Error;
@@ -35,13 +39,16 @@ pub trait Baseline: Block {
 /// The baseline with which an invocation over the given transport is compared.
 ///
 /// Shared memory: spinning on a cache line when hot, futexes when warm, and a copy in the peer's process for payloads
-/// of many cache lines. TCP and TLS: an echo over raw sockets, spinning when hot and blocking when warm.
-pub fn matching(transport: &str, hot: bool, size: usize) -> Result<Box<dyn Baseline>, Error> {
+/// of many cache lines. TCP and TLS: an echo over raw sockets, spinning when hot and blocking when warm. libfabric:
+/// raw remote writes there and back.
+pub fn matching(transport: Transport, hot: bool, size: usize) -> Result<Box<dyn Baseline>, Error> {
     Ok(match (transport, hot) {
-        ("tcp", true) => Box::new(TcpEcho::spinning(size)?),
-        ("tcp", false) => Box::new(TcpEcho::blocking(size)?),
-        ("tls", true) => Box::new(TlsEcho::spinning(size)?),
-        ("tls", false) => Box::new(TlsEcho::blocking(size)?),
+        (Transport::Tcp, true) => Box::new(TcpEcho::spinning(size)?),
+        (Transport::Tcp, false) => Box::new(TcpEcho::blocking(size)?),
+        (Transport::Tls, true) => Box::new(TlsEcho::spinning(size)?),
+        (Transport::Tls, false) => Box::new(TlsEcho::blocking(size)?),
+        (Transport::Libfabric(choice), true) => Box::new(FabricPing::spinning(choice, size)?),
+        (Transport::Libfabric(choice), false) => Box::new(FabricPing::blocking(choice, size)?),
         (_, false) => Box::new(Futex::new(size.min(CacheLine::LARGEST))?),
         (_, true) if size > CacheLine::LARGEST => Box::new(CopyInPeer::new(size)?),
         (_, true) => Box::new(CacheLine::bare()?),

@@ -1,5 +1,7 @@
 //! Channels to a lease's workers: opened, ended, and what became of them.
 
+use mayfly_fabric::Choice;
+
 use super::*;
 
 /// A worker that is not there by then will not come.
@@ -68,7 +70,7 @@ impl Run {
     ) -> Result<Begun, Failure> {
         let (worker, id) = (WorkerIndex(hello.worker.get()), hello.channel);
         let index = worker.0 as usize;
-        let attach = self.attach(hello)?;
+        let attach = self.attach(hello, &[])?;
         let mut inner = self.inner();
         if hung_up(&socket) {
             return Err(Failure::new(
@@ -117,10 +119,10 @@ impl Run {
         Ok(begun)
     }
 
-    /// Gives the worker the connection of a channel that was begun.
-    pub fn hand_over(&self, hello: &Hello, socket: impl AsFd) -> Result<(), Failure> {
+    /// Gives the worker the connection of a channel that was begun, and says on which fabrics it may meet its client.
+    pub fn hand_over(&self, hello: &Hello, socket: impl AsFd, fabrics: &[Choice]) -> Result<(), Failure> {
         let index = hello.worker.get() as usize;
-        let attach = self.attach(hello)?;
+        let attach = self.attach(hello, fabrics)?;
         let mut inner = self.inner();
         let ours = inner.slots.get(index).and_then(|slot| slot.channel.as_ref());
         if ours.is_none_or(|channel| channel.id != hello.channel) {
@@ -153,8 +155,10 @@ impl Run {
         self.announce();
     }
 
-    fn attach(&self, hello: &Hello) -> Result<ToExecutor, Failure> {
-        let tls = hello.transport == mayfly_protocol::hello::transport::TLS;
+    fn attach(&self, hello: &Hello, fabrics: &[Choice]) -> Result<ToExecutor, Failure> {
+        use mayfly_protocol::hello::transport::{LIBFABRIC, TLS};
+        let tls = matches!(hello.transport, TLS | LIBFABRIC);
+        let fabrics = fabrics.iter().map(Choice::to_string).collect();
         let never_sleeps = if self.never_sleeps() {
             options::WORKER_NEVER_SLEEPS
         } else {
@@ -172,6 +176,7 @@ impl Run {
             stride_bytes: hello.stride_bytes.get(),
             bulk_bytes: hello.bulk_bytes.get(),
             options: hello.options.get() & options::CLIENT_NEVER_SLEEPS | never_sleeps,
+            fabrics,
             executor_key_pkcs8,
             client_key: tls.then_some(hello.token.holder),
         })

@@ -25,7 +25,7 @@ impl Node {
                         "this node has no manager whose allowances it takes; use its own (`allowance.json`)",
                     ));
                 }
-                request.sandbox = Some(sandbox_under(allowance, request.level())?);
+                request.sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
                 Origin::Allowance(Arc::new(Direct {
                     allowance: id,
                     cap: Held {

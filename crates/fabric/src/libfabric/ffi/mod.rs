@@ -1,0 +1,9 @@
+//! Everything that is said to libfabric in C. Above this module there is no unsafe call into it.
+
+mod abi;
+mod endpoint;
+mod library;
+
+pub use abi::{Context, Entry, is_from_peer};
+pub use endpoint::{Endpoint, NAME_BYTES, Region, Target, Wait};
+pub use library::{Library, Provider};

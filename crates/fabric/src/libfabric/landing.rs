@@ -1,0 +1,330 @@
+//! What lands: slots, parts of large payloads, and grants; and the memory that large payloads land in.
+
+use mayfly_protocol::fabric::{ASKS, GRANT_BYTES, Grant, PLACEMENT_BYTES, Placement, most_grants, notice};
+use mayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::ffi::{Entry, Target, is_from_peer};
+use super::link::FabricLink;
+use super::sending::{Item, parts};
+use crate::LinkError;
+use crate::memory::{Buffer, Mapping};
+
+/// Memory granted in advance is never more than this, or a quarter of the bulk region: 64 MiB, as much as an arena keeps.
+const MOST_IN_ADVANCE: usize = 64 << 20;
+
+/// What is known of a message that has not been delivered.
+#[derive(Default)]
+pub(super) struct Arrival {
+    /// Its slot has landed, and this is the one copy of its header.
+    here: bool,
+    pub header: Header,
+    placement: Placement,
+    /// Where its payload lands.
+    landing: Option<usize>,
+    /// Parts that have landed, and that will.
+    parts: u32,
+    due: u32,
+    /// What is wrong with it.
+    pub wrong: Option<&'static str>,
+}
+
+impl Arrival {
+    #[inline]
+    pub fn is_complete(&self) -> bool {
+        self.here && self.parts >= self.due
+    }
+}
+
+/// The message that was delivered last.
+#[derive(Default)]
+pub(super) struct Now {
+    /// In the ring, where its inline payload is.
+    inline: usize,
+    pub length: usize,
+    pub landing: Option<usize>,
+    pub in_room: Option<usize>,
+    /// Where its reply may be written, and how long that may be.
+    pub room: Option<(Target, usize)>,
+    pub room_length: usize,
+}
+
+impl Now {
+    #[inline]
+    pub fn of(arrival: &Arrival, inline: usize) -> Self {
+        let header = &arrival.header;
+        if header.flags & flags::DESCRIBED == 0 {
+            return Self {
+                inline,
+                length: header.length as usize,
+                landing: None,
+                in_room: None,
+                room: None,
+                room_length: 0,
+            };
+        }
+        let placement = &arrival.placement;
+        let (length, room) = (placement.length as usize, placement.room_length as usize);
+        let target = Target {
+            address: placement.room_address,
+            key: placement.room_key,
+        };
+        let is_room = header.flags & flags::IN_ROOM != 0;
+        Self {
+            inline,
+            length: if arrival.landing.is_some() { length } else { 0 },
+            landing: arrival.landing,
+            in_room: is_room.then_some(length),
+            room: (target != Target::default() && room > 0).then_some((target, room)),
+            room_length: room,
+        }
+    }
+
+    /// Its payload: start and length.
+    #[inline]
+    pub fn input(&self, landings: &Landings, memory: &Mapping) -> (*const u8, usize) {
+        let Some(id) = self.landing else {
+            return (memory.at(self.inline), self.length);
+        };
+        match landings.all[id].as_ref().and_then(|landing| landing.buffer.as_ref()) {
+            Some(buffer) => (buffer.as_ptr(), self.length.min(buffer.capacity())),
+            // It was taken along.
+            None => (memory.at(self.inline), 0),
+        }
+    }
+}
+
+struct Landing {
+    /// Gone when its payload was taken along.
+    buffer: Option<Buffer>,
+    capacity: usize,
+    /// Whether a message lies in it, or is on its way there.
+    used: bool,
+}
+
+/// Memory granted to the peer, by id.
+pub(super) struct Landings {
+    all: Box<[Option<Landing>]>,
+    free: Vec<usize>,
+    /// Bytes that are granted and not in use, and how many that may be.
+    in_advance: usize,
+    most_in_advance: usize,
+}
+
+impl Landings {
+    pub fn new(geometry: Geometry) -> Self {
+        let most = most_grants(geometry.slots);
+        Self {
+            all: (0..most).map(|_| None).collect(),
+            free: (0..most).rev().collect(),
+            in_advance: 0,
+            most_in_advance: MOST_IN_ADVANCE.min(geometry.bulk_bytes as usize / 4),
+        }
+    }
+
+    /// Takes the memory along in which a message lies.
+    pub fn take(&mut self, id: usize) -> Option<Buffer> {
+        self.all.get_mut(id)?.as_mut()?.buffer.take()
+    }
+
+    fn add(&mut self, buffer: Buffer, used: bool) -> Option<usize> {
+        let id = self.free.pop()?;
+        let capacity = buffer.capacity();
+        let buffer = Some(buffer);
+        self.all[id] = Some(Landing { buffer, capacity, used });
+        Some(id)
+    }
+
+    /// The peer used a grant for so many bytes. False if it has no such grant.
+    fn begin(&mut self, id: u32, length: u64) -> bool {
+        let landing = self.all.get_mut(id as usize).and_then(Option::as_mut);
+        let Some(landing) = landing.filter(|landing| !landing.used && length <= landing.capacity as u64) else {
+            return false;
+        };
+        landing.used = true;
+        self.in_advance = self.in_advance.saturating_sub(landing.capacity);
+        true
+    }
+
+    /// A message is done with its memory: what of that the peer may use again.
+    fn end(&mut self, id: usize, fresh: impl FnOnce(usize) -> Option<Buffer>) -> bool {
+        let Some(landing) = self.all.get_mut(id).and_then(Option::as_mut) else {
+            return false;
+        };
+        let fits = self.in_advance + landing.capacity <= self.most_in_advance;
+        if fits && landing.buffer.is_none() {
+            landing.buffer = fresh(landing.capacity);
+        }
+        if fits && landing.buffer.is_some() {
+            landing.used = false;
+            self.in_advance += landing.capacity;
+            return true;
+        }
+        self.all[id] = None;
+        self.free.push(id);
+        false
+    }
+}
+
+impl FabricLink {
+    /// Something completed: a write of ours has left, or one of the peer's has landed.
+    #[inline]
+    pub(super) fn completed(&mut self, entry: Entry) -> Result<(), LinkError> {
+        if !is_from_peer(&entry) {
+            self.part_left(entry.context.cast())?;
+            return Ok(());
+        }
+        let (kind, number) = notice::read(entry.data as u32);
+        match kind {
+            notice::SLOT => {
+                let (sequence, index) = self.awaited(number)?;
+                self.slot_landed(sequence, index)
+            }
+            notice::PART => {
+                let (_, index) = self.awaited(number)?;
+                self.arrivals[index].parts = self.arrivals[index].parts.saturating_add(1);
+                Ok(())
+            }
+            notice::GRANT if (number as usize) < most_grants(self.geometry.slots) => self.grant_landed(number),
+            notice::GREETING if !self.greeted => {
+                self.greeted = true;
+                Ok(())
+            }
+            _ => Err(LinkError::Violation(format!("a notice of kind {kind} about {number}"))),
+        }
+    }
+
+    /// The full number of a message of which the lower bits were told, and its place.
+    #[inline]
+    fn awaited(&self, number: u32) -> Result<(u32, usize), LinkError> {
+        let ahead = number.wrapping_sub(self.next_in) & notice::MASK;
+        if ahead >= u32::from(self.geometry.slots) {
+            return Err(LinkError::Violation(format!(
+                "message {number} where {} was due",
+                self.next_in
+            )));
+        }
+        let sequence = self.next_in.wrapping_add(ahead);
+        Ok((sequence, self.layout.index(sequence)))
+    }
+
+    #[inline]
+    fn slot_landed(&mut self, sequence: u32, index: usize) -> Result<(), LinkError> {
+        let slot = self.incoming_slot(sequence);
+        // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
+        let header: Header = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
+        let inline = self.geometry.inline_bytes();
+        let arrival = &mut self.arrivals[index];
+        if arrival.here || header.sequence != sequence {
+            return Err(LinkError::Violation(format!(
+                "message {} in the slot of {sequence}",
+                header.sequence
+            )));
+        }
+        arrival.here = true;
+        arrival.header = header;
+        if header.flags & flags::DESCRIBED == 0 {
+            if header.flags & !flags::KNOWN != 0 {
+                arrival.wrong = Some("unknown flags");
+            } else if header.length as usize > inline {
+                arrival.wrong = Some("the length exceeds the slot");
+            }
+            return Ok(());
+        }
+        self.described(sequence, index, slot)
+    }
+
+    /// Reads where a large payload lies, once, checks the copy, and finds memory for it where the peer has none.
+    fn described(&mut self, sequence: u32, index: usize, slot: usize) -> Result<(), LinkError> {
+        // SAFETY: as for the header; every slot has room for both.
+        let bytes: [u8; PLACEMENT_BYTES] =
+            unsafe { std::ptr::read_volatile(self.memory.at(slot + HEADER_BYTES).cast()) };
+        let placement = Placement::read_from_bytes(&bytes).unwrap_or_default();
+        let set = self.arrivals[index].header.flags;
+        let (limit, length) = (self.geometry.bulk_bytes, placement.length);
+        let mut landing = None;
+        let mut asks = false;
+        let wrong = if set & !flags::KNOWN != 0 {
+            Some("unknown flags")
+        } else if length > limit || placement.room_length > limit {
+            Some("the payload or the reply's room exceeds the bulk region")
+        } else if set & flags::IN_ROOM != 0 {
+            let offered = self.rooms[index].as_ref().map_or(0, |room| room.length as u64);
+            (length > offered).then_some("a reply into room that was not offered")
+        } else if set & flags::BULK == 0 || length == 0 {
+            None
+        } else if placement.grant == ASKS {
+            asks = true;
+            landing = self
+                .incoming
+                .arena
+                .allocate(length as usize)
+                .and_then(|buffer| self.landings.add(buffer, true));
+            landing
+                .is_none()
+                .then_some("there is no memory left to receive it; free what was received before")
+        } else if self.landings.begin(placement.grant, length) {
+            landing = Some(placement.grant as usize);
+            None
+        } else {
+            Some("the payload lies in memory that was not granted")
+        };
+        let arrival = &mut self.arrivals[index];
+        arrival.wrong = wrong;
+        arrival.placement = placement;
+        arrival.landing = landing;
+        arrival.due = if wrong.is_some() {
+            0
+        } else {
+            parts(length as usize, self.largest_write)
+        };
+        match landing {
+            Some(id) if asks => self.grant(id, sequence),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the peer of memory, for this message or for any.
+    fn grant(&mut self, id: usize, sequence: u32) -> Result<(), LinkError> {
+        let Some(Landing {
+            buffer: Some(buffer),
+            capacity,
+            ..
+        }) = &self.landings.all[id]
+        else {
+            return Ok(());
+        };
+        let region = self.incoming.region(&mut self.endpoint, buffer);
+        let target = region.map_err(|error| LinkError::Io(std::io::Error::other(error)))?;
+        let grant = Grant {
+            address: target.address,
+            key: target.key,
+            capacity: *capacity as u64,
+            sequence,
+            reserved: 0,
+        };
+        let at = self.layout.staging().0 + self.layout.grant(id);
+        // SAFETY: inside the staging area, which only we write; the peer has used the last grant of this id.
+        unsafe { std::ptr::copy_nonoverlapping(grant.as_bytes().as_ptr(), self.memory.at(at), GRANT_BYTES) };
+        self.send(Item::Grant(id))
+    }
+
+    fn grant_landed(&mut self, id: u32) -> Result<(), LinkError> {
+        let at = self.layout.ring().0 + self.layout.grant(id as usize);
+        // SAFETY: inside the mapping; the peer may write at the same time.
+        let bytes: [u8; GRANT_BYTES] = unsafe { std::ptr::read_volatile(self.memory.at(at).cast()) };
+        self.granted(id, Grant::read_from_bytes(&bytes).unwrap_or_default())
+    }
+
+    /// The current message is done with the memory that it came in, which the peer may use again if there is not enough yet.
+    #[cold]
+    pub(super) fn renew(&mut self) {
+        let Some(id) = self.current.landing.take() else { return };
+        let arena = &self.incoming.arena;
+        let fresh = |capacity| arena.allocate(capacity);
+        if self.landings.end(id, fresh) && self.grant(id, 0).is_err() {
+            // The next poll meets the same trouble, and tells it.
+            self.landings.all[id] = None;
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! How the two ends of a channel over libfabric find each other: each tells the other its endpoint and where it may write, once,
+//! under TLS over the connection on which the channel was opened. That connection stays, and its end is the channel's.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, most_grants, name, text};
+use mayfly_protocol::slot::Geometry;
+use rustix::event::PollFlags;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::choice::Choice;
+use super::ffi::{Endpoint, Library, Region, Target, Wait};
+use super::link::{FabricLink, Layout};
+use super::{Control, FabricError};
+use crate::LinkError;
+use crate::memory::Mapping;
+use crate::stream::wire::Wire;
+
+/// How long both ends together may take: version 1.17 reads all symbols of the kernel when it is first used, which takes 0.3 s.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Writes are never larger: some providers say that they have no limit.
+const LARGEST_WRITE: u64 = 1 << 30;
+/// A provider that cannot write a page at once is none.
+const SMALLEST_WRITE: u64 = 4096;
+
+/// What a link is made of, once its peer is known.
+pub(super) struct Parts {
+    pub fixed: [Region; 2],
+    pub endpoint: Endpoint,
+    pub memory: Arc<Mapping>,
+    pub geometry: Geometry,
+    pub choice: Choice,
+    pub control: Control,
+}
+
+fn refused(text: impl Into<String>) -> LinkError {
+    LinkError::Refused(text.into())
+}
+
+fn cannot(error: FabricError) -> LinkError {
+    refused(error.to_string())
+}
+
+impl FabricLink {
+    /// The client's end, over a connection whose other end is the worker.
+    pub fn client(
+        socket: OwnedFd,
+        session: impl Into<rustls::Connection>,
+        geometry: Geometry,
+        wanted: Choice,
+        never_sleeps: bool,
+    ) -> Result<Self, LinkError> {
+        let until = Instant::now() + LIMIT;
+        let mut control = Control::new(socket, session.into(), until)?;
+        control.send(&question(wanted), until)?;
+        // Both ends open theirs at the same time if there is nothing to choose.
+        let early = match wanted.is_any() {
+            true => None,
+            false => Some(Opened::new(&control, geometry, wanted, never_sleeps)),
+        };
+        let theirs = control.receive(until)?.accepted()?;
+        let opened = match early {
+            Some(opened) => opened?,
+            None => {
+                let chosen = Choice::new(&text(&theirs.wanted), &wanted.domain().unwrap_or_default());
+                Opened::new(&control, geometry, chosen.unwrap_or(wanted), never_sleeps)?
+            }
+        };
+        let card = opened.card(wanted)?;
+        let link = opened.join(control, &theirs, geometry, |control| control.send(&card, until))?;
+        link.greet()
+    }
+
+    /// The worker's end. It opens what the client wants, if that is among what is `offered` here.
+    pub fn worker(
+        socket: OwnedFd,
+        session: impl Into<rustls::Connection>,
+        geometry: Geometry,
+        offered: &[Choice],
+        never_sleeps: bool,
+    ) -> Result<Self, LinkError> {
+        let until = Instant::now() + LIMIT;
+        let mut control = Control::new(socket, session.into(), until)?;
+        let wanted = text(&control.receive(until)?.wanted);
+        let fitting = offered
+            .iter()
+            .find(|offer| wanted.is_empty() || offer.provider() == wanted);
+        let opened = match fitting {
+            Some(offer) => Opened::new(&control, geometry, *offer, never_sleeps)
+                .and_then(|opened| Ok((opened.card(*offer)?, opened))),
+            None => Err(refused(format!(
+                "this node offers no provider `{wanted}` of libfabric; it offers {}",
+                names(offered)
+            ))),
+        };
+        match opened {
+            Ok((card, opened)) => {
+                control.send(&card, until)?;
+                let theirs = control.receive(until)?.accepted()?;
+                opened.join(control, &theirs, geometry, |_| Ok(()))?.greet()
+            }
+            Err(error) => {
+                control.send(&refusal(&error.to_string()), until)?;
+                Err(error)
+            }
+        }
+    }
+}
+
+fn names(offered: &[Choice]) -> String {
+    let names: Vec<String> = offered.iter().map(Choice::provider).collect();
+    if names.is_empty() {
+        "none".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+/// An endpoint with its memory, whose peer is not known yet. Fields are dropped in this order.
+struct Opened {
+    fixed: [Region; 2],
+    endpoint: Endpoint,
+    memory: Arc<Mapping>,
+}
+
+impl Opened {
+    fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
+        let provider = Library::get()
+            .and_then(|library| library.provider(&wanted.provider(), wanted.domain().as_deref(), control.address()))
+            .map_err(cannot)?;
+        let wait = if never_sleeps { Wait::Never } else { Wait::Descriptor };
+        // Slots, parts and grants of the peer's, and parts of ours.
+        let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
+        let seed = RandomState::new().build_hasher().finish();
+        let mut endpoint = Endpoint::open(provider, completions, wait, seed).map_err(cannot)?;
+        let layout = Layout::new(geometry);
+        let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
+        let mut register = |(start, length): (usize, usize)| {
+            // SAFETY: inside the mapping, which outlives its registrations here and in the link; what lies there is accessed
+            // as memory that the peer may change.
+            unsafe { endpoint.register(memory.at(start), length) }.map_err(cannot)
+        };
+        let fixed = [register(layout.ring())?, register(layout.staging())?];
+        Ok(Self {
+            fixed,
+            endpoint,
+            memory,
+        })
+    }
+
+    fn card(&self, wanted: Choice) -> Result<Card, LinkError> {
+        let own = self.endpoint.name().map_err(cannot)?;
+        let provider = self.endpoint.provider();
+        let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
+        let mut card = question(wanted);
+        let (protocol, version) = provider.protocol();
+        card.protocol.set(protocol);
+        card.protocol_version.set(version);
+        card.provider = field(&provider.name())?;
+        card.domain = field(&provider.domain())?;
+        let Target { address, key } = self.fixed[0].target();
+        card.address.set(address);
+        card.key.set(key);
+        card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
+        card.length.set(own.len() as u16);
+        let place = card.endpoint.get_mut(..own.len());
+        place
+            .ok_or_else(|| refused("the endpoint's name is too long"))?
+            .copy_from_slice(&own);
+        Ok(card)
+    }
+
+    /// Checks the other's card, tells ours, and puts the link together.
+    fn join(
+        mut self,
+        mut control: Control,
+        theirs: &Card,
+        geometry: Geometry,
+        tell: impl FnOnce(&mut Control) -> Result<(), LinkError>,
+    ) -> Result<FabricLink, LinkError> {
+        let provider = self.endpoint.provider();
+        if provider.protocol() != (theirs.protocol.get(), theirs.protocol_version.get()) {
+            let why = format!(
+                "the two ends of the channel have different kinds of libfabric: `{}` here and `{}` there do not understand \
+                 each other; use the same version of it on both, or another provider",
+                provider.name(),
+                text(&theirs.provider)
+            );
+            control.send(&refusal(&why), Instant::now() + LIMIT)?;
+            return Err(refused(why));
+        }
+        let largest = (provider.largest_write() as u64)
+            .min(LARGEST_WRITE)
+            .min(theirs.largest.get());
+        if largest < SMALLEST_WRITE.max(geometry.stride_bytes.into()) {
+            return Err(refused(format!(
+                "the provider writes no more than {largest} bytes at once"
+            )));
+        }
+        let choice = Choice::new(&provider.name(), &provider.domain());
+        let choice = choice.ok_or_else(|| refused("the name of the provider or domain is too long"))?;
+        tell(&mut control)?;
+        self.endpoint.connect(theirs.told()?).map_err(cannot)?;
+        let parts = Parts {
+            fixed: self.fixed,
+            endpoint: self.endpoint,
+            memory: self.memory,
+            geometry,
+            choice,
+            control,
+        };
+        let peer = Target {
+            address: theirs.address.get(),
+            key: theirs.key.get(),
+        };
+        Ok(FabricLink::over(parts, peer, largest as usize))
+    }
+}
+
+/// What a client asks for, and the beginning of every card.
+fn question(wanted: Choice) -> Card {
+    let mut card = Card::new_zeroed();
+    card.magic = MAGIC;
+    card.version.set(WIRE_VERSION);
+    card.wanted = name(&wanted.provider()).unwrap_or_default();
+    card
+}
+
+fn refusal(why: &str) -> Card {
+    let mut card = question(Choice::ANY);
+    card.refused.set(1);
+    let mut length = why.len().min(ENDPOINT_BYTES);
+    while !why.is_char_boundary(length) {
+        length -= 1;
+    }
+    card.endpoint[..length].copy_from_slice(&why.as_bytes()[..length]);
+    card.length.set(length as u16);
+    card
+}
+
+/// What is read from a card.
+trait Told: Sized {
+    /// The endpoint's name, or why there is none.
+    fn told(&self) -> Result<&[u8], LinkError>;
+    /// The card, unless it is a refusal.
+    fn accepted(self) -> Result<Self, LinkError>;
+}
+
+impl Told for Card {
+    fn told(&self) -> Result<&[u8], LinkError> {
+        self.endpoint
+            .get(..self.length.get().into())
+            .ok_or_else(|| LinkError::Violation("a card with a name beyond its end".into()))
+    }
+
+    fn accepted(self) -> Result<Self, LinkError> {
+        match self.refused.get() {
+            0 => Ok(self),
+            _ => {
+                let why = String::from_utf8_lossy(self.told()?).into_owned();
+                Err(refused(format!(
+                    "the other end of the channel cannot use libfabric: {why}"
+                )))
+            }
+        }
+    }
+}
+
+impl Control {
+    fn new(socket: OwnedFd, session: rustls::Connection, until: Instant) -> Result<Self, LinkError> {
+        let mut wire = Wire::tls(socket, session)?;
+        wire.handshake(until)?;
+        Ok(Self(wire))
+    }
+
+    /// The address by which this end is known to the other: that of the network that joins them.
+    fn address(&self) -> Option<IpAddr> {
+        let own = rustix::net::getsockname(self.socket().as_fd()).ok()?;
+        std::net::SocketAddr::try_from(own).ok().map(|address| address.ip())
+    }
+
+    /// Its socket.
+    pub(super) fn socket(&self) -> &Arc<OwnedFd> {
+        self.0.socket()
+    }
+
+    fn send(&mut self, card: &Card, until: Instant) -> Result<(), LinkError> {
+        let bytes = card.as_bytes();
+        let mut sent = 0;
+        while sent < bytes.len() || !self.0.flush()? {
+            match self.0.send(&bytes[sent..], &[]) {
+                Ok(more) => sent += more,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => self.block(PollFlags::OUT, until)?,
+                Err(error) => return Err(LinkError::Io(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, until: Instant) -> Result<Card, LinkError> {
+        let mut bytes = [0; CARD_BYTES];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.0.receive(&mut bytes[filled..]) {
+                Ok(0) => return Err(LinkError::PeerGone),
+                Ok(more) => filled += more,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => self.block(PollFlags::IN, until)?,
+                Err(error) => return Err(LinkError::Io(error)),
+            }
+        }
+        match Card::read_from_bytes(&bytes) {
+            Ok(card) if card.magic == MAGIC && card.version.get() == WIRE_VERSION => Ok(card),
+            _ => Err(LinkError::Violation("no card of this version".into())),
+        }
+    }
+
+    fn block(&self, events: PollFlags, until: Instant) -> Result<(), LinkError> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(refused(format!(
+                "the other end of the channel did not tell its endpoint within {} s",
+                LIMIT.as_secs()
+            )));
+        }
+        Ok(self.0.block(events, left)?)
+    }
+
+    /// Reads what the connection has: nothing more is said on it. An error once it has ended.
+    pub(super) fn listen(&mut self) -> std::io::Result<()> {
+        let mut bytes = [0; 64];
+        match self.0.receive(&mut bytes) {
+            Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Err(std::io::ErrorKind::InvalidData.into()),
+            // Such as tickets of the TLS session.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Registered memory: what is registered once stays so as long as its block is what it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::FabricError;
+use super::ffi::{Endpoint, Region, Target};
+use crate::arena::{Arena, BLOCK_HEADER_BYTES};
+use crate::memory::{Buffer, Mapping};
+
+/// The registrations of one arena's blocks. Registering pins pages and talks to the device, so it is done once for each
+/// block and not for each message.
+pub struct Registered {
+    memory: Arc<Mapping>,
+    start: usize,
+    pub arena: Arc<Arena>,
+    blocks: HashMap<usize, (usize, Region)>,
+}
+
+impl Registered {
+    /// Registers blocks of so many bytes at `start` when they are first used.
+    pub fn new(memory: &Arc<Mapping>, start: usize, length: usize) -> Self {
+        Self {
+            arena: Arc::new(Arena::watched(memory.clone(), start, length)),
+            memory: memory.clone(),
+            start,
+            blocks: HashMap::new(),
+        }
+    }
+
+    /// How the peer names a buffer's first byte.
+    pub fn region(&mut self, endpoint: &mut Endpoint, buffer: &Buffer) -> Result<Target, FabricError> {
+        let payload = buffer.offset_in(&self.arena).ok_or(FabricError::NoMemory)?;
+        let region = self.of(endpoint, payload as usize, buffer.capacity())?;
+        Ok(region.target().plus(BLOCK_HEADER_BYTES as u64))
+    }
+
+    /// The registration of the block that has this payload.
+    pub fn of(&mut self, endpoint: &mut Endpoint, payload: usize, capacity: usize) -> Result<&Region, FabricError> {
+        self.at(endpoint, payload - BLOCK_HEADER_BYTES, capacity + BLOCK_HEADER_BYTES)
+    }
+
+    fn at(&mut self, endpoint: &mut Endpoint, offset: usize, size: usize) -> Result<&Region, FabricError> {
+        // A block that lost its pages since is no longer what was registered.
+        for gone in self.arena.gone() {
+            self.blocks.remove(&gone);
+        }
+        let known = self.blocks.get(&offset).is_some_and(|(known, _)| *known == size);
+        if !known {
+            self.blocks.remove(&offset);
+            // SAFETY: the block lies in the mapping, which the link keeps until its registrations are closed; what lies there
+            // is accessed as memory that the peer may change.
+            let region = unsafe { endpoint.register(self.memory.at(self.start + offset), size)? };
+            self.blocks.insert(offset, (size, region));
+        }
+        match self.blocks.get(&offset) {
+            Some((_, region)) => Ok(region),
+            None => Err(FabricError::NoMemory),
+        }
+    }
+
+    /// How many blocks are registered.
+    pub fn count(&self) -> usize {
+        self.blocks.len()
+    }
+}

@@ -1,4 +1,4 @@
-"""Several managers over one PostgreSQL: one may die, and so may the database; nothing is lost and nobody gets more than is theirs."""
+"""Several managers over one PostgreSQL: one may die, and so may the database; nothing is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ class Site:
         return node
 
     def up(self, manager: Daemon) -> int:
+        """How many nodes are up, for this manager."""
         return sum(node["state"] == "up" for node in manager.cli("status")["nodes"])
+
+    def all_up(self, manager: Daemon, timeout: float = 10) -> None:
+        """Waits until all are."""
+        wait_until(lambda: self.up(manager) == len(self.nodes), f"all nodes up for {manager!r}", timeout)
 
 
 CLIENT = textwrap.dedent(
@@ -174,7 +179,7 @@ def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path,
     site = Site(start, state, server.database())
     a, b = site.managers
     for manager in (a, b):
-        wait_until(lambda: site.up(manager) == 3, "all nodes at both")
+        site.all_up(manager)
         assert [n["address"]["name"] for n in manager.cli("status")["nodes"]] == ["n0", "n1", "n2"]
     # More than one manager's nodes have room for: the others' are found as well.
     leases = [lease(a) for _ in range(3)]
@@ -233,19 +238,19 @@ def test_when_a_manager_is_killed_its_nodes_and_clients_go_on_with_the_other(
     site = Site(start, state, server.database())
     a, b = site.managers
     prices(a)
-    wait_until(lambda: site.up(b) == 3, "all nodes")
+    site.all_up(b)
     clients = Clients(site, 3)
     try:
         clients.go_on(40)
         for dead, alive in ((0, 1), (1, 0)):
             site.managers[dead].kill()
             begun = time.monotonic()
-            wait_until(lambda: site.up(site.managers[alive]) == 3, "all nodes at the other")
+            site.all_up(site.managers[alive])
             print(f"all nodes at the other manager after {time.monotonic() - begun:.2f} s")
             clients.go_on(40)
             site.managers[dead] = site.managers[dead].restart()
             # It is one of them again, and answers for all.
-            wait_until(lambda: site.up(site.managers[dead]) == 3, "all nodes, asked of the one that is back")
+            site.all_up(site.managers[dead])
             clients.go_on(40)
         clients.end()
         assert not clients.others(), clients.others()
@@ -292,7 +297,7 @@ def test_a_manager_that_is_stopped_for_a_while_writes_nothing_for_nodes_that_wen
 ) -> None:
     site = Site(start, state, server.database(), nodes=2)
     a, b = site.managers
-    wait_until(lambda: site.up(b) == 2, "both nodes")
+    site.all_up(b)
     a.process.send_signal(signal.SIGSTOP)
     try:
         # Its node does not notice, but the other manager does, and adopts it.
@@ -300,6 +305,7 @@ def test_a_manager_that_is_stopped_for_a_while_writes_nothing_for_nodes_that_wen
     finally:
         a.process.send_signal(signal.SIGCONT)
     # Woken up, it hears of that, and its node goes to a manager again.
-    wait_until(lambda: site.up(b) == 2 and site.up(a) == 2, "both nodes at a manager", 20)
+    for manager in (a, b):
+        site.all_up(manager, 20)
     leases = [lease(b) for _ in range(2)]
     assert len({one["node"]["id"] for one in leases}) == 2

@@ -65,7 +65,8 @@ class Postgres:
 
     def end(self) -> None:
         """Ends it, and everything of it goes."""
-        assert self.script.stdin is not None and self.script.stdout is not None
+        assert self.script.stdin is not None
+        assert self.script.stdout is not None
         self.script.stdin.close()
         self.script.wait(20)
         self.script.stdout.close()

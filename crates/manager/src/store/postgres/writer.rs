@@ -197,13 +197,14 @@ async fn attempt(
     Ok(())
 }
 
-type Replies = Vec<(Instant, oneshot::Sender<Result<Done, StoreError>>)>;
+/// Who waits, and since when.
+type Waiting = (Instant, oneshot::Sender<Result<Done, StoreError>>);
 
 async fn together(
     link: &Link,
     me: PublicKey,
     group: Vec<Entry>,
-    replies: Replies,
+    replies: Vec<Waiting>,
     waiting: &mut VecDeque<Write>,
 ) -> Result<(), Fault> {
     match in_time(link, books::write(link, me, &group)).await {
@@ -250,10 +251,7 @@ async fn together(
     }
 }
 
-fn put_back(
-    waiting: &mut VecDeque<Write>,
-    mut rest: VecDeque<(Entry, (Instant, oneshot::Sender<Result<Done, StoreError>>))>,
-) {
+fn put_back(waiting: &mut VecDeque<Write>, mut rest: VecDeque<(Entry, Waiting)>) {
     while let Some((entry, (since, reply))) = rest.pop_back() {
         waiting.push_front(Write {
             since,

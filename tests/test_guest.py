@@ -1,4 +1,4 @@
-"""The tests of sandboxes on a kernel with control groups of version 2 alone, as root and as a user to whom some are given."""
+"""The tests of sandboxes on a kernel with control groups of version 2 alone: as root, and as a user given some."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ use std::time::Duration;
 const PERIOD_US: u64 = 100_000;
 /// Groups whose last process is dying are not empty yet; within this many tries they are.
 const REMOVE_TRIES: u32 = 200;
+/// Where daemons of ours are, in hierarchies of version 2.
+const SEAT: &str = "mayfly-daemons";
+/// Processes that fork faster than they are moved are given up on.
+const SEAT_PASSES: u32 = 20;
 /// A group without a process in it that is older than this was left by a node that is gone: the living fill theirs at once.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
@@ -221,16 +225,17 @@ fn write(path: &Path, text: &str) -> Result<()> {
     File::options().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Version 2 lets no group with processes of its own hand out controllers: the node moves into a group beside its sandboxes.
-/// That works where nobody else is in the group that it was started in, as under a service manager that delegates.
+/// Version 2 lets no group with processes of its own hand out controllers: the node moves into a group beside its sandboxes, with
+/// whatever it has started before. That works where nobody else is in the group that it was started in, as under a service manager
+/// that delegates.
 fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> Result<()> {
     std::fs::create_dir(path)?;
-    let seat = own.join("mayfly-daemons");
+    let seat = own.join(SEAT);
     match std::fs::create_dir(&seat) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    write(&seat.join("cgroup.procs"), "0")?;
+    sit_down(own, &seat)?;
     let hand_out = |group: &Path, controller: &Controller| {
         write(
             &group.join("cgroup.subtree_control"),
@@ -240,6 +245,34 @@ fn make_unified(own: &Path, path: &Path, controllers: &mut Vec<Controller>) -> R
     };
     controllers.retain(|controller| hand_out(own, controller) && hand_out(path, controller));
     Ok(())
+}
+
+/// Moves this process and those below it from one group to another.
+fn sit_down(own: &Path, seat: &Path) -> Result<()> {
+    let door = seat.join("cgroup.procs");
+    write(&door, "0")?;
+    for _ in 0..SEAT_PASSES {
+        let listed = std::fs::read_to_string(own.join("cgroup.procs"))?;
+        let ours = listed.lines().filter(|pid| is_below_us(pid));
+        // One that was forked just now, by one that had not moved yet, is found by the next pass; one that has ended is gone.
+        let moved = ours.filter(|pid| write(&door, pid).is_ok()).count();
+        if moved == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether this process is among the parents of another.
+fn is_below_us(pid: &str) -> bool {
+    let parent = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The program's name, in parentheses, may contain anything.
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.to_string();
+        (parent != "0").then_some(parent)
+    };
+    let own = std::process::id().to_string();
+    std::iter::successors(parent(pid), |pid| parent(pid)).any(|pid| pid == own)
 }
 
 /// Removes groups of other nodes that are empty and older than this: a node that was killed could not, and may never come back
@@ -327,6 +360,10 @@ fn places(mounts: &str, own: &str) -> Vec<Place> {
             _ => continue,
         };
         let Some(path) = path else { continue };
+        // Where an earlier node of this process, or the one that started it, has moved it: its sandboxes stand beside that.
+        let path = path
+            .strip_suffix(SEAT)
+            .map_or(path, |above| above.trim_end_matches('/'));
         let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
         let path = Path::new(at).join(below.trim_start_matches('/'));
         let named = named.map_or_else(

@@ -32,6 +32,7 @@ const TAIL: &str = "
 | `MAYFLY_EXECUTOR` | the executor of shared libraries, where it is not beside `mayfly` |
 | `MAYFLY_PYTHON` | the Python interpreter of `mayfly invoke` and `mayfly bench` |
 | `MAYFLY_WARM_POOL` | as `--warm-pool` |
+| `MAYFLY_FABRIC` | as `--fabric` |
 | `MAYFLY_JOIN_TOKEN` | as `--token` of `mayfly node` |
 | `XDG_STATE_HOME` | where state is kept, in `mayfly` below it; `~/.local/state` otherwise |
 

@@ -321,6 +321,37 @@ fn waiting_takes_no_processor_where_the_provider_has_something_to_wait_on() {
 }
 
 #[test]
+fn a_signal_while_waiting_ends_nothing() {
+    if !is_there() {
+        return;
+    }
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: a handler that does nothing, and has system calls tell that they were interrupted.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+    }
+    let (mut client, mut worker) = pair("tcp");
+    // SAFETY: no precondition.
+    let waiting = unsafe { libc::pthread_self() } as usize;
+    let other = std::thread::spawn(move || {
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_millis(2));
+            // SAFETY: that thread waits for this one before it ends.
+            unsafe { libc::pthread_kill(waiting as libc::pthread_t, libc::SIGUSR1) };
+        }
+        worker.compose()[..5].copy_from_slice(b"after");
+        worker.post(0, 0, 5).unwrap();
+        worker
+    });
+    // Whatever news the provider's descriptor has, is read more than once.
+    next(&mut client).unwrap();
+    assert_eq!(client.current().input, b"after");
+    other.join().unwrap();
+}
+
+#[test]
 fn a_provider_that_is_not_offered_is_refused_to_both_ends_by_name() {
     if !is_there() {
         return;

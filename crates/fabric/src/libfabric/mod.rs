@@ -10,6 +10,8 @@ mod link;
 mod opening;
 mod registration;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 pub use choice::{Choice, ChoiceError};
 pub(crate) use link::LONGEST_NAP;

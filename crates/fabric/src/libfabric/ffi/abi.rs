@@ -47,6 +47,7 @@ pub const FI_ENABLE: c_int = 6;
 pub const FI_SOCKADDR: u32 = 1;
 pub const FI_SOCKADDR_IN6: u32 = 3;
 
+pub const FI_EINTR: isize = 4;
 pub const FI_EAGAIN: isize = 11;
 pub const FI_EAVAIL: isize = 259;
 pub const FI_KEY_NOTAVAIL: u64 = u64::MAX;

@@ -379,7 +379,8 @@ impl Endpoint {
     fn read_so_many(&mut self, count: isize, most: usize) -> Result<usize, FabricError> {
         match count {
             0.. => Ok((count as usize).min(most)),
-            error if error == -FI_EAGAIN => Ok(0),
+            // A signal ends a wait as if nothing had come.
+            error if [-FI_EAGAIN, -FI_EINTR].contains(&error) => Ok(0),
             error if error == -FI_EAVAIL => Err(self.error()),
             error => Err(self.failed("read completions", -error as c_int)),
         }

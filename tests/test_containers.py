@@ -99,10 +99,10 @@ def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_ho
     (tmp_path / "data").write_text("input")
     tmp_path.chmod(0o755)
 
-    def look(path: str) -> list[object]:
+    def look(path: str, hidden: str) -> list[object]:
         import os
 
-        seen: list[object] = [os.getuid() != 0, os.getppid(), os.path.exists("/root/.cargo"), os.environ.get("SECRET")]
+        seen: list[object] = [os.getuid() != 0, os.getppid(), os.path.exists(hidden), os.environ.get("SECRET")]
         try:
             with open("/etc/new", "w"):
                 seen.append("written")
@@ -120,9 +120,9 @@ def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_ho
     expected = [True, 1, False, None, "kept", version]
     with connect(daemon) as client:
         with client.lease(sandbox="container") as lease:
-            assert lease.call(look, "") == expected
+            assert lease.call(look, "", __file__) == expected
         with client.lease(sandbox="container", readable=[tmp_path]) as lease:
-            assert lease.call(look, str(tmp_path)) == [*expected, "input"]
+            assert lease.call(look, str(tmp_path), __file__) == [*expected, "input"]
         with pytest.raises(mayfly.Error, match="network"):
             client.lease(sandbox="container", network=True)
         with pytest.raises(mayfly.Error, match="does not show"):

@@ -143,6 +143,7 @@ impl Client {
         })
     }
 
+    #[allow(clippy::too_many_arguments)] // Python names them
     /// Leasing straight from nodes, so much of it.
     #[pyo3(signature = (*, workers, cores, memory, workers_per_node, duration, sandbox))]
     fn allowance(

@@ -317,7 +317,7 @@ mod tests {
                 version: version.into(),
                 cloudpickle: "3.1.0".into(),
                 executable: Some("/usr/bin/python3".into()),
-                path: vec!["/home/me/project/src".into(), "/usr/lib/python3".into()],
+                path: vec!["/data/project/src".into(), "/usr/lib/python3".into()],
             },
             files,
             ..request(None)
@@ -327,10 +327,10 @@ mod tests {
             path: path.iter().map(ToString::to_string).collect(),
         };
         assert_eq!(within(&python("3.12.4", Vec::new())), of("python3.12", &[PYTHON_DIR]));
-        let shown = vec![file(Path::new("/home/me/project"), false)];
+        let shown = vec![file(Path::new("/data/project"), false)];
         assert_eq!(
             within(&python("3.12.4", shown)),
-            of("python3.12", &[PYTHON_DIR, "/home/me/project/src"])
+            of("python3.12", &[PYTHON_DIR, "/data/project/src"])
         );
         for hostile in ["../../bin/sh", "3/x.1", "", "3.1\0"] {
             let Language::Python { executable, .. } = within(&python(hostile, Vec::new())) else {

@@ -155,14 +155,14 @@ class Client:
             cores: cores of each hot worker.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
             runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
-            transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself the
-                best of the first three.
+            transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself
+                the best of the first three.
             idle_release: seconds that the lease outlives its last channel, as when this process dies; 0 for as long as
                 it lasts.
             node: id of the node to lease from.
             sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what
-                is named here, and have no privilege, no network and bounded memory; ``container`` ones are the same with
-                an image in place of the host's programs and libraries. None for the site's default, or ``container``
+                is named here, and have no privilege, no network and bounded memory; ``container`` ones are the same
+                with an image in place of the host's programs and libraries. None for the site's default, or ``container``
                 where an image is named.
             image: what a container is of: a name or path that the site allows, with ``@sha256:...`` behind it to insist
                 on that version. It brings Python and whatever functions import, of the client's own minor version.

@@ -69,8 +69,9 @@ def start_up(start: Start, *arguments: str | Path, **options: object) -> Daemon:
 
 
 def mounts() -> list[str]:
-    """What is mounted for everybody to see."""
-    return sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    """What is mounted for everybody to see, but for the networks of tests beside this one."""
+    all_of_them = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return sorted(at for at in all_of_them if not at.startswith("/run/netns"))
 
 
 def imported(name: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, Notes, PostgresStore, Snapshot, SqliteStore, Store};
+use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, Snapshot, SqliteStore, Store};
 use crate::world::World;
 use crate::{hash, http, peers, random, serve};
 
@@ -104,6 +104,7 @@ impl Manager {
         // Nodes are told of all managers' keys when they register.
         let shared = control.say_present().await?;
         if shared {
+            control.store.tell(vec![News::Manager]);
             tokio::spawn(peers::keep_present(Arc::clone(&control), connection_path.clone()));
         }
         if let Some(news) = news {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerMessage, ManagerStatus};
 use mayfly_protocol::ids::{NodeId, PublicKey};
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::control::{Control, SHOWN_MS, Told, now_ms, stopped};
 use crate::identity;
@@ -35,6 +35,8 @@ pub struct Peers {
     /// Ways to them.
     pub roads: Roads,
     known: Mutex<Known>,
+    /// Rings when one of them has started.
+    new: Notify,
 }
 
 #[derive(Default)]
@@ -54,6 +56,7 @@ impl Peers {
             me,
             roads: Roads::default(),
             known: Mutex::default(),
+            new: Notify::new(),
         }
     }
 
@@ -247,6 +250,7 @@ impl Control {
 
     fn on_news(self: &Arc<Self>, news: News) {
         match news {
+            News::Manager => self.peers.new.notify_one(),
             News::Tenant(record) => {
                 let id = record.id;
                 self.world().set_tenant(record);
@@ -367,6 +371,7 @@ pub async fn keep_present(control: Arc<Control>, connection_path: PathBuf) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
+            () = control.peers.new.notified() => {}
             () = stopped(&mut stopping) => return,
         }
         match control.say_present().await {

@@ -162,8 +162,8 @@ class Client:
             node: id of the node to lease from.
             sandbox: ``process`` workers run as the node's own user; ``isolated`` ones see programs, libraries and what
                 is named here, and have no privilege, no network and bounded memory; ``container`` ones are the same
-                with an image in place of the host's programs and libraries. None for the site's default, or ``container``
-                where an image is named.
+                with an image in place of the host's programs and libraries. None for the site's default, or
+                ``container`` where an image is named.
             image: what a container is of: a name or path that the site allows, with ``@sha256:...`` behind it to insist
                 on that version. It brings Python and whatever functions import, of the client's own minor version.
             readable: files and directories of the host that isolated workers may read, as far as the site allows.

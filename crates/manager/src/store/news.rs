@@ -10,6 +10,8 @@ use super::{Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 /// Something that another manager changed or saw.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum News {
+    /// A manager has started: nodes and clients shall know of it before another one dies.
+    Manager,
     /// A tenant is new, or has other limits.
     Tenant(TenantRecord),
     /// A tenant has spent so much.

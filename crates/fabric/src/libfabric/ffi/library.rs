@@ -157,13 +157,29 @@ impl Library {
     }
 }
 
+/// What they take over: the end of a program, by whom or by what.
+const TAKEN_OVER: [c_int; 11] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTERM,
+];
+
 /// Does something that loads other people's libraries, and puts back the signal handlers that those changed: the one for an old
-/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes; so does `shm`.
+/// kind of hardware, which libfabric of Debian brings along, takes over even those of Ctrl-C and of crashes; so does `shm`. Signals
+/// that programs use for themselves are left alone: another thread may be about to set their handlers.
 pub(super) fn undisturbed<T>(load: impl FnOnce() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let signals = (1..=31).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal));
-    let before: Vec<(c_int, libc::sigaction)> = signals
+    let before: Vec<(c_int, libc::sigaction)> = TAKEN_OVER
+        .into_iter()
         .filter_map(|signal| {
             // SAFETY: every member may be zero.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

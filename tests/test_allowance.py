@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import collections
 import json
-import socket
 from typing import Any
 
 import mayfly
 import pytest
+from harness.daemons import free_port
 from harness.leaks import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

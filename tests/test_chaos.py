@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from harness import network
-from harness.daemons import Daemon
+from harness.daemons import Daemon, free_port
 from harness.leaks import descendants, die_with_parent, parent, wait_until
 from harness.network import Cable
 
@@ -103,12 +102,6 @@ while not os.path.exists(stop):
     client = lease = None
 end("", "finished", str(made))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Site:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,19 +15,12 @@ from typing import Any
 
 import pytest
 from harness import postgres
-from harness.daemons import Daemon
+from harness.daemons import Daemon, free_port
 from harness.leaks import die_with_parent, wait_until
 from harness.postgres import Postgres
 from harness.programs import program, run
 
 pytestmark = pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
-
-
-def free_port() -> int:
-    """One that a manager which comes back has again."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,13 @@ from typing import Any
 from harness.leaks import descendants, die_with_parent, kill
 from harness.network import Host
 from harness.programs import clean_environment, program, run, run_json
+
+
+def free_port() -> int:
+    """A port that a daemon which comes back has again."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class DaemonError(AssertionError):

@@ -1,16 +1,8 @@
 """Leasing straight from nodes: allowances, and what becomes of them."""
 
-import time
-
 import mayfly
 import pytest
-
-
-def eventually(holds, what):
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.01)
+from harness.leaks import wait_until
 
 
 def entries(client, lease):
@@ -28,11 +20,11 @@ def test_leases_come_straight_from_nodes_and_are_in_the_books_afterwards(client,
     with client.allowance(workers=4, sandbox=sandbox) as direct:
         with direct.lease(workers=2, mode="warm") as lease:
             assert list(lease.map(abs, [-1, 2, -3])) == [1, 2, 3]
-            eventually(lambda: entries(client, lease), "the manager never heard of the lease")
+            wait_until(lambda: entries(client, lease), "the manager never heard of the lease", 20)
             (entry,) = entries(client, lease)
             assert (entry["workers"], entry["sandbox"]) == (2, sandbox)
-        eventually(lambda: entries(client, lease)[0]["state"] == "released", "the manager never heard of its end")
-        eventually(lambda: entries(client, lease)[0]["usage"]["calls"] > 0, "what the lease used was never booked")
+        wait_until(lambda: entries(client, lease)[0]["state"] == "released", "the manager never heard of its end", 20)
+        wait_until(lambda: entries(client, lease)[0]["usage"]["calls"] > 0, "what the lease used was never booked", 20)
 
 
 def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
@@ -65,7 +57,7 @@ def test_who_waits_for_room_gets_it_when_there_is_some(client):
 def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
     with client.allowance(workers=1, duration=60) as direct, direct.lease(mode="warm", duration=30) as lease:
         assert lease.call(pow, 2, 4) == 16
-        eventually(lambda: entries(client, lease), "the manager never heard of the lease")
+        wait_until(lambda: entries(client, lease), "the manager never heard of the lease", 20)
         lease.renew(50)
         with pytest.raises(mayfly.Error):
             direct.lease(mode="warm", duration=61)
@@ -76,7 +68,7 @@ def test_an_allowance_that_was_given_back_is_worth_nothing(client):
     with direct.lease(mode="warm") as lease:
         assert lease.call(pow, 2, 4) == 16
     direct.close()
-    eventually(lambda: refused(direct), "nodes never heard that the allowance is over")
+    wait_until(lambda: refused(direct), "nodes never heard that the allowance is over", 20)
 
 
 def refused(direct):

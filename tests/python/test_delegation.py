@@ -5,6 +5,7 @@ import time
 
 import mayfly
 import pytest
+from harness.leaks import wait_until
 from harness.programs import run_python
 
 
@@ -224,10 +225,9 @@ def test_the_calls_of_a_part_are_on_the_bill_of_its_lease(client):
             for _ in range(10):
                 workers.call(pow, 2, 3)
         used = lease.id
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
+
+    def calls():
         (entry,) = [entry for entry in client.leases() if entry["lease"] == used]
-        if entry["usage"]["calls"] >= 10:
-            return
-        time.sleep(0.05)
-    raise AssertionError(entry)
+        return entry["usage"]["calls"]
+
+    wait_until(lambda: calls() >= 10, "the part's calls on the bill", 20)

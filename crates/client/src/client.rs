@@ -22,7 +22,7 @@ use crate::embedded::{Embedded, getrandom_into};
 use crate::keepalive::Keepalives;
 use crate::lease::{Lease, LeaseOptions};
 use crate::manager::ManagerClient;
-use crate::node::Control;
+use crate::node::{Control, unexpected};
 use crate::{Error, discover};
 
 /// A node that has no room is asked again this often by whoever waits for some: it does not tell by itself.
@@ -184,10 +184,7 @@ impl Client {
                 let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
                 match control.ask(&Request::Lease(Box::new(request.clone())))? {
                     Response::Granted(grant) => Ok(*grant),
-                    other => Err(Error::new(
-                        Code::ProtocolViolation,
-                        format!("a lease was answered by {other:?}"),
-                    )),
+                    other => Err(unexpected("a lease", &other)),
                 }
             }
             Source::Direct(direct) => direct.lease(request, Duration::from_millis(request.wait_ms)),
@@ -293,15 +290,16 @@ impl Client {
 
 impl Node {
     fn key(&self) -> Result<SigningKey, Error> {
-        let mut seed = [0; 32];
-        hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| {
-            Error::new(
-                Code::InvalidRequest,
-                "the allowance's seed is not 64 hexadecimal digits",
-            )
-        })?;
-        Ok(SigningKey::from_seed(seed))
+        parse_seed(&self.seed)
     }
+}
+
+/// A key by its seed.
+pub(crate) fn parse_seed(text: &str) -> Result<SigningKey, Error> {
+    let mut seed = [0; 32];
+    hex::decode_to_slice(text, &mut seed)
+        .map_err(|_| Error::new(Code::InvalidRequest, "the key's seed is not 64 hexadecimal digits"))?;
+    Ok(SigningKey::from_seed(seed))
 }
 
 pub(crate) fn parse_token(text: &str) -> Result<Token, Error> {

@@ -15,9 +15,9 @@ use mayfly_protocol::ids::PublicKey;
 use mayfly_protocol::node_api::{Request, Response};
 use serde::{Deserialize, Serialize};
 
-use crate::client::Source;
+use crate::client::{Source, parse_seed};
 use crate::embedded::getrandom_into;
-use crate::node::is_local;
+use crate::node::{is_local, unexpected};
 use crate::{Client, Error, Lease};
 
 /// A part of a lease, for whoever holds this.
@@ -69,14 +69,7 @@ impl Delegation {
     }
 
     fn key(&self) -> Result<SigningKey, Error> {
-        let mut seed = [0; 32];
-        hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| {
-            Error::new(
-                Code::InvalidRequest,
-                "the delegation's seed is not 64 hexadecimal digits",
-            )
-        })?;
-        Ok(SigningKey::from_seed(seed))
+        parse_seed(&self.seed)
     }
 
     /// Whether both are one.
@@ -136,8 +129,4 @@ impl Lease {
             other => Err(unexpected("the wish to show the node", &other)),
         }
     }
-}
-
-fn unexpected(what: &str, response: &Response) -> Error {
-    Error::new(Code::ProtocolViolation, format!("{what} was answered by {response:?}"))
 }

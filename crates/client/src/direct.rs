@@ -18,7 +18,7 @@ use mayfly_protocol::node_api::{Request, Response};
 use crate::client::parse_token;
 use crate::embedded::getrandom_into;
 use crate::manager::ManagerClient;
-use crate::node::Control;
+use crate::node::{Control, unexpected};
 use crate::{Client, Error};
 
 /// How long the manager may take to answer that nothing has changed.
@@ -253,10 +253,7 @@ impl Direct {
         drop(state);
         match answer? {
             Response::Granted(grant) => Ok(*grant),
-            other => Err(Error::new(
-                Code::ProtocolViolation,
-                format!("a lease was answered by {other:?}"),
-            )),
+            other => Err(unexpected("a lease", &other)),
         }
     }
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{Source, parse_token};
 use crate::keepalive::Keepalive;
-use crate::node::{Control, best_transport, is_local, is_on_loopback};
+use crate::node::{Control, best_transport, is_local, is_on_loopback, unexpected};
 use crate::opening::Opening;
 use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions};
 
@@ -221,12 +221,7 @@ impl Lease {
                 };
                 match self.inner.with_control(|control| control.ask(&request))? {
                     Response::Renewed(grant) => *grant,
-                    other => {
-                        return Err(Error::new(
-                            Code::ProtocolViolation,
-                            format!("a renewal was answered by {other:?}"),
-                        ));
-                    }
+                    other => return Err(unexpected("a renewal", &other)),
                 }
             }
         };
@@ -288,10 +283,7 @@ impl Inner {
     pub(crate) fn fate(&self, channel: ChannelId) -> Result<Fate, Error> {
         match self.with_control(|control| control.ask(&Request::Fate { channel }))? {
             Response::Fate(fate) => Ok(fate),
-            other => Err(Error::new(
-                Code::ProtocolViolation,
-                format!("a fate was answered by {other:?}"),
-            )),
+            other => Err(unexpected("a fate", &other)),
         }
     }
 

@@ -246,6 +246,11 @@ pub fn frame(request: &Request) -> Result<Vec<u8>, Error> {
     Ok([&(json.len() as u32).to_le_bytes()[..], &json].concat())
 }
 
+/// A node's answer that is to another question.
+pub fn unexpected(what: &str, response: &Response) -> Error {
+    Error::new(Code::ProtocolViolation, format!("{what} was answered by {response:?}"))
+}
+
 /// Framed requests to a node.
 pub struct Control {
     node: NodeAddress,

@@ -3,7 +3,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::libfabric::FabricError;
@@ -178,6 +178,17 @@ fn worker_process() {
     }
 }
 
+/// A process of its own that is the worker of a channel to this one.
+fn spawn_worker(provider: &str, listener: &TcpListener) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "worker_process"])
+        .env(PROVIDER, provider)
+        .env(PORT, listener.local_addr().unwrap().port().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
 #[test]
 fn every_message_between_two_processes_arrives_once_whole_and_in_order() {
     if !is_there() {
@@ -185,13 +196,7 @@ fn every_message_between_two_processes_arrives_once_whole_and_in_order() {
     }
     for provider in ["tcp", "shm"] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker_process"])
-            .env(PROVIDER, provider)
-            .env(PORT, listener.local_addr().unwrap().port().to_string())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = spawn_worker(provider, &listener);
         let link = client(listener.accept().unwrap().0.into(), provider.parse().unwrap()).unwrap();
         let mut link = AnyLink::Fabric(Box::new(link));
         let mut expected = std::collections::VecDeque::new();
@@ -231,13 +236,7 @@ fn a_killed_peer_is_noticed_by_whoever_waits_and_by_whoever_polls() {
     }
     for (provider, waits) in [("tcp", true), ("tcp", false), ("shm", true), ("shm", false)] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker_process"])
-            .env(PROVIDER, provider)
-            .env(PORT, listener.local_addr().unwrap().port().to_string())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = spawn_worker(provider, &listener);
         let mut link = client(listener.accept().unwrap().0.into(), provider.parse().unwrap()).unwrap();
         link.post(1, 0, 1).unwrap();
         while link.poll().unwrap().is_none() {

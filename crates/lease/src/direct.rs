@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use mayfly_protocol::api::{Capacity, LeaseRequest};
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{LeaseId, NodeId};
 
+use crate::placement::mode_on;
 use crate::quota::Held;
 
 /// A node that had no room is not asked again for so long, unless it is heard to have some.
@@ -20,6 +22,16 @@ pub const GONE_FOR_MS: u64 = 5_000;
 pub const FIRST_PAUSE_MS: u64 = 2;
 /// See [`FIRST_PAUSE_MS`].
 pub const LONGEST_PAUSE_MS: u64 = 200;
+
+/// The most that one node may hold under an allowance.
+pub fn cap_of(allowance: &Token) -> Held {
+    Held {
+        leases: u32::MAX,
+        workers: allowance.workers.get().into(),
+        cores: allowance.cores.get().into(),
+        memory_bytes: allowance.memory_bytes.get(),
+    }
+}
 
 /// Whether a node that holds so much under an allowance may hold as much more. Memory that the allowance leaves to the nodes is 0 in
 /// its cap.
@@ -158,7 +170,7 @@ impl Candidates {
             .iter()
             .filter(|(node, _)| may(node))
             .enumerate()
-            .map(|(index, (node, free))| (!fits(request, free), mix(random ^ index as u64), *node))
+            .map(|(index, (node, free))| (mode_on(request, *free).is_none(), mix(random ^ index as u64), *node))
             .collect();
         nodes.sort_unstable();
         nodes.into_iter().map(|(_, _, node)| node).collect()
@@ -186,20 +198,8 @@ pub fn pause_ms(rounds: u32, random: u64) -> u64 {
     longest / 2 + random % (longest / 2 + 1)
 }
 
-fn fits(request: &LeaseRequest, free: &Capacity) -> bool {
-    let cores = u32::from(request.workers) * u32::from(request.cores_per_worker.max(1));
-    let hot = cores <= u32::from(free.cores);
-    let warm = request.workers <= free.workers;
-    request.memory_bytes <= free.memory_bytes
-        && match request.mode {
-            Mode::Hot => hot,
-            Mode::Warm => warm,
-            Mode::Auto => hot || warm,
-        }
-}
-
-/// The finaliser of SplitMix64, of Steele, Lea and Flood.
-fn mix(number: u64) -> u64 {
+/// One number made of another so that it looks drawn at random: a step of SplitMix64, of Steele, Lea and Flood.
+pub fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -210,6 +210,7 @@ fn mix(number: u64) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
+    use mayfly_protocol::api::Mode;
     use mayfly_protocol::ids::PublicKey;
     use proptest::prelude::*;
 

@@ -118,7 +118,7 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
 }
 
 /// How a request would run in this capacity, if it fits.
-fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
+pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
     if request.memory_bytes > capacity.memory_bytes {
         return None;
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mayfly_lease::State;
-use mayfly_lease::direct::{Account, News, within_cap};
+use mayfly_lease::direct::{Account, News, cap_of, within_cap};
 use mayfly_lease::quota::Held;
 use mayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
 use mayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
@@ -298,12 +298,6 @@ impl Control {
             usage: Usage::default(),
             prices,
         };
-        let cap = Held {
-            leases: u32::MAX,
-            workers: token.workers.get().into(),
-            cores: token.cores.get().into(),
-            memory_bytes: token.memory_bytes.get(),
-        };
         let known = world.allowances.by_id.entry(allowance);
         // One that an earlier life of this manager signed: how much it was for is not known any more, but for its cap.
         let allowed = known.or_insert_with(|| Allowed {
@@ -313,7 +307,7 @@ impl Control {
             account: Account::new(EVERYTHING),
             expires_at_ms: token.expires_at_ms.get(),
         });
-        within_cap(&cap, &allowed.account.held_on(&node), &record.held())?;
+        within_cap(&cap_of(token), &allowed.account.held_on(&node), &record.held())?;
         let news = allowed.account.start(lease, node, record.held());
         let news = news.map(|news| allowed.message(allowance, news, now_ms));
         world.allowances.of_lease.insert(lease, allowance);
@@ -347,7 +341,8 @@ impl Control {
     /// Numbers the list of nodes that have room anew if it has changed.
     pub fn look_for_room(&self) {
         let mut world = self.world();
-        if world.allowances.by_id.is_empty() {
+        // What is over is kept for a day; nobody asks for its nodes.
+        if world.allowances.by_id.values().all(|allowed| allowed.claims.is_none()) {
             return;
         }
         let mut hasher = DefaultHasher::new();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use mayfly_lease::direct::mix;
 use mayfly_lease::health::Health;
 use mayfly_lease::placement::View;
 use mayfly_lease::quota::{self, Held};
@@ -321,11 +322,8 @@ impl World {
         let mut views = Vec::with_capacity(SAMPLE);
         let mut state = random;
         for _ in 0..SAMPLE {
-            // SplitMix64, of Steele, Lea and Flood.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let index = (u128::from(mixed ^ (mixed >> 31)) * all as u128) >> 64;
+            state = mix(state);
+            let index = (u128::from(state) * all as u128) >> 64;
             views.extend(self.order.get(index as usize).and_then(|id| self.view(*id)));
         }
         views.sort_by_key(|view| view.node);

@@ -295,11 +295,15 @@ impl Images {
     /// Removes what no lease and no parked executor has any more.
     fn remove_retired(&self) {
         let _none_unpacks = self.unpacking.blocking_lock();
-        let mut retired = lock(&self.retired);
-        for gone in retired.extract_if(.., |image| Arc::strong_count(image) == 1) {
-            lock(&self.kept).remove(&gone.root);
-            self.remove_stale();
+        let gone: Vec<_> = {
+            let mut retired = lock(&self.retired);
+            retired.extract_if(.., |image| Arc::strong_count(image) == 1).collect()
+        };
+        if gone.is_empty() {
+            return;
         }
+        lock(&self.kept).retain(|root| gone.iter().all(|image| image.root != *root));
+        self.remove_stale();
     }
 
     /// Removes what an earlier life left and this one has no use for.

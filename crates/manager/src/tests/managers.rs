@@ -35,15 +35,18 @@ async fn acquainted(managers: &[&Handle]) {
     }
 }
 
+/// Two that know of each other.
+async fn two_managers(one: &tempfile::TempDir, two: &tempfile::TempDir, url: &str) -> (Handle, Handle) {
+    let (a, b) = (manager(one.path(), url).await, manager(two.path(), url).await);
+    acquainted(&[&a, &b]).await;
+    (a, b)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (a, b) = (
-        manager(one.path(), &database.url).await,
-        manager(two.path(), &database.url).await,
-    );
-    acquainted(&[&a, &b]).await;
+    let (a, b) = two_managers(&one, &two, &database.url).await;
     let near = FakeNode::join(&a, 1, Manner::Honest).await;
     let far = FakeNode::join(&b, 2, Manner::Honest).await;
     // A node knows all keys, wherever it is, and where else it may go.
@@ -78,11 +81,7 @@ async fn whoever_is_asked_grants_on_all_nodes_and_answers_for_all_leases() {
 async fn an_offer_that_a_node_refused_does_not_count_at_the_next_manager() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (a, b) = (
-        manager(one.path(), &database.url).await,
-        manager(two.path(), &database.url).await,
-    );
-    acquainted(&[&a, &b]).await;
+    let (a, b) = two_managers(&one, &two, &database.url).await;
     let _full = FakeNode::join(&a, 1, Manner::Full).await;
     let _honest = FakeNode::join(&b, 2, Manner::Honest).await;
     let mut client = Client::new(&a).await;
@@ -112,11 +111,7 @@ async fn an_offer_that_a_node_refused_does_not_count_at_the_next_manager() {
 async fn leases_of_a_node_that_died_with_its_manager_are_ended_by_another() {
     let Some(database) = database() else { return };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (a, b) = (
-        manager(one.path(), &database.url).await,
-        manager(two.path(), &database.url).await,
-    );
-    acquainted(&[&a, &b]).await;
+    let (a, b) = two_managers(&one, &two, &database.url).await;
     let node = FakeNode::join(&a, 1, Manner::Honest).await;
     let grant = Client::new(&a).await.lease(&request(Mode::Hot)).await.unwrap();
     drop(node);

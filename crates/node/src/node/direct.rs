@@ -28,12 +28,7 @@ impl Node {
                 request.sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
                 Origin::Allowance(Arc::new(Direct {
                     allowance: id,
-                    cap: Held {
-                        leases: u32::MAX,
-                        workers: allowance.workers.get().into(),
-                        cores: allowance.cores.get().into(),
-                        memory_bytes: allowance.memory_bytes.get(),
-                    },
+                    cap: direct::cap_of(allowance),
                     hello: *hello,
                 }))
             }

@@ -122,9 +122,20 @@ fn number(value: impl Into<u64>) -> Box<dyn ToSql + Sync + Send> {
     Box::new(signed(value.into()))
 }
 
+/// What was used, in the order of both statements.
+fn used(usage: &Usage) -> Params {
+    vec![
+        number(usage.computing_us),
+        number(usage.polling_us),
+        number(usage.allocated_us),
+        number(usage.calls),
+        number(usage.failures),
+    ]
+}
+
 /// For [`INSERT_LEASE`].
 pub fn lease_parameters(record: &LeaseRecord) -> Params {
-    vec![
+    let mut parameters = vec![
         text(&record.lease.0),
         text(&record.tenant.0),
         text(&record.node.0),
@@ -138,35 +149,31 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         number(record.granted_at_ms),
         number(record.expires_at_ms),
         number(record.ended_at_ms),
-        number(record.usage.computing_us),
-        number(record.usage.polling_us),
-        number(record.usage.allocated_us),
-        number(record.usage.calls),
-        number(record.usage.failures),
+    ];
+    parameters.extend(used(&record.usage));
+    parameters.extend([
         number(record.sandbox.number()),
         number(record.prices.allocation_per_gib_s),
         number(record.prices.computing_per_s),
         number(record.prices.polling_per_s),
         Box::new(record.image.clone()),
-    ]
+    ]);
+    parameters
 }
 
 /// For [`UPDATE_LEASE`].
 pub fn lease_changes(record: &LeaseRecord) -> Params {
-    vec![
+    let mut parameters = vec![
         text(&record.lease.0),
         Box::new(record.state.name()),
         Box::new(record.mode == Mode::Hot),
         number(record.duration_ms),
         number(record.expires_at_ms),
         number(record.ended_at_ms),
-        number(record.usage.computing_us),
-        number(record.usage.polling_us),
-        number(record.usage.allocated_us),
-        number(record.usage.calls),
-        number(record.usage.failures),
-        Box::new(record.image.clone()),
-    ]
+    ];
+    parameters.extend(used(&record.usage));
+    parameters.push(Box::new(record.image.clone()));
+    parameters
 }
 
 /// See [`node_columns`].

@@ -21,7 +21,8 @@ Start = Callable[..., Daemon]
 def pytest_configure(config: pytest.Config) -> None:
     become_subreaper()
     # Clients that look for a daemon find the programs under test, and no manager of the person who runs the tests.
-    for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in ("MAYFLY_BIN_DIR", "MAYFLY_CACHE")]:
+    kept = ("MAYFLY_BIN_DIR", "MAYFLY_CACHE", "MAYFLY_CHAOS_S")
+    for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in kept]:
         del os.environ[name]
     os.environ["MAYFLY_BIN_DIR"] = str(bin_dir())
     # Where a person's own manager would be found.

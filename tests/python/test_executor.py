@@ -15,6 +15,7 @@ import weakref
 import cloudpickle
 import mayfly
 import pytest
+from harness.leaks import wait_until
 from harness.programs import run_python
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -22,6 +23,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def square(x):
     return x * x
+
+
+def touch_and_end(path, after):
+    path.touch()
+    if after is not None:
+        time.sleep(after)
+        os._exit(1)
 
 
 def pause(seconds):
@@ -237,16 +245,41 @@ def test_calls_that_were_not_sent_can_be_cancelled(own):
     assert not blocker.cancel()
 
 
-def test_a_running_call_can_be_killed(own):
-    future = own.submit(pause, 60)
-    until = time.monotonic() + 10
-    while not future.running() and time.monotonic() < until:
-        threading.Event().wait(0.005)
-    threading.Event().wait(0.05)
+def test_a_running_call_can_be_killed(own, tmp_path):
+    mark = tmp_path / "mark"
+    future = own.submit(lambda: (mark.touch(), pause(60)))
+    wait_until(mark.exists, "the call's start")
     future.kill()
-    with pytest.raises((cf.CancelledError, mayfly.Error)):
+    with pytest.raises(cf.CancelledError):
         future.result(timeout=10)
     assert own.submit(square, 2).result(timeout=10) == 4
+
+
+def test_a_call_that_was_sent_and_has_not_begun_is_killed_when_it_begins(own, tmp_path):
+    own.call(pause, 0)
+    ahead, behind = own.submit(pause, 0.3), own.submit(pause, 60)
+    assert behind.running(), "sent, and waiting in the worker's ring"
+    behind.kill()
+    assert ahead.result(timeout=10) == 0.3
+    with pytest.raises(cf.CancelledError):
+        behind.result(timeout=10)
+    assert own.submit(square, 2).result(timeout=10) == 4
+
+
+def test_a_call_that_was_killed_is_not_tried_again_when_its_worker_dies(own, tmp_path):
+    mark = tmp_path / "mark"
+    own.call(touch_and_end, mark, None)
+    mark.unlink()
+    dying, behind = own.submit(touch_and_end, mark, 0.2), own.submit(touch_and_end, mark, None)
+    assert behind.running()
+    wait_until(mark.exists, "the call's start")
+    mark.unlink()
+    behind.kill()
+    with pytest.raises(mayfly.WorkerDied):
+        dying.result(timeout=10)
+    with pytest.raises(cf.CancelledError):
+        behind.result(timeout=10)
+    assert not mark.exists()
 
 
 def test_shutdown_waits_and_refuses_further_calls(client):

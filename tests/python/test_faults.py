@@ -74,10 +74,10 @@ def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, 
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
-        executor = lease.call(os.getppid)
-        future = lease.submit(time.sleep, 60)
-        while not future.running():
-            time.sleep(0.001)
+        executor, mark = lease.call(os.getppid), tmp_path / "mark"
+        future = lease.submit(lambda: (mark.touch(), time.sleep(60)))
+        # Before that it would be executed by the next one.
+        wait_until(mark.exists, "the call's start")
         begin = time.monotonic()
         os.kill(executor, signal.SIGKILL)
         with pytest.raises(mayfly.WorkerDied):

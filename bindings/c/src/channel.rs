@@ -453,7 +453,7 @@ pub unsafe extern "C" fn mf_channel_done(channel: *mut mf_channel) -> mf_status 
     })
 }
 
-/// Ends the submitted call `sequence` if it is the one that runs, by ending its worker; the channel ends with it.
+/// Ends the submitted call `sequence`, now or when it begins, by ending its worker; the channel ends with it.
 ///
 /// # Safety
 /// `channel` is a channel.

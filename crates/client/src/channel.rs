@@ -13,7 +13,7 @@ use mayfly_protocol::executor::{Form, LoadFunction};
 use mayfly_protocol::hello::{options as hello_options, transport as wire_transport};
 use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
 use mayfly_protocol::node_api::{End, Fate, Request};
-use mayfly_protocol::slot::{Geometry, Status};
+use mayfly_protocol::slot::{Geometry, Status, has_begun};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{CallError, Error};
@@ -522,7 +522,7 @@ impl Channel {
         }
     }
 
-    /// Has the node end the call `sequence` by ending its worker, if it is the one that runs.
+    /// Has the node end the call `sequence` by ending its worker, now or when it begins.
     pub fn cancel(&self, sequence: u32) -> Result<(), Error> {
         let channel = self.id;
         self.lease
@@ -568,8 +568,7 @@ pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
         Some(End::ClientGone) => "the node saw this client go away".to_owned(),
         Some(End::Violation) => "its node saw it violate the protocol, or take what belongs to others".to_owned(),
     };
-    let began = fate.started.wrapping_sub(sequence) < u32::MAX / 2;
-    if !began {
+    if !has_begun(fate.started, sequence) {
         let code = match fate.end {
             Some(End::Expired) => Code::LeaseExpired,
             Some(End::Released | End::Revoked | End::TakenBack) => Code::LeaseEnded,

@@ -387,7 +387,8 @@ impl Pool {
         self.inner.changed.notify_all();
     }
 
-    /// Ends a call that runs, by ending its worker. It is then `cancelled`, and calls behind it go elsewhere.
+    /// Ends a call that runs, by ending its worker; one that was sent and has not begun ends when it begins. It is then
+    /// `cancelled`, and calls behind it go elsewhere.
     pub fn kill(&self, call: CallId) -> Result<(), Error> {
         self.inner.lock().dispatch.kill(call)
     }

@@ -161,6 +161,8 @@ struct Channel {
     memory: Option<ChannelMemory>,
     socket: OwnedFd,
     watched: u64,
+    /// Calls that were cancelled before they began.
+    doomed: BTreeSet<u32>,
     /// Since when its client is gone, and why.
     gone: Option<(Instant, End)>,
 }

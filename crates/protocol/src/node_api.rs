@@ -39,7 +39,7 @@ pub enum Request {
         /// How many bytes follow.
         length: u64,
     },
-    /// End the invocation `sequence` on `channel`, by killing its worker, if it is the one that runs.
+    /// End the invocation `sequence` on `channel`, by killing its worker, now or when it begins.
     Cancel {
         /// The channel it was sent on.
         channel: ChannelId,

@@ -36,6 +36,11 @@ pub struct Header {
     pub deadline_ms: u32,
 }
 
+/// Whether a receiver that began the message `last` last has begun this one: numbers wrap.
+pub fn has_begun(last: u32, sequence: u32) -> bool {
+    last.wrapping_sub(sequence) < u32::MAX / 2
+}
+
 /// Bits of [`Header::flags`].
 pub mod flags {
     /// A [`super::Descriptor`] precedes the inline payload, and the payload proper lies in a bulk region.

@@ -199,7 +199,10 @@ class Future(cf.Future[T]):
         return True
 
     def kill(self) -> None:
-        """Ends the call even if it runs, by ending its worker; calls that wait behind it go elsewhere."""
+        """Ends the call even if it runs, by ending its worker; calls that wait behind it go elsewhere.
+
+        A call that was sent and has not begun ends when it begins.
+        """
         self._call.kill()
 
     def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:

@@ -113,6 +113,8 @@ pub struct Dispatch {
     notify: std::collections::HashSet<CallId>,
     /// Calls that run for their own sake.
     discarded: std::collections::HashSet<CallId>,
+    /// Calls to be killed: not to be sent again.
+    killed: std::collections::HashSet<CallId>,
     next_call: u64,
     ended: usize,
     pending: usize,
@@ -153,6 +155,7 @@ impl Dispatch {
             notices: Vec::new(),
             notify: std::collections::HashSet::new(),
             discarded: std::collections::HashSet::new(),
+            killed: std::collections::HashSet::new(),
             next_call: 1,
             ended: 0,
             pending: 0,
@@ -381,6 +384,9 @@ impl Dispatch {
     fn end(&mut self, id: CallId, outcome: Outcome) {
         self.pending = self.pending.saturating_sub(1);
         self.ended += 1;
+        if !self.killed.is_empty() {
+            self.killed.remove(&id);
+        }
         if self.notify.remove(&id) {
             self.notices.push(id);
         }

@@ -1,6 +1,7 @@
 //! Channels to a lease's workers: opened, ended, and what became of them.
 
 use mayfly_fabric::Choice;
+use mayfly_protocol::slot::{MAX_SLOTS, has_begun};
 
 use super::*;
 
@@ -10,6 +11,8 @@ const WORKER_DEADLINE: Duration = Duration::from_secs(10);
 const DETACH_DEADLINE: Duration = Duration::from_secs(2);
 /// Fates kept for each lease: a client asks at once or never.
 const MOST_FATES: usize = 256;
+/// Cancelled calls remembered for each channel until they begin: as many as a ring may have slots.
+const MOST_DOOMED: usize = MAX_SLOTS as usize;
 
 impl Run {
     /// Waits until a worker is there and free.
@@ -108,6 +111,7 @@ impl Run {
             memory,
             socket,
             watched,
+            doomed: BTreeSet::new(),
             gone: None,
         });
         if let Err(error) = sent {
@@ -255,7 +259,7 @@ impl Run {
             .ok_or_else(|| Failure::new(Code::NotFound, format!("this lease had no channel {id} of late")))
     }
 
-    /// Kills the worker that runs this invocation. Does nothing when it does not run (any more).
+    /// Kills the worker that runs this invocation, or as soon as it does. Does nothing when it ran.
     pub fn cancel(&self, id: ChannelId, sequence: u32) -> Result<(), Failure> {
         let mut inner = self.inner();
         let Inner { slots, control, .. } = &mut *inner;
@@ -272,6 +276,16 @@ impl Run {
         let reading = self.meters[index].read();
         if reading.is_running() && reading.started == sequence {
             slot.kill(control.as_ref(), index, End::Cancelled);
+        } else if !has_begun(reading.started, sequence)
+            && let Some(channel) = &mut slot.channel
+        {
+            // More than a ring has slots nobody has sent; of those that somebody makes up, the first are forgotten.
+            if channel.doomed.len() >= MOST_DOOMED {
+                channel.doomed.pop_first();
+            }
+            channel.doomed.insert(sequence);
+            drop(inner);
+            self.wake.notify_one();
         }
         Ok(())
     }

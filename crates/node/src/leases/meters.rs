@@ -1,6 +1,7 @@
 //! What the clock demands of a lease, and what its workers' meters say.
 
 use mayfly_protocol::durations::DURATION_BUCKETS;
+use mayfly_protocol::slot::has_begun;
 
 use super::*;
 
@@ -39,12 +40,16 @@ impl Run {
         } = &mut *inner;
         let (mut busy, mut awake, mut stuck) = (false, false, false);
         for (index, slot) in slots.iter_mut().enumerate() {
-            let Some(channel) = &slot.channel else { continue };
+            let Some(channel) = &mut slot.channel else { continue };
             let reading = self.meters[index].read();
             let gone = channel.gone;
+            let doomed = reading.is_running() && channel.doomed.remove(&reading.started);
+            channel.doomed.retain(|sequence| !has_begun(reading.started, *sequence));
             busy |= reading.is_running();
-            awake |= reading.awake || reading.is_running();
-            if reading.is_overdue(ticks) {
+            awake |= reading.awake || reading.is_running() || !channel.doomed.is_empty();
+            if doomed {
+                slot.kill(control.as_ref(), index, End::Cancelled);
+            } else if reading.is_overdue(ticks) {
                 slot.kill(control.as_ref(), index, End::Deadline);
             } else if let Some((since, end)) = gone
                 && reading.is_running()

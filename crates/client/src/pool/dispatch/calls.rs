@@ -100,6 +100,7 @@ impl Dispatch {
             return Err(Error::new(Code::NotFound, "the call is over"));
         };
         let worker = &self.workers[*index];
+        self.killed.insert(call);
         if worker.broken.is_some() {
             // Its worker has ended already; what became of the call is being asked.
             return Ok(());

@@ -136,6 +136,10 @@ impl Dispatch {
         if matches!(self.calls.get(&id), Some(Call::Forgotten)) {
             return self.end(id, Err(error));
         }
+        if self.killed.contains(&id) {
+            let text = format!("the call was killed, and is not tried again after this: {error}");
+            return self.end(id, Err(CallError::new(Code::Cancelled, text)));
+        }
         let pending = Box::new(Pending {
             function,
             input,

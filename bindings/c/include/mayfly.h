@@ -140,6 +140,12 @@ enum mf_status
     MF_QUOTA_EXCEEDED = 35,
     // The token is good, and does not allow this.
     MF_FORBIDDEN = 36,
+    // A rank of the group died or fell silent.
+    MF_RANK_LOST = 37,
+    // The ranks of a group called operations that do not fit together.
+    MF_MISMATCH = 38,
+    // A message is longer than the room that its receiver has for it.
+    MF_TRUNCATED = 39,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -446,7 +452,7 @@ mf_status mf_channel_output(struct mf_channel *channel, const void **output, siz
 // except `mf_channel_output`.
 mf_status mf_channel_done(struct mf_channel *channel);
 
-// Ends the submitted call `sequence` if it is the one that runs, by ending its worker; the channel ends with it.
+// Ends the submitted call `sequence`, now or when it begins, by ending its worker; the channel ends with it.
 mf_status mf_channel_cancel(struct mf_channel *channel, uint32_t sequence);
 
 // The transport that it uses: MF_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.

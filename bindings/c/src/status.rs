@@ -84,11 +84,17 @@ pub enum mf_status {
     MF_QUOTA_EXCEEDED = 35,
     /// The token is good, and does not allow this.
     MF_FORBIDDEN = 36,
+    /// A rank of the group died or fell silent.
+    MF_RANK_LOST = 37,
+    /// The ranks of a group called operations that do not fit together.
+    MF_MISMATCH = 38,
+    /// A message is longer than the room that its receiver has for it.
+    MF_TRUNCATED = 39,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 36] = [
+    pub(crate) const ERRORS: [Self; 39] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -125,6 +131,9 @@ impl mf_status {
         Self::MF_FORKED,
         Self::MF_QUOTA_EXCEEDED,
         Self::MF_FORBIDDEN,
+        Self::MF_RANK_LOST,
+        Self::MF_MISMATCH,
+        Self::MF_TRUNCATED,
     ];
 }
 
@@ -177,6 +186,9 @@ fn remedy(code: Code) -> &'static CStr {
         Code::Forked => c"Connect anew in the child process; leave the parent's handles alone.",
         Code::QuotaExceeded => c"Release a lease or ask for less; an administrator of the site can allow more.",
         Code::Forbidden => c"Use a token of the role that the message names.",
+        Code::RankLost => c"Go on without the rank, or run again from the last checkpoint.",
+        Code::Mismatch => c"Have all ranks call the same operations in the same order, with arguments that fit.",
+        Code::Truncated => c"Receive into a larger buffer, or probe for the length first.",
     }
 }
 

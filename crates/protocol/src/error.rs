@@ -125,6 +125,12 @@ codes! {
     QuotaExceeded = 35, "quota_exceeded", 429, Later;
     /// Whoever asks is known, and may not do this.
     Forbidden = 36, "forbidden", 403, Never;
+    /// A rank of the group died or fell silent.
+    RankLost = 37, "rank_lost", 502, Never;
+    /// The ranks of a group did not call the same collective operation, or not with arguments that fit together.
+    Mismatch = 38, "mismatch", 409, Never;
+    /// A message is longer than the room that its receiver has for it.
+    Truncated = 39, "truncated", 400, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -81,6 +81,10 @@ class ConnectionFailed(Error):
     """Manager or node cannot be reached, or does not speak this protocol."""
 
 
+class GroupError(Error):
+    """An operation of a group failed: a rank is lost, or the ranks did not call what fits together."""
+
+
 class Forked(Error):
     """A client that was inherited through a fork. Connect anew in the child."""
 
@@ -134,6 +138,9 @@ _FAMILIES: dict[str, type[Error]] = {
     "unreachable": ConnectionFailed,
     "protocol_violation": ConnectionFailed,
     "store_failed": ConnectionFailed,
+    "rank_lost": GroupError,
+    "mismatch": GroupError,
+    "truncated": GroupError,
     "forked": Forked,
 }
 

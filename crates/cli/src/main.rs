@@ -12,6 +12,7 @@ mod exit;
 mod invoke;
 mod lease;
 mod logging;
+mod login;
 mod manager;
 mod node;
 mod output;
@@ -105,6 +106,8 @@ enum Command {
     Tenant(tenant::Arguments),
     /// Show, make and revoke tokens, with which people and programs use the manager
     Token(token::Arguments),
+    /// Log in with your institution's identity provider
+    Login(login::Arguments),
     /// Show what leases cost
     Bill(bill::Arguments),
     /// Show the site's prices, or set them
@@ -151,6 +154,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Lease(arguments) => lease::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),
+        Command::Login(arguments) => login::run(arguments, global),
         Command::Bill(arguments) => bill::run(arguments, global),
         Command::Prices(arguments) => tenant::prices(arguments, global),
         Command::Audit(arguments) => bill::audit(arguments, global),

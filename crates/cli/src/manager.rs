@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_manager::{Manager, Options, StoreKind};
+use mayfly_manager::{Manager, Options, StoreKind, oidc};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
@@ -49,6 +49,10 @@ pub struct Arguments {
     /// How often nodes send heartbeats; three that are missing make a lost node
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     heartbeat: Duration,
+    /// With whom people log in (`mayfly login`): a JSON file that names an OpenID Connect provider and who is let in, see
+    /// docs/guides/running.md
+    #[arg(long, value_name = "FILE")]
+    oidc: Option<PathBuf>,
     /// How isolated workers may be, as far as their nodes allow it too; may be repeated, the first is for leases that name none
     #[arg(long, value_enum, value_name = "LEVEL", default_values = ["isolated", "container"])]
     sandbox: Vec<Level>,
@@ -98,6 +102,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     options.heartbeat = arguments.heartbeat;
+    options.oidc = arguments.oidc.as_deref().map(oidc::Site::read).transpose()?;
     if let Some(url) = &arguments.store {
         options.store = StoreKind::Postgres { url: url.clone() };
     }

@@ -267,6 +267,11 @@ impl Client {
         self.manager()?.revoke(lease, grace)
     }
 
+    /// Where the manager is that answered last: `https://...`.
+    pub fn manager_url(&self) -> Result<String, Error> {
+        Ok(self.manager()?.url())
+    }
+
     /// `GET` of any path of the manager's API.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.manager()?.get(path)

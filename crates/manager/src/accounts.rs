@@ -11,10 +11,11 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, TenantId};
 
 use crate::control::{Control, fresh_bearer, now_ms};
+use crate::logins::LOGIN;
 use crate::random;
 use crate::requests::Caller;
 use crate::store::{As, Bearer, BillQuery, LeaseRecord, TenantRecord};
-use crate::world::Account;
+use crate::world::{Account, World};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.
 pub const OWN_TOKEN: &str = "connection.json";
@@ -149,6 +150,12 @@ impl Control {
                 format!("the token `{OWN_TOKEN}` is the manager's own; choose another name"),
             );
         }
+        if request.name.starts_with(LOGIN) {
+            return refused(
+                Code::InvalidRequest,
+                format!("names that begin with `{LOGIN}` are given at logins; choose another name"),
+            );
+        }
         let valid_for = Duration::from_millis(request.valid_for_ms);
         if valid_for.is_zero() || valid_for > LONGEST_TOKEN {
             return refused(
@@ -157,6 +164,17 @@ impl Control {
                     "a token for {} ms; ask for 1 ms to {} days",
                     request.valid_for_ms,
                     LONGEST_TOKEN.as_secs() / 86_400
+                ),
+            );
+        }
+        // Who is let in for a day shall not let in others for a year.
+        let left_ms = caller.bearer.expires_at_ms.saturating_sub(now_ms());
+        if request.valid_for_ms > left_ms {
+            return refused(
+                Code::Forbidden,
+                format!(
+                    "a token cannot outlive the one that it is made with, which has {} s left; ask for less, or use another",
+                    left_ms / 1000
                 ),
             );
         }
@@ -189,13 +207,18 @@ impl Control {
         self.store.keep(bearer.clone()).wait().await?;
         let mut world = self.world();
         world.keep(bearer.clone());
+        self.new_token(&world, token, &bearer)
+    }
+
+    /// What is said of a new token, this once with its secret.
+    pub(crate) fn new_token(&self, world: &World, token: String, bearer: &Bearer) -> Result<NewToken, Failure> {
         Ok(NewToken {
             token,
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
             others: self.peers.others(),
             status: world
-                .token_status(&bearer)
+                .token_status(bearer)
                 .ok_or_else(|| Failure::new(Code::NotFound, "the tenant is gone"))?,
         })
     }
@@ -327,7 +350,7 @@ impl Account {
     }
 }
 
-impl crate::world::World {
+impl World {
     /// A tenant is new, or has other limits.
     pub fn set_tenant(&mut self, record: TenantRecord) -> &Account {
         let id = record.id;

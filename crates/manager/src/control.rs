@@ -12,6 +12,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
+use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
 use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
@@ -63,6 +64,8 @@ pub struct Control {
     pub events: broadcast::Sender<Told>,
     /// Number of the list of nodes that have room, for those who lease straight from them.
     pub rooms: watch::Sender<u64>,
+    /// With whom people log in, if the site has somebody.
+    pub oidc: Option<Provider>,
     /// The other managers over the same store.
     pub peers: Peers,
     /// True once it ends.
@@ -82,6 +85,7 @@ impl Control {
         world: World,
     ) -> Self {
         Self {
+            oidc: options.oidc.clone().map(Provider::new),
             options,
             url,
             ca_pem,

@@ -2,6 +2,7 @@
 
 pub mod accounts;
 pub mod allowances;
+pub mod login;
 pub mod seeing;
 
 use std::sync::Arc;
@@ -72,6 +73,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/tenants/{name}", put(accounts::set_tenant))
         .route("/v1/tokens", get(accounts::list_tokens).post(accounts::create_token))
         .route("/v1/tokens/{id}", delete(accounts::revoke_token))
+        .route("/v1/login", get(login::login_info).post(login::log_in))
         .route("/v1/prices", get(accounts::show_prices).put(accounts::set_prices))
         .route("/v1/bill", get(accounts::show_bill))
         .route("/v1/audit", get(accounts::show_audit))

@@ -23,6 +23,9 @@ use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, Postgres
 use crate::world::World;
 use crate::{hash, http, peers, random, serve};
 
+/// Beside `connection.json` where people log in: the same without a token, to be given to them.
+const LOGIN_FILE: &str = "login.json";
+
 /// The control plane of one site.
 pub struct Manager;
 
@@ -101,11 +104,21 @@ impl Manager {
         let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
         let Identity { signing, ca_pem, tls } = identity;
         let control = Arc::new(Control::new(options, url, ca_pem, signing, store, journal, world));
+        let mut for_clients = vec![connection_path.clone()];
+        if control.oidc.is_some() {
+            let path = control.options.state_dir.join(LOGIN_FILE);
+            let without = Connection {
+                token: String::new(),
+                ..connection.clone()
+            };
+            write(&path, &without)?;
+            for_clients.push(path);
+        }
         // Nodes are told of all managers' keys when they register.
         let shared = control.say_present().await?;
         if shared {
             control.store.tell(vec![News::Manager]);
-            tokio::spawn(peers::keep_present(Arc::clone(&control), connection_path.clone()));
+            tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
         }
         if let Some(news) = news {
             tokio::spawn(peers::hear(Arc::clone(&control), news));
@@ -181,12 +194,17 @@ async fn own_token(
         token,
         others: Vec::new(),
     };
-    let json = serde_json::to_vec_pretty(&connection).map_err(|error| Error::Damaged {
+    write(path, &connection)?;
+    Ok((connection, snapshot))
+}
+
+/// Writes a file for clients.
+fn write(path: &Path, connection: &Connection) -> Result<(), Error> {
+    let json = serde_json::to_vec_pretty(connection).map_err(|error| Error::Damaged {
         path: path.to_path_buf(),
         why: error.to_string(),
     })?;
-    identity::write_private(path, &json)?;
-    Ok((connection, snapshot))
+    identity::write_private(path, &json)
 }
 
 /// The URL to hand out: the first configured name, else the address, with the loopback standing for "everywhere".

@@ -43,6 +43,8 @@ impl Modify for BearerScheme {
         http::accounts::list_tokens,
         http::accounts::create_token,
         http::accounts::revoke_token,
+        http::login::login_info,
+        http::login::log_in,
         http::accounts::show_prices,
         http::accounts::set_prices,
         http::accounts::show_bill,

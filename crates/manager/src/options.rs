@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use mayfly_protocol::api::Sandbox;
 
+use crate::oidc;
+
 /// Where the manager keeps what must survive it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreKind {
@@ -45,6 +47,8 @@ pub struct Options {
     pub longest_lease: Duration,
     /// Levels of isolation that are granted; the first is for leases that name none. Nodes have their own word on it.
     pub sandboxes: Vec<Sandbox>,
+    /// With whom people log in, if the site has somebody.
+    pub oidc: Option<oidc::Site>,
 }
 
 impl Options {
@@ -60,6 +64,7 @@ impl Options {
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
             sandboxes: Sandbox::ALL.to_vec(),
+            oidc: None,
         }
     }
 }

@@ -361,12 +361,12 @@ impl World {
 }
 
 /// Says that this manager lives, and looks after what the dead leave, until it stops.
-pub async fn keep_present(control: Arc<Control>, connection_path: PathBuf) {
+pub async fn keep_present(control: Arc<Control>, for_clients: Vec<PathBuf>) {
     let mut stopping = control.stopping.subscribe();
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Instant::now();
-    // The file that was written at the start names nobody else.
+    // The files that were written at the start name nobody else.
     let mut version = None;
     loop {
         tokio::select! {
@@ -390,12 +390,12 @@ pub async fn keep_present(control: Arc<Control>, connection_path: PathBuf) {
         }
         let now = control.peers.version();
         if std::mem::replace(&mut version, now.clone()) != now {
-            rewrite(&control, &connection_path);
+            for_clients.iter().for_each(|path| rewrite(&control, path));
         }
     }
 }
 
-/// Clients of the same user find all managers in the file of theirs.
+/// Clients find all managers in the file of theirs.
 fn rewrite(control: &Control, path: &std::path::Path) {
     let kept = identity::read(path).ok().flatten();
     let Some(kept) = kept.and_then(|json| serde_json::from_slice::<Connection>(&json).ok()) else {

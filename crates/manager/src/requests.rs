@@ -107,13 +107,13 @@ fn bearer(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
     let token = token.ok_or_else(|| {
         refuse(
             Code::Unauthorized,
-            "no bearer token; send `Authorization: Bearer` with the one in connection.json",
+            "no bearer token; log in with `mayfly login`, or send `Authorization: Bearer` with the one in connection.json",
         )
     })?;
     control.authenticate(token.trim()).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
-            "this bearer token is unknown or has expired; take it anew from connection.json",
+            "this bearer token is unknown or has expired; take it anew from connection.json, or log in anew",
         )
     })
 }

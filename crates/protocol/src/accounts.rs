@@ -142,6 +142,35 @@ pub struct NewToken {
     pub status: TokenStatus,
 }
 
+/// `GET /v1/login`: with which OpenID Connect provider one logs in, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LoginInfo {
+    /// Its name.
+    pub issuer: String,
+    /// Under which it knows this site, as a public client.
+    pub client_id: String,
+    /// What to ask for.
+    pub scopes: Vec<String>,
+    /// Where codes are exchanged for ID tokens.
+    pub token_endpoint: String,
+    /// Where people log in with a browser on the same machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorization_endpoint: Option<String>,
+    /// Where those begin who have their browser on another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_authorization_endpoint: Option<String>,
+    /// Its certificate authority, PEM, if it is none of the public ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_pem: Option<String>,
+}
+
+/// `POST /v1/login`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LoginRequest {
+    /// An ID token of the provider's, for its client of this site.
+    pub id_token: String,
+}
+
 /// What is known of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenStatus {

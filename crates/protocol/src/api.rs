@@ -680,7 +680,8 @@ pub struct Connection {
     pub manager: String,
     /// The certificate authority's certificate, PEM.
     pub ca_pem: String,
-    /// Bearer token.
+    /// Bearer token; empty in the file with which one logs in.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
     /// The site's other managers, of which each will do as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -62,7 +62,11 @@ pub async fn member(manager: &Handle, tenant: &str, role: Role) -> Client {
     {
         own.tenant(tenant, |_| {}).await;
     }
-    let made = own.token(&wanted(Some(tenant), role)).await;
+    let longer = TokenRequest {
+        valid_for_ms: 120_000,
+        ..wanted(Some(tenant), role)
+    };
+    let made = own.token(&longer).await;
     let mut client = Client::new(manager).await;
     client.token = made.token;
     client
@@ -204,6 +208,10 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
             ..wanted(None, Role::User)
         },
         TokenRequest {
+            name: "login.ada".into(),
+            ..wanted(None, Role::User)
+        },
+        TokenRequest {
             valid_for_ms: 0,
             ..wanted(None, Role::User)
         },
@@ -218,6 +226,13 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
             "{bad:?}"
         );
     }
+    // The caller's own is good for two minutes.
+    let longer = TokenRequest {
+        valid_for_ms: 121_000,
+        ..wanted(None, Role::User)
+    };
+    let refusal = user.refused("POST", "/v1/tokens", &longer).await;
+    assert_eq!(refusal.code, Code::Forbidden, "{refusal}");
     let reader = TokenRequest {
         name: "reader".into(),
         read_only: true,

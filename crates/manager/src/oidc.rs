@@ -1,0 +1,572 @@
+//! An institution's OpenID Connect provider: what the site says of it, its keys, and whether an ID token is one of its own.
+//!
+//! Only the provider's keys are fetched. The manager never sees a password, nor a token that would let it act for anybody there.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use mayfly_protocol::accounts::{LoginInfo, Role};
+use mayfly_protocol::error::{Code, Failure};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+
+/// Whoever waits for a login waits no longer for the provider.
+const FETCH_LIMIT: Duration = Duration::from_secs(5);
+/// No provider's document has so many bytes.
+const MOST_BYTES: u64 = 1 << 20;
+/// Keys are asked for anew after this long, and when a token names one that is not known, but not more often than
+/// [`FETCH_PAUSE`]: anybody can send tokens.
+const KEYS_LIFE: Duration = Duration::from_secs(3600);
+const FETCH_PAUSE: Duration = Duration::from_secs(10);
+/// Clocks of a provider and a site may be apart by this much.
+const LEEWAY_S: u64 = 30;
+/// The longest life of a token that a login gives.
+const LONGEST_S: u64 = 30 * 24 * 3600;
+/// Signatures that are believed. None is by a secret that the manager would have to share.
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::RS256,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// What a site says of its provider: the file of `--oidc`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Site {
+    /// Its name, exactly as in its tokens; its description is found below it.
+    pub issuer: String,
+    /// Under which the provider knows Mayfly, as a public client.
+    pub client_id: String,
+    /// What is asked for besides `openid`.
+    #[serde(default)]
+    pub scopes: Vec<String>,
+    /// Certificate authority of the provider, PEM, if it is none of the public ones. A relative path starts at the site's file.
+    #[serde(default)]
+    pub ca_file: Option<PathBuf>,
+    /// Seconds for which a login is good.
+    #[serde(default = "half_a_day")]
+    pub valid_for_s: u64,
+    /// Who is let in, and as whom: the first that fits.
+    pub rules: Vec<Rule>,
+    #[serde(skip)]
+    ca: Option<(String, Certificate<'static>)>,
+}
+
+fn half_a_day() -> u64 {
+    12 * 3600
+}
+
+/// Lets those in of whom the provider claims something.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Name of the claim; with dots, of one inside another (`realm_access.roles`).
+    pub claim: String,
+    /// What it must be, or hold if it is a list; `*` stands for anything before what follows it (`*@uni.example`).
+    pub value: String,
+    /// Which tenant they belong to. It must exist.
+    pub tenant: String,
+    /// What they may do.
+    #[serde(default = "user")]
+    pub role: Role,
+}
+
+fn user() -> Role {
+    Role::User
+}
+
+fn wrong(text: impl Into<String>) -> Failure {
+    Failure::new(Code::InvalidRequest, text)
+}
+
+/// Whether what is fetched from there comes from whom it should.
+fn is_safe(url: &str) -> bool {
+    let host = |rest: &str| rest.split(['/', '?', '#']).next().unwrap_or_default().to_owned();
+    if let Some(rest) = url.strip_prefix("https://") {
+        return !host(rest).is_empty();
+    }
+    let Some(rest) = url.strip_prefix("http://") else {
+        return false;
+    };
+    let host = host(rest);
+    let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
+    ["127.0.0.1", "localhost", "[::1]"].contains(&name)
+}
+
+impl Site {
+    /// Reads and checks the file of `--oidc`.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let named = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|error| wrong(format!("--oidc {named} cannot be read: {error}")))?;
+        let mut site: Self =
+            serde_json::from_str(&text).map_err(|error| wrong(format!("--oidc {named} is not understood: {error}")))?;
+        site.check()
+            .map_err(|failure| wrong(format!("--oidc {named}: {}", failure.message)))?;
+        if let Some(file) = &site.ca_file {
+            let file = path.parent().unwrap_or(Path::new(".")).join(file);
+            let pem = std::fs::read_to_string(&file)
+                .map_err(|error| wrong(format!("--oidc {named}: {} cannot be read: {error}", file.display())))?;
+            let ca = Certificate::from_pem(pem.as_bytes())
+                .map_err(|error| wrong(format!("--oidc {named}: {} is no certificate: {error}", file.display())))?;
+            site.ca = Some((pem, ca));
+        }
+        Ok(site)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if !is_safe(&self.issuer) {
+            return Err(wrong(format!(
+                "the issuer `{:.200}` is no https:// address, nor one of this machine's loopback",
+                self.issuer
+            )));
+        }
+        if self.rules.is_empty() {
+            return Err(wrong("without rules nobody could log in; give at least one"));
+        }
+        if let Some(rule) = self
+            .rules
+            .iter()
+            .find(|rule| rule.claim.is_empty() || rule.value.is_empty())
+        {
+            return Err(wrong(format!(
+                "the rule for the tenant `{:.64}` names no claim or no value",
+                rule.tenant
+            )));
+        }
+        if self.valid_for_s == 0 || self.valid_for_s > LONGEST_S {
+            return Err(wrong(format!(
+                "valid_for_s is {}; give 1 to {LONGEST_S}",
+                self.valid_for_s
+            )));
+        }
+        Ok(())
+    }
+
+    /// The first rule that lets somebody in of whom this is claimed.
+    fn rule_for(&self, claims: &Map<String, Value>) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.fits(claims))
+    }
+}
+
+impl Rule {
+    fn fits(&self, claims: &Map<String, Value>) -> bool {
+        // An address that nobody has shown to be theirs is anybody's.
+        if self.claim == "email" && claims.get("email_verified") != Some(&Value::Bool(true)) {
+            return false;
+        }
+        let fits = |value: &Value| {
+            value.as_str().is_some_and(|text| match self.value.strip_prefix('*') {
+                Some(end) => text.ends_with(end),
+                None => text == self.value,
+            })
+        };
+        match find(claims, &self.claim) {
+            Some(Value::Array(values)) => values.iter().any(fits),
+            Some(value) => fits(value),
+            None => false,
+        }
+    }
+}
+
+/// A claim by its name, which may itself have dots, or by its path.
+fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    if let Some(value) = claims.get(name) {
+        return Some(value);
+    }
+    let (first, rest) = name.split_once('.')?;
+    find(claims.get(first)?.as_object()?, rest)
+}
+
+/// What the provider says of itself, as far as it is used.
+#[derive(Debug, Clone, Deserialize)]
+struct Description {
+    issuer: String,
+    jwks_uri: String,
+    token_endpoint: String,
+    authorization_endpoint: Option<String>,
+    device_authorization_endpoint: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct KeySet {
+    keys: Vec<Value>,
+}
+
+#[derive(Default)]
+struct Known {
+    description: Option<Description>,
+    keys: HashMap<Option<String>, Jwk>,
+    fetched: Option<Instant>,
+    tried: Option<Instant>,
+}
+
+/// Somebody whom the provider vouches for and a rule lets in.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Person {
+    /// The provider's name for them, which never changes.
+    pub subject: String,
+    /// What people call them.
+    pub name: String,
+    /// The rule that lets them in.
+    pub rule: Rule,
+}
+
+/// The provider, and what is known of it.
+pub struct Provider {
+    site: Site,
+    agent: Agent,
+    known: tokio::sync::Mutex<Known>,
+}
+
+impl std::fmt::Debug for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Provider")
+            .field("issuer", &self.site.issuer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Provider {
+    /// The provider of a site whose file was read. Nothing is fetched yet: it may be down when the manager starts.
+    pub fn new(site: Site) -> Self {
+        let tls = TlsConfig::builder().provider(TlsProvider::Rustls);
+        let tls = match &site.ca {
+            Some((_, ca)) => tls.root_certs(RootCerts::new_with_certs(std::slice::from_ref(ca))),
+            None => tls,
+        };
+        let config = Agent::config_builder()
+            .tls_config(tls.build())
+            .timeout_global(Some(FETCH_LIMIT))
+            .max_redirects(0)
+            .max_idle_connections(0)
+            .build();
+        Self {
+            site,
+            agent: config.into(),
+            known: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// For how long a login is good.
+    pub fn valid_for(&self) -> Duration {
+        Duration::from_secs(self.site.valid_for_s)
+    }
+
+    /// What a client must know to get an ID token.
+    pub async fn info(&self) -> Result<LoginInfo, Failure> {
+        let mut known = self.known.lock().await;
+        let fresh = known.fetched.is_some_and(|at| at.elapsed() < KEYS_LIFE);
+        if !fresh {
+            self.refresh(&mut known).await?;
+        }
+        let Some(description) = &known.description else {
+            return Err(self.unreachable("it has not been heard of"));
+        };
+        let mut scopes = vec!["openid".to_owned()];
+        scopes.extend(self.site.scopes.iter().filter(|scope| *scope != "openid").cloned());
+        Ok(LoginInfo {
+            issuer: self.site.issuer.clone(),
+            client_id: self.site.client_id.clone(),
+            scopes,
+            token_endpoint: description.token_endpoint.clone(),
+            authorization_endpoint: description.authorization_endpoint.clone(),
+            device_authorization_endpoint: description.device_authorization_endpoint.clone(),
+            ca_pem: self.site.ca.as_ref().map(|(pem, _)| pem.clone()),
+        })
+    }
+
+    /// Whom this ID token is about, if it is the provider's, for us, good now, and about somebody whom a rule lets in.
+    pub async fn person(&self, id_token: &str) -> Result<Person, Failure> {
+        let refused = |why: &dyn std::fmt::Display| {
+            Failure::new(
+                Code::Unauthorized,
+                format!("this ID token is not accepted: {why}; log in anew with `mayfly login`"),
+            )
+        };
+        let header = decode_header(id_token).map_err(|error| refused(&error))?;
+        if !ALGORITHMS.contains(&header.alg) {
+            return Err(refused(&format!(
+                "it is signed by {:?}, which is not believed",
+                header.alg
+            )));
+        }
+        let key = self
+            .key(&header.kid)
+            .await?
+            .ok_or_else(|| refused(&"the provider has no key of the name that it was signed with"))?;
+        let key = DecodingKey::from_jwk(&key).map_err(|error| refused(&error))?;
+        let mut validation = Validation::new(header.alg);
+        validation.set_audience(&[&self.site.client_id]);
+        validation.set_issuer(&[&self.site.issuer]);
+        validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+        validation.validate_nbf = true;
+        validation.leeway = LEEWAY_S;
+        let claims = decode::<Map<String, Value>>(id_token, &key, &validation)
+            .map_err(|error| refused(&error))?
+            .claims;
+        // A token for several must have been made for us.
+        let many = claims
+            .get("aud")
+            .and_then(Value::as_array)
+            .is_some_and(|all| all.len() > 1);
+        let party = claims.get("azp").and_then(Value::as_str);
+        if many && party.is_none() || party.is_some_and(|party| party != self.site.client_id) {
+            return Err(refused(&"it was made for another client"));
+        }
+        self.admit(&claims)
+    }
+
+    fn admit(&self, claims: &Map<String, Value>) -> Result<Person, Failure> {
+        let text = |name: &str| claims.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let subject = text("sub")
+            .ok_or_else(|| Failure::new(Code::Unauthorized, "the ID token is about nobody (no `sub`)"))?
+            .to_owned();
+        let name = ["preferred_username", "email", "name"]
+            .into_iter()
+            .find_map(text)
+            .unwrap_or(&subject)
+            .to_owned();
+        let rule = self.site.rule_for(claims).ok_or_else(|| {
+            Failure::new(
+                Code::Forbidden,
+                format!(
+                    "{} says that you are {name:.80}, and no rule of this site lets you in; ask an administrator for one",
+                    self.site.issuer
+                ),
+            )
+        })?;
+        Ok(Person {
+            subject,
+            name,
+            rule: rule.clone(),
+        })
+    }
+
+    async fn key(&self, id: &Option<String>) -> Result<Option<Jwk>, Failure> {
+        let mut known = self.known.lock().await;
+        let old = known.fetched.is_none_or(|at| at.elapsed() >= KEYS_LIFE);
+        if old || !known.keys.contains_key(id) {
+            let wait = known.tried.is_some_and(|at| at.elapsed() < FETCH_PAUSE);
+            match wait {
+                true if known.fetched.is_none() => {
+                    return Err(self.unreachable("it did not answer a moment ago"));
+                }
+                true => {}
+                false => self.refresh(&mut known).await?,
+            }
+        }
+        // A token may leave the name out when there is but one key.
+        let only = || {
+            known
+                .keys
+                .values()
+                .next()
+                .filter(|_| id.is_none() && known.keys.len() == 1)
+        };
+        Ok(known.keys.get(id).or_else(only).cloned())
+    }
+
+    async fn refresh(&self, known: &mut Known) -> Result<(), Failure> {
+        known.tried = Some(Instant::now());
+        let base = self.site.issuer.trim_end_matches('/');
+        let description: Description = self.fetch(format!("{base}/.well-known/openid-configuration")).await?;
+        if description.issuer != self.site.issuer {
+            return Err(self.unreachable(&format!(
+                "it calls itself `{:.200}`; write exactly that into the file of --oidc",
+                description.issuer
+            )));
+        }
+        let optional = [
+            &description.authorization_endpoint,
+            &description.device_authorization_endpoint,
+        ];
+        let addresses = optional.into_iter().flatten();
+        for address in addresses.chain([&description.jwks_uri, &description.token_endpoint]) {
+            if !is_safe(address) {
+                return Err(self.unreachable(&format!("it names the address `{address:.200}`, which is not https")));
+            }
+        }
+        let set: KeySet = self.fetch(description.jwks_uri.clone()).await?;
+        // Some keys are for something else, or of a kind that is not known here.
+        let keys = set
+            .keys
+            .into_iter()
+            .filter_map(|key| serde_json::from_value::<Jwk>(key).ok());
+        known.keys = keys.map(|key| (key.common.key_id.clone(), key)).collect();
+        known.description = Some(description);
+        known.fetched = Some(Instant::now());
+        Ok(())
+    }
+
+    async fn fetch<T: serde::de::DeserializeOwned + Send + 'static>(&self, url: String) -> Result<T, Failure> {
+        let agent = self.agent.clone();
+        let named = url.clone();
+        let read = tokio::task::spawn_blocking(move || -> Result<T, String> {
+            let mut response = agent.get(&url).call().map_err(|error| error.to_string())?;
+            let body = response.body_mut().with_config().limit(MOST_BYTES);
+            body.read_json().map_err(|error| error.to_string())
+        });
+        let read = read.await.unwrap_or_else(|error| Err(error.to_string()));
+        read.map_err(|error| self.unreachable(&format!("{named}: {error}")))
+    }
+
+    fn unreachable(&self, why: &str) -> Failure {
+        Failure::new(
+            Code::Unreachable,
+            format!(
+                "the identity provider {} cannot be used: {why}; try again, or use a token",
+                self.site.issuer
+            ),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rule(claim: &str, value: &str) -> Rule {
+        Rule {
+            claim: claim.into(),
+            value: value.into(),
+            tenant: "astro".into(),
+            role: Role::User,
+        }
+    }
+
+    fn fits(rule: &Rule, claims: &Value) -> bool {
+        rule.fits(claims.as_object().unwrap())
+    }
+
+    #[test]
+    fn a_rule_looks_into_lists_and_into_claims_within_claims() {
+        let claims = json!({ "groups": ["physics", "astro"], "realm_access": { "roles": ["staff"] }, "https://x.example/unit": "7" });
+        assert!(fits(&rule("groups", "astro"), &claims));
+        assert!(!fits(&rule("groups", "astr"), &claims));
+        assert!(fits(&rule("realm_access.roles", "staff"), &claims));
+        assert!(fits(&rule("https://x.example/unit", "7"), &claims));
+        assert!(!fits(&rule("groups.0", "physics"), &claims));
+        assert!(!fits(&rule("missing", "*"), &claims));
+    }
+
+    #[test]
+    fn an_address_counts_only_when_the_provider_has_verified_it() {
+        let ours = rule("email", "*@uni.example");
+        assert!(fits(
+            &ours,
+            &json!({ "email": "ada@uni.example", "email_verified": true })
+        ));
+        assert!(!fits(&ours, &json!({ "email": "ada@uni.example" })));
+        assert!(!fits(
+            &ours,
+            &json!({ "email": "ada@uni.example", "email_verified": false })
+        ));
+        assert!(!fits(
+            &ours,
+            &json!({ "email": "ada@uni.example.evil", "email_verified": true })
+        ));
+    }
+
+    #[test]
+    fn what_is_not_from_whom_it_should_be_is_not_fetched() {
+        assert!(is_safe("https://login.uni.example/realms/lab"));
+        assert!(is_safe("http://127.0.0.1:4000") && is_safe("http://[::1]:4000/x"));
+        assert!(!is_safe("http://login.uni.example"));
+        assert!(!is_safe("http://localhost.evil.example") && !is_safe("http://127.0.0.1.evil.example:80/"));
+        assert!(!is_safe("https://") && !is_safe("file:///etc/passwd"));
+    }
+
+    #[test]
+    fn a_file_that_lets_nobody_in_or_says_something_unknown_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("oidc.json");
+        let read = |value: Value| {
+            std::fs::write(&path, value.to_string()).unwrap();
+            Site::read(&path).map(|_| ()).map_err(|failure| failure.message)
+        };
+        let rules = json!([{ "claim": "groups", "value": "astro", "tenant": "astro" }]);
+        let good = json!({ "issuer": "https://login.example", "client_id": "mayfly", "rules": rules });
+        assert_eq!(read(good.clone()), Ok(()));
+        let with = |name: &str, value: Value| {
+            let mut other = good.clone();
+            other[name] = value;
+            read(other).unwrap_err()
+        };
+        assert!(with("rules", json!([])).contains("nobody could log in"));
+        assert!(with("issuer", json!("http://login.example")).contains("no https://"));
+        assert!(with("valid_for_s", json!(0)).contains("valid_for_s"));
+        assert!(with("secret", json!("x")).contains("unknown field"));
+        assert!(with("ca_file", json!("missing.pem")).contains("missing.pem"));
+    }
+
+    fn provider() -> (Provider, jsonwebtoken::EncodingKey) {
+        let key = mayfly_lease::SigningKey::from_seed([7; 32]);
+        let site = json!({
+            "issuer": "https://login.example", "client_id": "mayfly",
+            "rules": [{ "claim": "groups", "value": "astro", "tenant": "astro" }],
+        });
+        let mut provider = Provider::new(serde_json::from_value(site).unwrap());
+        let x = base64::Engine::encode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, key.public().0);
+        let jwk = json!({ "kty": "OKP", "crv": "Ed25519", "x": x, "kid": "k" });
+        let known = provider.known.get_mut();
+        known
+            .keys
+            .insert(Some("k".into()), serde_json::from_value(jwk).unwrap());
+        (known.fetched, known.tried) = (Some(Instant::now()), Some(Instant::now()));
+        (provider, jsonwebtoken::EncodingKey::from_ed_der(&key.to_pkcs8()))
+    }
+
+    #[tokio::test]
+    async fn a_token_counts_only_from_this_provider_for_this_client_and_while_it_is_good() {
+        let (provider, key) = provider();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let good = json!({
+            "iss": "https://login.example", "aud": "mayfly", "sub": "1", "exp": now + 60, "groups": ["astro"],
+        });
+        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
+        header.kid = Some("k".into());
+        let sign = |claims: &Value| jsonwebtoken::encode(&header, claims, &key).unwrap();
+        let person = provider.person(&sign(&good)).await.unwrap();
+        assert_eq!((person.subject.as_str(), person.rule.tenant.as_str()), ("1", "astro"));
+        let with = |name: &str, value: Value| {
+            let mut other = good.clone();
+            other[name] = value;
+            sign(&other)
+        };
+        let bad = [
+            with("exp", json!(now - 120)),
+            with("exp", Value::Null),
+            with("nbf", json!(now + 120)),
+            with("iss", json!("https://login.example/")),
+            with("aud", json!("another")),
+            with("aud", json!(["mayfly", "another"])),
+            with("azp", json!("another")),
+            with("sub", json!("")),
+        ];
+        for token in bad {
+            assert_eq!(
+                provider.person(&token).await.unwrap_err().code,
+                Code::Unauthorized,
+                "{token}"
+            );
+        }
+        let both = with("aud", json!(["another", "mayfly"]));
+        assert_eq!(provider.person(&both).await.unwrap_err().code, Code::Unauthorized);
+        let stranger = provider.person(&with("groups", json!(["other"]))).await.unwrap_err();
+        assert_eq!(stranger.code, Code::Forbidden);
+    }
+}

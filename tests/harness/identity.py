@@ -1,0 +1,143 @@
+"""A real OpenID Connect provider (the npm package ``oidc-provider``), and a person with a browser who logs in there."""
+
+from __future__ import annotations
+
+import html
+import http.cookiejar
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from harness.daemons import free_port
+from harness.leaks import die_with_parent
+from harness.programs import ROOT, run
+
+HERE = ROOT / "tests" / "oidc"
+
+
+def _modules() -> Path:
+    cache = os.environ.get("MAYFLY_CACHE") or Path.home() / ".cache" / "mayfly"
+    return Path(cache) / "oidc" / "node_modules"
+
+
+def unavailable() -> str | None:
+    """Why there can be none; none if there can."""
+    if not shutil.which("node"):
+        return "Node.js is not installed: sudo apt-get install nodejs npm"
+    if not (_modules() / "oidc-provider").is_dir():
+        return "the package oidc-provider is not installed: scripts/bootstrap tests"
+    return None
+
+
+class Provider:
+    """A provider on the loopback, with a certificate authority of its own."""
+
+    def __init__(self, directory: Path, people: dict[str, dict[str, Any]], **settings: Any) -> None:
+        self.directory = directory
+        self.people = people
+        self.port = free_port()
+        self.issuer = f"https://localhost:{self.port}"
+        self.ca = directory / "provider-ca.pem"
+        self._certify()
+        self.start(**settings)
+
+    def _certify(self) -> None:
+        ca_key, key, request = (self.directory / name for name in ("ca.key", "provider.key", "provider.csr"))
+        extensions = self.directory / "provider.ext"
+        extensions.write_text("subjectAltName=DNS:localhost\nbasicConstraints=critical,CA:false\n")
+        new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-batch")
+        authority = ("-addext", "basicConstraints=critical,CA:true", "-subj", "/CN=provider of tests")
+        run(*new, "-x509", "-days", "2", *authority, "-keyout", ca_key, "-out", self.ca)
+        run(*new, "-subj", "/CN=localhost", "-keyout", key, "-out", request)
+        signed = ("-days", "2", "-extfile", extensions, "-out", self.directory / "provider.pem")
+        run("openssl", "x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", ca_key, "-CAcreateserial", *signed)
+
+    def start(self, **settings: Any) -> None:
+        """Starts it, with new keys."""
+        told = {
+            "port": self.port,
+            "cert": str(self.directory / "provider.pem"),
+            "key": str(self.directory / "provider.key"),
+            "kid": "first",
+            "alg": "RS256",
+            "people": self.people,
+        } | settings
+        self.log = open(self.directory / "provider.log", "ab")  # noqa: SIM115 (closed when it stops)
+        self.process = subprocess.Popen(
+            ["node", HERE / "provider.mjs", _modules(), json.dumps(told)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == "ready", (self.directory / "provider.log").read_text()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+
+class Browser:
+    """A browser without a screen: cookies, redirections, and forms that are filled in."""
+
+    def __init__(self, provider: Provider) -> None:
+        cookies = http.cookiejar.CookieJar()
+        tls = ssl.create_default_context(cafile=str(provider.ca))
+        self.opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=tls),
+            urllib.request.HTTPCookieProcessor(cookies),
+            self._redirections(),
+        )
+        self.url = ""
+        self.text = ""
+        #: Where it was sent last, whether somebody answers there or not.
+        self.sent = ""
+
+    def _redirections(self) -> urllib.request.HTTPRedirectHandler:
+        browser = self
+
+        class Followed(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *args: Any) -> urllib.request.Request | None:
+                browser.sent = args[-1]
+                return super().redirect_request(*args)
+
+        return Followed()
+
+    def open(self, url: str, form: dict[str, str] | None = None) -> None:
+        """Goes there, and wherever that leads."""
+        data = urllib.parse.urlencode(form).encode() if form is not None else None
+        with self.opener.open(url, data, timeout=20) as response:
+            self.url, self.text = response.url, response.read().decode()
+
+    def submit(self, **fields: str) -> None:
+        """Fills in the page's form and sends it."""
+        found = re.search(r"<form[^>]*>", self.text)
+        assert found, self.text
+        action = re.search(r'action="([^"]*)"', found[0])
+        target = urllib.parse.urljoin(self.url, html.unescape(action[1])) if action else self.url
+        hidden = re.findall(r'<input[^>]*type="hidden"[^>]*>', self.text)
+        form = {}
+        for field in hidden:
+            name, value = re.search(r'name="([^"]*)"', field), re.search(r'value="([^"]*)"', field)
+            if name:
+                form[name[1]] = html.unescape(value[1]) if value else ""
+        self.open(target, form | fields)
+
+    def log_in(self, person: str) -> None:
+        """Logs in on the page that is shown, and lets the program have what it asks for."""
+        self.submit(login=person, password="any")
+        self.submit()

@@ -246,8 +246,20 @@ impl Pool {
 #[pymethods]
 impl Pool {
     /// Makes a pickled callable known, whose code the node has, and answers the number to call it by.
-    fn register_python(&self, py: Python<'_>, hash: &str, python: String, cloudpickle: String) -> PyResult<u32> {
-        self.register(py, hash, Form::Python { python, cloudpickle })
+    fn register_python(
+        &self,
+        py: Python<'_>,
+        hash: &str,
+        python: String,
+        cloudpickle: String,
+        name: String,
+    ) -> PyResult<u32> {
+        let form = Form::Python {
+            python,
+            cloudpickle,
+            name,
+        };
+        self.register(py, hash, form)
     }
 
     /// Delegates some of its workers, once what they were sent has ended, and answers the delegation as text.

@@ -279,7 +279,9 @@ impl Runtime for PythonRuntime {
             return Ok(*number);
         }
         let loaded = match &function.form {
-            Form::Python { python, cloudpickle } => {
+            Form::Python {
+                python, cloudpickle, ..
+            } => {
                 self.check_versions(python, cloudpickle)?;
                 Function::Python(self.unpickle(code)?)
             }

@@ -19,9 +19,11 @@ use crate::{Global, connect, output, values};
   mayfly bill
   mayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
   mayfly bill --tenant astro --csv > astro.csv
+  mayfly bill --by function
 
 A lease counts when it lived within the time asked for, and then with all that it cost. Leases that live are billed for what
-was metered until some seconds ago. Dates are those of UTC.")]
+was metered until some seconds ago. Dates are those of UTC. By function, what no function is charged with (memory held, polling, loading
+code) stands in a line of its own.")]
 pub struct Arguments {
     /// One tenant's [default: yours; everybody's for operators]
     #[arg(long, value_parser = values::name)]
@@ -51,6 +53,8 @@ enum By {
     Node,
     /// All leases granted on a day
     Day,
+    /// One function of a tenant: time inside it, at the prices of the leases
+    Function,
 }
 
 /// A line of what is printed.
@@ -72,17 +76,33 @@ struct Line {
 
 impl Line {
     fn add(&mut self, line: &BillLine) {
+        self.merge(&Self {
+            leases: 1,
+            calls: line.usage.calls,
+            failures: line.usage.failures,
+            computing_us: line.usage.computing_us,
+            polling_us: line.usage.polling_us,
+            allocated_us: line.usage.allocated_us,
+            allocation: line.allocation,
+            computing: line.computing,
+            polling: line.polling,
+            total: line.total,
+            ..Self::default()
+        });
+    }
+
+    fn merge(&mut self, other: &Self) {
         let parts = [
-            (&mut self.leases, 1),
-            (&mut self.calls, line.usage.calls),
-            (&mut self.failures, line.usage.failures),
-            (&mut self.computing_us, line.usage.computing_us),
-            (&mut self.polling_us, line.usage.polling_us),
-            (&mut self.allocated_us, line.usage.allocated_us),
-            (&mut self.allocation, line.allocation),
-            (&mut self.computing, line.computing),
-            (&mut self.polling, line.polling),
-            (&mut self.total, line.total),
+            (&mut self.leases, other.leases),
+            (&mut self.calls, other.calls),
+            (&mut self.failures, other.failures),
+            (&mut self.computing_us, other.computing_us),
+            (&mut self.polling_us, other.polling_us),
+            (&mut self.allocated_us, other.allocated_us),
+            (&mut self.allocation, other.allocation),
+            (&mut self.computing, other.computing),
+            (&mut self.polling, other.polling),
+            (&mut self.total, other.total),
         ];
         for (sum, part) in parts {
             *sum = sum.saturating_add(part);
@@ -147,6 +167,7 @@ fn gather(lines: &[BillLine], by: By, names: &BTreeMap<NodeId, String>) -> Vec<L
             By::Tenant => line.tenant_name.clone(),
             By::Node => names.get(&line.node).cloned().unwrap_or_else(|| line.node.to_string()),
             By::Day => output::date(line.granted_at_ms),
+            By::Function => return gather_functions(lines),
         };
         // Leases in the order of their grants, everything else by its name.
         let order = if by == By::Lease { line.granted_at_ms } else { 0 };
@@ -163,12 +184,62 @@ fn gather(lines: &[BillLine], by: By, names: &BTreeMap<NodeId, String>) -> Vec<L
     gathered.into_values().collect()
 }
 
+/// What no function is charged with.
+const NO_FUNCTION: &str = "-";
+
+/// Functions, each with its computing, and the rest of every lease: the sum is that of the leases.
+fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
+    let mut gathered: BTreeMap<(String, String), Line> = BTreeMap::new();
+    let mut add = |tenant: &str, what: &str, part: &Line| {
+        let key = (tenant.to_owned(), what.to_owned());
+        let sum = gathered.entry(key).or_insert_with(|| Line {
+            what: what.into(),
+            tenant: tenant.into(),
+            ..Line::default()
+        });
+        sum.merge(part);
+    };
+    for line in lines {
+        let mut rest = Line::default();
+        rest.add(line);
+        for function in &line.functions {
+            // As the lease itself is charged: a price for a second, in billionths.
+            let price = u128::from(line.prices.computing_per_s);
+            let cost = u128::from(function.computing_us) * price / 1_000_000;
+            let cost = u64::try_from(cost).unwrap_or(u64::MAX).min(rest.computing);
+            let part = Line {
+                leases: 1,
+                calls: function.calls,
+                failures: function.failures,
+                computing_us: function.computing_us,
+                computing: cost,
+                total: cost,
+                ..Line::default()
+            };
+            let pairs = [
+                (&mut rest.calls, part.calls),
+                (&mut rest.failures, part.failures),
+                (&mut rest.computing_us, part.computing_us),
+                (&mut rest.computing, cost),
+                (&mut rest.total, cost),
+            ];
+            for (left, taken) in pairs {
+                *left = left.saturating_sub(taken);
+            }
+            add(&line.tenant_name, &function.function, &part);
+        }
+        add(&line.tenant_name, NO_FUNCTION, &rest);
+    }
+    gathered.into_values().collect()
+}
+
 fn heading(by: By) -> &'static str {
     match by {
         By::Lease => "lease",
         By::Tenant => "tenant",
         By::Node => "node",
         By::Day => "day",
+        By::Function => "function",
     }
 }
 
@@ -210,6 +281,7 @@ fn table(lines: &[Line], by: By) -> String {
                 By::Tenant => "TENANT",
                 By::Node => "NODE",
                 By::Day => "DAY",
+                By::Function => "FUNCTION",
             },
             Left,
         ),
@@ -292,7 +364,7 @@ pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure>
 #[cfg(test)]
 mod tests {
     use mayfly_protocol::accounts::Prices;
-    use mayfly_protocol::api::{Mode, Usage};
+    use mayfly_protocol::api::{FunctionUsage, Mode, Usage};
     use mayfly_protocol::ids::{LeaseId, TenantId};
 
     use super::*;
@@ -313,12 +385,40 @@ mod tests {
                 calls: 2,
                 ..Usage::default()
             },
+            functions: Vec::new(),
             prices: Prices::default(),
             allocation: 0,
             computing: total,
             polling: 0,
             total,
         }
+    }
+
+    #[test]
+    fn the_lines_of_functions_and_of_what_none_is_charged_with_add_up_to_their_leases() {
+        let mut lines = [line(1, "a", 5, 1_000), line(2, "a", 6, 1_000)];
+        for line in &mut lines {
+            line.prices.computing_per_s = 1_000_000;
+            (line.usage.computing_us, line.usage.calls) = (1_000, 5);
+            (line.allocation, line.total) = (70, 1_070);
+            let function = |name: &str, computing_us, calls| FunctionUsage {
+                function: name.into(),
+                calls,
+                failures: 0,
+                computing_us,
+            };
+            line.functions = vec![function("area@1", 600, 3), function("mean@2", 100, 1)];
+        }
+        // Whatever a node says: no more than the lease cost.
+        lines[1].functions[0].computing_us = u64::MAX;
+        let gathered = gather(&lines, By::Function, &BTreeMap::new());
+        let sums: Vec<_> = gathered
+            .iter()
+            .map(|line| (line.what.as_str(), line.calls, line.total))
+            .collect();
+        assert_eq!(sums, [("-", 2, 440), ("area@1", 6, 1_600), ("mean@2", 2, 100)]);
+        let total: u64 = gathered.iter().map(|line| line.total).sum();
+        assert_eq!(total, lines.iter().map(|line| line.total).sum::<u64>());
     }
 
     #[test]

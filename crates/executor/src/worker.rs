@@ -15,7 +15,7 @@ use mayfly_protocol::slot::{Geometry, Status};
 use rustix::process::Pid;
 
 use crate::cores::Place;
-use crate::meter::{Activity, Meter, meters_length};
+use crate::meter::{Account, Activity, Meter, meters_length};
 use crate::{Call, Runtime};
 
 /// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
@@ -35,6 +35,8 @@ struct Worker<'a, R: Runtime> {
     runtime: &'a mut R,
     index: WorkerIndex,
     meter: Meter,
+    /// What calls of each function are charged to, by its number.
+    accounts: Vec<Account>,
     /// Its claim on a core, if it shares cores.
     place: Option<Place>,
     /// Ticks that its last call took, and below which a call is short.
@@ -104,6 +106,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             last_call: u64::MAX,
             short_call: clock::ticks_of_us(SHORT_CALL_US),
             meter: Meter::new(Arc::new(Mapping::of(meters, meters_length(workers))?), index.0),
+            accounts: Vec::new(),
             runtime,
             index,
             code_dir: code_dir.into(),
@@ -236,7 +239,12 @@ impl<'a, R: Runtime> Worker<'a, R> {
     #[inline(always)]
     fn run(&mut self, link: &mut AnyLink, meta: mayfly_fabric::Meta, since: u64) -> Result<u64, LinkError> {
         let start = clock::ticks();
-        self.meter.begin(meta.sequence, meta.deadline_ms, start);
+        // One that does not exist is charged to none, as is loading, which is number 0.
+        let account = match meta.function {
+            0 => Account::NONE,
+            index => self.accounts.get(usize::from(index) - 1).copied().unwrap_or_default(),
+        };
+        self.meter.begin(account, meta.sequence, meta.deadline_ms, start);
         let mut call = Call::new(link, self.max_output_bytes, meta.deadline_ms, start);
         let status = match meta.function {
             index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
@@ -248,7 +256,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
         let polling = if self.hot_for_ms > 0 { start - since } else { 0 };
         self.last_call = end - start;
         self.meter
-            .finish(meta.sequence, status != Status::Ok, end - start, polling);
+            .finish(account, meta.sequence, status != Status::Ok, end - start, polling);
         link.done();
         sent.map(|_| end)
     }
@@ -261,7 +269,11 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 if !code.exists() {
                     return Err(format!("the node has no code {}; send it first", function.hash));
                 }
-                self.runtime.load(&code, &function)
+                let number = self.runtime.load(&code, &function)?;
+                let known = self.accounts.len().max(usize::from(number) + 1);
+                self.accounts.resize(known, Account::NONE);
+                self.accounts[usize::from(number)] = self.meter.account(&function.label());
+                Ok(number)
             })
             .and_then(|number| {
                 number

@@ -393,6 +393,7 @@ impl World {
             memory_bytes: record.memory_bytes,
             mode: record.mode,
             usage: record.usage,
+            functions: record.functions.clone(),
             prices: record.prices,
             allocation: cost.allocation,
             computing: cost.computing,

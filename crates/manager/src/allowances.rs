@@ -296,6 +296,7 @@ impl Control {
                 .saturating_add(start.duration_ms),
             ended_at_ms: 0,
             usage: Usage::default(),
+            functions: Vec::new(),
             prices,
         };
         let known = world.allowances.by_id.entry(allowance);

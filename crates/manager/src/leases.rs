@@ -229,6 +229,7 @@ impl Control {
                 .saturating_add(request.duration_ms),
             ended_at_ms: 0,
             usage: Usage::default(),
+            functions: Vec::new(),
             prices,
         };
         let offer = |number, epoch| ManagerMessage::Offer {

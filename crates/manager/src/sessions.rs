@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::extract::ws::{Message, WebSocket};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{Capacity, Event, ManagerMessage, Mode, NodeAddress, NodeMessage, Usage};
+use mayfly_protocol::api::{Capacity, Event, ManagerMessage, Metered, Mode, NodeAddress, NodeMessage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
@@ -411,7 +411,7 @@ impl Control {
 
 /// The way to the task that books.
 struct Meters {
-    queue: mpsc::Sender<(u64, Vec<(LeaseId, Usage)>)>,
+    queue: mpsc::Sender<(u64, Vec<(LeaseId, Metered)>)>,
 }
 
 /// Books a node's entries one after another. An entry that the store cannot take is tried again before the next, so
@@ -419,7 +419,7 @@ struct Meters {
 async fn book(
     control: Arc<Control>,
     id: NodeId,
-    mut queue: mpsc::Receiver<(u64, Vec<(LeaseId, Usage)>)>,
+    mut queue: mpsc::Receiver<(u64, Vec<(LeaseId, Metered)>)>,
     booked: mpsc::Sender<ManagerMessage>,
 ) {
     while let Some((sequence, usage)) = queue.recv().await {

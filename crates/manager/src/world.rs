@@ -10,7 +10,7 @@ use mayfly_lease::placement::View;
 use mayfly_lease::quota::{self, Held};
 use mayfly_lease::{State, billing};
 use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Mode, NodeAddress, NodeStatus, Usage};
+use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Metered, Mode, NodeAddress, NodeStatus, Usage};
 use mayfly_protocol::durations::DURATION_BUCKETS;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -442,7 +442,7 @@ impl World {
     }
 
     /// The store has booked this entry, now or when it was first sent. Answers how much more that is, and whose.
-    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) -> Vec<(TenantId, Usage)> {
+    pub fn on_booked(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Metered)]) -> Vec<(TenantId, Usage)> {
         let mut more = Vec::new();
         let Some(node) = self.nodes.get_mut(&id).filter(|node| sequence > node.booked) else {
             return more;
@@ -450,7 +450,7 @@ impl World {
         node.booked = sequence;
         for (lease, used) in totals {
             if let Some(record) = self.leases.get_mut(lease).filter(|record| record.node == id) {
-                let merged = billing::merge(record.usage, *used);
+                let merged = billing::merge(record.usage, used.usage);
                 let added = billing::subtract(merged, record.usage);
                 record.usage = merged;
                 self.used = billing::add(self.used, added);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mayfly_lease::State;
-use mayfly_protocol::api::Usage;
+use mayfly_protocol::api::Metered;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::LeaseId;
 use mayfly_protocol::node_api::DirectStart;
@@ -44,11 +44,11 @@ enum Record {
     /// The manager was told.
     Told { lease: LeaseId },
     /// All that leases used so far.
-    Usage { usage: Vec<(LeaseId, Usage)> },
+    Usage { usage: Vec<(LeaseId, Metered)> },
     /// This is on its way to the manager.
     Sent {
         sequence: u64,
-        usage: Vec<(LeaseId, Usage)>,
+        usage: Vec<(LeaseId, Metered)>,
     },
     /// The manager booked it.
     Booked { sequence: u64 },
@@ -62,7 +62,7 @@ pub struct Ended {
 }
 
 /// Usage under its number.
-pub type Entry = (u64, Vec<(LeaseId, Usage)>);
+pub type Entry = (u64, Vec<(LeaseId, Metered)>);
 
 #[derive(Debug, Default)]
 struct Books {
@@ -72,7 +72,7 @@ struct Books {
     /// What the manager has to hear of before anything else about these leases.
     direct: BTreeMap<LeaseId, DirectStart>,
     /// Totals that no booked or sent entry contains.
-    unsent: BTreeMap<LeaseId, Usage>,
+    unsent: BTreeMap<LeaseId, Metered>,
     sent: Option<Entry>,
     sequence: u64,
 }
@@ -114,7 +114,7 @@ impl Books {
             Record::Told { lease } => {
                 self.untold.remove(lease);
             }
-            Record::Usage { usage } => self.unsent.extend(usage.iter().copied()),
+            Record::Usage { usage } => self.unsent.extend(usage.iter().cloned()),
             Record::Sent { sequence, usage } => {
                 self.sequence = self.sequence.max(*sequence);
                 for (lease, used) in usage {
@@ -151,7 +151,11 @@ impl Books {
             until_ms: ended.until_ms,
             managed: self.untold.contains_key(lease),
         }));
-        let unsent: Vec<_> = self.unsent.iter().map(|(lease, usage)| (*lease, *usage)).collect();
+        let unsent: Vec<_> = self
+            .unsent
+            .iter()
+            .map(|(lease, usage)| (*lease, usage.clone()))
+            .collect();
         if let Some((sequence, usage)) = self.sent.clone() {
             records.push(Record::Sent { sequence, usage });
         }
@@ -271,7 +275,7 @@ impl Journal {
     }
 
     /// A lease has ended, having used this.
-    pub fn end(&self, lease: LeaseId, ended: Ended, usage: Usage, managed: bool) {
+    pub fn end(&self, lease: LeaseId, ended: Ended, usage: Metered, managed: bool) {
         if managed {
             self.note(&Record::Usage {
                 usage: vec![(lease, usage)],
@@ -286,7 +290,7 @@ impl Journal {
     }
 
     /// Leases of these totals have used more since.
-    pub fn usage(&self, usage: Vec<(LeaseId, Usage)>) {
+    pub fn usage(&self, usage: Vec<(LeaseId, Metered)>) {
         if !usage.is_empty() {
             self.note(&Record::Usage { usage });
         }
@@ -342,7 +346,7 @@ impl Journal {
             }
             let Books { unsent, direct, .. } = &inner.books;
             let known = unsent.iter().filter(|(lease, _)| !direct.contains_key(lease));
-            let usage: Vec<_> = known.map(|(lease, usage)| (*lease, *usage)).collect();
+            let usage: Vec<_> = known.map(|(lease, usage)| (*lease, usage.clone())).collect();
             if usage.is_empty() {
                 return None;
             }
@@ -419,15 +423,18 @@ fn rewrite(path: &Path, books: &Books) -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_protocol::api::Usage;
+
     use super::*;
 
     const NOW: u64 = 1_000;
 
-    fn used(calls: u64) -> Usage {
-        Usage {
+    fn used(calls: u64) -> Metered {
+        let usage = Usage {
             calls,
             ..Usage::default()
-        }
+        };
+        usage.into()
     }
 
     fn ended(state: State) -> Ended {

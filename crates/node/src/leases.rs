@@ -5,11 +5,12 @@
 
 mod channels;
 mod delegations;
+mod functions;
 mod meters;
 
 pub use meters::{Durations, add_durations};
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use mayfly_fabric::memory::{Mapping, sealed_memory};
 use mayfly_fabric::shm::ChannelMemory;
 use mayfly_lease::quota::Held;
 use mayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
-use mayfly_protocol::api::{LeaseRequest, Mode, Sandbox, Usage};
+use mayfly_protocol::api::{FunctionUsage, LeaseRequest, Metered, Mode, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::ToExecutor;
 use mayfly_protocol::hello::{Hello, Token, options};
@@ -130,8 +131,10 @@ struct Inner {
     failure: Option<Failure>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
+    /// What functions are charged with of what dead workers did not live to write down.
+    lost: BTreeMap<String, FunctionUsage>,
     /// What was journaled last.
-    journaled: Usage,
+    journaled: Metered,
 }
 
 #[derive(Debug, Default)]
@@ -239,7 +242,8 @@ impl Run {
                 failure: None,
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
-                journaled: Usage::default(),
+                lost: BTreeMap::new(),
+                journaled: Metered::default(),
             }),
             changed: watch::channel(0).0,
             wake: Notify::new(),
@@ -338,8 +342,8 @@ impl Run {
 
     /// How many calls this worker has made, if it says that it sleeps.
     pub fn calls_before_sleep(&self, worker: WorkerIndex) -> Option<u64> {
-        let reading = self.meters.get(usize::from(worker.0))?.read();
-        (!reading.awake).then_some(reading.calls)
+        let meter = self.meters.get(usize::from(worker.0))?;
+        (!meter.read().awake).then(|| meter.total().calls)
     }
 
     /// Ends a worker; another takes its place.
@@ -552,9 +556,17 @@ impl Run {
         // Also when its channel has ended already, as at the lease's own end: what ran is owed.
         if group.is_some() && reading.is_running() {
             let ticks = mayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
-            slot.lost.computing_us += mayfly_fabric::clock::us_of_ticks(ticks);
+            let computing_us = mayfly_fabric::clock::us_of_ticks(ticks);
+            slot.lost.computing_us += computing_us;
             slot.lost.calls += 1;
             slot.lost.failures += 1;
+            if let Some(place) = reading.account.function() {
+                let name = self.meters[index].function_name(place);
+                let lost = functions::entry(&mut inner.lost, name);
+                lost.computing_us += computing_us;
+                lost.calls += 1;
+                lost.failures += 1;
+            }
         }
         self.end_channel(inner, index, end);
         // Nobody runs it any more, and it is counted: it shall not be read as running until the next worker's first call.

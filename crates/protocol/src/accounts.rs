@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{ManagerAddress, Mode, Usage};
+use crate::api::{FunctionUsage, ManagerAddress, Mode, Usage};
 use crate::ids::{LeaseId, NodeId, TenantId};
 
 /// What the bearer of a token may do. Each role may do what those before it may.
@@ -213,6 +213,9 @@ pub struct BillLine {
     pub mode: Mode,
     /// What it used.
     pub usage: Usage,
+    /// Which functions that was.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub functions: Vec<FunctionUsage>,
     /// What was agreed when it was granted.
     pub prices: Prices,
     /// Ca ta.

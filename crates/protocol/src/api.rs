@@ -332,6 +332,44 @@ pub struct Usage {
     pub failures: u64,
 }
 
+/// Functions that are told apart within one lease; what others use counts as one.
+pub const MOST_FUNCTIONS: usize = 64;
+/// What those others are called.
+pub const OTHER_FUNCTIONS: &str = "others";
+
+/// What one function used of its lease's [`Usage`]. The rest was spent on loading functions, and by those that are not told apart.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct FunctionUsage {
+    /// Name and the beginning of its code's hash: `stats.mean@5f0c9a1b`.
+    pub function: String,
+    /// Invocations of it that ended.
+    pub calls: u64,
+    /// Of them, those that ended in an error.
+    pub failures: u64,
+    /// Microseconds inside it, over all workers.
+    pub computing_us: u64,
+}
+
+/// What a lease used, in all and by function.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Metered {
+    /// In all.
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// By function, in the order of their names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub functions: Vec<FunctionUsage>,
+}
+
+impl From<Usage> for Metered {
+    fn from(usage: Usage) -> Self {
+        Self {
+            usage,
+            functions: Vec::new(),
+        }
+    }
+}
+
 /// Answer to `DELETE /v1/nodes/{id}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reclaimed {
@@ -430,7 +468,7 @@ pub enum NodeMessage {
         /// Number of this entry in the node's journal.
         sequence: u64,
         /// Lease and all it used so far.
-        usage: Vec<(LeaseId, Usage)>,
+        usage: Vec<(LeaseId, Metered)>,
     },
     /// Answer to [`ManagerMessage::Reclaim`]: the node is empty, and what its leases used is booked as far as it could be told.
     Reclaimed {

@@ -122,6 +122,19 @@ pub struct LoadFunction {
     pub form: Form,
 }
 
+impl LoadFunction {
+    /// What it is called where its use is told apart: its name, cut to what a meter holds, and the beginning of its hash.
+    pub fn label(&self) -> String {
+        let hash = self.hash.to_string();
+        let printable = self.form.name().chars().filter(|c| !c.is_control());
+        let mut name: String = printable.collect();
+        while name.len() + 1 + LABEL_HASH > METERED_NAME_BYTES {
+            name.pop();
+        }
+        format!("{name}@{}", &hash[..LABEL_HASH])
+    }
+}
+
 /// What a piece of code is and how to call it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "form", rename_all = "snake_case")]
@@ -142,8 +155,27 @@ pub enum Form {
         python: String,
         /// Version of the cloudpickle that pickled it.
         cloudpickle: String,
+        /// Module and name, for people.
+        #[serde(default)]
+        name: String,
     },
 }
 
-/// Meter of one worker in the meters file: three 128-byte blocks, each with one writer.
-pub const METER_BYTES: usize = 384;
+impl Form {
+    /// Its name, for people.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Plain { symbol } | Self::Checked { symbol } => symbol,
+            Self::Python { name, .. } => name,
+        }
+    }
+}
+
+/// Bytes of a function's name in a meter.
+pub const METERED_NAME_BYTES: usize = 96;
+/// Hexadecimal digits of its hash at the end of it.
+const LABEL_HASH: usize = 8;
+/// Functions that a worker's meter tells apart; the last block is for all others.
+pub const METERED_FUNCTIONS: usize = 16;
+/// Meter of one worker in the meters file: three 128-byte blocks, and one for each function, all with one writer.
+pub const METER_BYTES: usize = (3 + METERED_FUNCTIONS) * 128;

@@ -109,7 +109,7 @@ class Captured:
 class Functions:
     """The functions that one lease knows."""
 
-    def __init__(self, register: Callable[[bytes], int]) -> None:
+    def __init__(self, register: Callable[[Any], int]) -> None:
         self._register = register
         self._known: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
         self._captures: dict[types.CodeType, int] = {}
@@ -149,7 +149,7 @@ class Functions:
         elif getattr(function, "__self__", None) is not None and not isinstance(function.__self__, types.ModuleType):
             # A method of a built-in object carries that object's state.
             return None
-        captured = Captured(function, self._register(cloudpickle.dumps(function, protocol=5)))
+        captured = Captured(function, self._register(function))
         self._count += 1
         # A weak reference to the function itself would never die if the capture held it.
         captured.function = None if captured.defaults is None else weakref.proxy(function)

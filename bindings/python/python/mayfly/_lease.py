@@ -321,11 +321,11 @@ class Lease(cf.Executor):
 
     @functools.cached_property
     def _applier(self) -> int:
-        return self._register(cloudpickle.dumps(_worker.apply, protocol=5))
+        return self._register(_worker.apply)
 
     @functools.cached_property
     def _mapper(self) -> int:
-        return self._register(cloudpickle.dumps(_worker.apply_map, protocol=5))
+        return self._register(_worker.apply_map)
 
     @staticmethod
     def _milliseconds(deadline: float | None) -> int:
@@ -349,8 +349,16 @@ class Lease(cf.Executor):
             future._look()
 
 
-def _register(native: _native.Lease, pool: _native.Pool, code: bytes) -> int:
-    return pool.register_python(native.put_code(code), _PYTHON, cloudpickle.__version__)
+def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any]) -> int:
+    code = native.put_code(cloudpickle.dumps(fn, protocol=5))
+    return pool.register_python(code, _PYTHON, cloudpickle.__version__, _name_of(fn))
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """What a function is called on the bill."""
+    named = fn if hasattr(fn, "__qualname__") else getattr(fn, "func", type(fn))
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", type(fn).__qualname__)
+    return name if module in (None, "__main__") else f"{module}.{name}"
 
 
 def _help(lease: weakref.ref[Lease], pool: _native.Pool) -> None:

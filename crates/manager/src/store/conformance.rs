@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mayfly_lease::State;
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
+use mayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use super::*;
@@ -51,6 +51,7 @@ pub fn record() -> LeaseRecord {
         expires_at_ms: 91_000,
         ended_at_ms: 0,
         usage: Usage::default(),
+        functions: Vec::new(),
         prices: PRICES,
     }
 }
@@ -237,6 +238,7 @@ async fn leases_that_ended_long_ago_are_not_loaded(store: &dyn Store) {
 }
 
 async fn booked(store: &dyn Store, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Booked {
+    let totals = totals.into_iter().map(|(lease, used)| (lease, used.into())).collect();
     store.book(NODE, sequence, totals).wait().await.unwrap()
 }
 
@@ -255,7 +257,7 @@ async fn a_booking_counts_once_and_only_for_the_nodes_own_leases(store: &dyn Sto
     };
     register(store, stranger.clone()).await;
     store
-        .book(stranger.id, 1, vec![(LEASE, used(999, 999))])
+        .book(stranger.id, 1, vec![(LEASE, used(999, 999).into())])
         .wait()
         .await
         .unwrap();
@@ -270,8 +272,43 @@ async fn a_booking_arrives_after_its_lease_has_ended(store: &dyn Store) {
         at_ms: 70,
     };
     noted(store, vec![Change::Offered(Box::new(record())), ended]).await;
-    store.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    booked(store, 1, vec![(LEASE, used(10, 1))]).await;
     assert_eq!(only_lease(store).await.usage, used(10, 1));
+}
+
+async fn a_lease_remembers_which_functions_used_it(store: &dyn Store) {
+    register(store, address(1)).await;
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
+    let by = |calls| {
+        vec![FunctionUsage {
+            function: "stats.mean@5f0c9a1b".into(),
+            calls,
+            failures: 1,
+            computing_us: 7,
+        }]
+    };
+    let metered = |calls| Metered {
+        usage: used(10, calls),
+        functions: by(calls),
+    };
+    for sequence in 1..=2 {
+        let totals = vec![(LEASE, metered(sequence))];
+        store.book(NODE, sequence, totals).wait().await.unwrap();
+    }
+    assert_eq!(only_lease(store).await.functions, by(2), "the latest counts");
+    booked(store, 3, vec![(LEASE, used(11, 3))]).await;
+    assert_eq!(
+        only_lease(store).await.functions,
+        by(2),
+        "who knows none changes nothing"
+    );
+    let many = (0..2 * MOST_FUNCTIONS).flat_map(|_| by(1)).collect();
+    let totals = Metered {
+        usage: used(12, 4),
+        functions: many,
+    };
+    store.book(NODE, 4, vec![(LEASE, totals)]).wait().await.unwrap();
+    assert_eq!(only_lease(store).await.functions.len(), MOST_FUNCTIONS);
 }
 
 async fn a_join_token_admits_one_node(store: &dyn Store) {
@@ -479,6 +516,7 @@ suite!(
     leases_that_ended_long_ago_are_not_loaded,
     a_booking_counts_once_and_only_for_the_nodes_own_leases,
     a_booking_arrives_after_its_lease_has_ended,
+    a_lease_remembers_which_functions_used_it,
     a_join_token_admits_one_node,
     a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name,
     what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices,
@@ -501,7 +539,7 @@ async fn a_file_that_is_opened_again_has_everything() {
         .wait()
         .await
         .unwrap();
-    store.book(NODE, 3, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    booked(&store, 3, vec![(LEASE, used(10, 1))]).await;
     let before = load(&store).await;
     drop(store);
     assert_eq!(load(&open(directory.path())).await, before);
@@ -524,7 +562,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 4 })
+        Some(StoreError::Schema { found: 99, known: 5 })
     );
 }
 
@@ -544,7 +582,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
-        ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None).unwrap();

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mayfly_lease::billing::merge;
 use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
+use mayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
 use super::apply::{apply, lease_of};
@@ -102,7 +101,7 @@ impl Store for MemoryStore {
         Pending::ready(Ok(()))
     }
 
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked> {
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked> {
         let mut kept = self.kept();
         let Kept {
             nodes, leases, tenants, ..
@@ -124,7 +123,7 @@ impl Store for MemoryStore {
                 continue;
             };
             let before = record.cost().total();
-            record.usage = merge(record.usage, used);
+            record.book(used);
             let charge = record.cost().total().saturating_sub(before);
             if let Some(tenant) = tenants.get_mut(&record.tenant) {
                 tenant.spent = tenant.spent.saturating_add(charge);

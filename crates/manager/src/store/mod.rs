@@ -15,10 +15,11 @@ mod conformance;
 
 use std::time::Duration;
 
+use mayfly_lease::billing::merge;
 use mayfly_lease::quota::{Held, QuotaError};
 use mayfly_lease::{Cost, State};
 use mayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
+use mayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use serde::{Deserialize, Serialize};
@@ -124,6 +125,8 @@ pub struct LeaseRecord {
     pub ended_at_ms: u64,
     /// What was booked.
     pub usage: Usage,
+    /// Which functions used it, as the node said last.
+    pub functions: Vec<FunctionUsage>,
     /// What was agreed when it was granted.
     pub prices: Prices,
 }
@@ -132,6 +135,16 @@ impl LeaseRecord {
     /// What it holds while it lives.
     pub fn held(&self) -> Held {
         Held::by_one(self.workers, self.cores_per_worker, self.memory_bytes)
+    }
+
+    /// More is booked: totals, of which the latest say how they are made up.
+    pub fn book(&mut self, used: Metered) {
+        self.usage = merge(self.usage, used.usage);
+        // A node that was started anew knows nothing of the lease's functions.
+        if !used.functions.is_empty() {
+            self.functions = used.functions;
+            self.functions.truncate(MOST_FUNCTIONS);
+        }
     }
 
     /// What it cost so far.
@@ -388,7 +401,7 @@ pub trait Store: Notes {
     /// Books totals of this node's leases under its journal's number, durably. Answers the last number booked: a number
     /// that is not above it was booked before, and changes nothing, whichever manager brings it. What the leases cost is
     /// added, in the same step, to what their tenants have spent: neither is ever without the other.
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked>;
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked>;
 
     /// A node was taken back by its owner, or given again. Durable.
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;

@@ -11,9 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mayfly_lease::State;
-use mayfly_lease::billing::merge;
 use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, Mode, NodeAddress, Sandbox, Usage};
+use mayfly_protocol::api::{Capacity, Metered, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
@@ -24,7 +23,7 @@ use super::{
 };
 
 /// Version of the tables below, in the file's `user_version`.
-const SCHEMA: i64 = 4;
+const SCHEMA: i64 = 5;
 /// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
 const GROUP: usize = 1_024;
 
@@ -41,7 +40,7 @@ CREATE TABLE leases (
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
     sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
-    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT
+    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT, functions TEXT NOT NULL DEFAULT '[]'
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
@@ -57,11 +56,11 @@ CREATE TABLE audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
     action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
 );
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 3] = [
+const UPGRADES: [&str; 4] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
@@ -82,6 +81,7 @@ const UPGRADES: [&str; 3] = [
     );
     PRAGMA user_version = 3;",
     "ALTER TABLE leases ADD COLUMN image TEXT; PRAGMA user_version = 4;",
+    "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; PRAGMA user_version = 5;",
 ];
 
 /// One write of a group.
@@ -370,7 +370,7 @@ impl Store for SqliteStore {
         })
     }
 
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked> {
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked> {
         self.write(true, move |transaction| {
             let booked = transaction
                 .prepare_cached("SELECT booked FROM nodes WHERE id = ?1")?
@@ -390,7 +390,7 @@ impl Store for SqliteStore {
                 .execute(params![node.0, signed(sequence)])?;
             let mut charges: BTreeMap<TenantId, u64> = BTreeMap::new();
             for (lease, used) in &totals {
-                let charge = charge(transaction, node, *lease, *used)?;
+                let charge = charge(transaction, node, *lease, used.clone())?;
                 if let Some((tenant, amount)) = charge {
                     let sum = charges.entry(tenant).or_default();
                     *sum = sum.saturating_add(amount);
@@ -543,20 +543,19 @@ fn charge(
     transaction: &Transaction<'_>,
     node: NodeId,
     lease: LeaseId,
-    used: Usage,
+    used: Metered,
 ) -> rusqlite::Result<Option<(TenantId, u64)>> {
     let before = transaction
         .prepare_cached(&format!("SELECT {LEASE} FROM leases WHERE id = ?1 AND node = ?2"))?
         .query_row(params![lease.0, node.0], lease_of)
         .optional()?;
     let Some(before) = before else { return Ok(None) };
-    let after = LeaseRecord {
-        usage: merge(before.usage, used),
-        ..before.clone()
-    };
+    let mut after = before.clone();
+    after.book(used);
     transaction
         .prepare_cached(
-            "UPDATE leases SET computing_us = ?2, polling_us = ?3, allocated_us = ?4, calls = ?5, failures = ?6
+            "UPDATE leases SET computing_us = ?2, polling_us = ?3, allocated_us = ?4, calls = ?5, failures = ?6,
+             functions = ?7
              WHERE id = ?1",
         )?
         .execute(params![
@@ -565,7 +564,8 @@ fn charge(
             signed(after.usage.polling_us),
             signed(after.usage.allocated_us),
             signed(after.usage.calls),
-            signed(after.usage.failures)
+            signed(after.usage.failures),
+            json(&after.functions)?
         ])?;
     let amount = after.cost().total().saturating_sub(before.cost().total());
     Ok(Some((after.tenant, amount)))
@@ -715,7 +715,7 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
 /// Columns in the order in which [`lease_of`] reads them.
 const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
     granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
-    allocation_price, computing_price, polling_price, image";
+    allocation_price, computing_price, polling_price, image, functions";
 
 fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     Ok(LeaseRecord {
@@ -747,6 +747,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
             polling_per_s: unsigned(row, 21)?,
         },
         image: row.get(22)?,
+        functions: parsed(row, 23)?,
     })
 }
 

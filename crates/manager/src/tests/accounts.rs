@@ -80,7 +80,7 @@ fn meters(sequence: u64, lease: LeaseId, computing_us: u64) -> NodeMessage {
     };
     NodeMessage::Meters {
         sequence,
-        usage: vec![(lease, usage)],
+        usage: vec![(lease, usage.into())],
     }
 }
 

@@ -446,7 +446,7 @@ async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds(
     node.say
         .send(NodeMessage::Meters {
             sequence: 1,
-            usage: vec![(kept, used)],
+            usage: vec![(kept, used.into())],
         })
         .unwrap();
     node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })
@@ -475,7 +475,7 @@ async fn leases_and_meters_survive_a_restart_and_the_node_reports_what_it_holds(
     node.say
         .send(NodeMessage::Meters {
             sequence: 1,
-            usage: vec![(kept, twice)],
+            usage: vec![(kept, twice.into())],
         })
         .unwrap();
     node.hears(|message| *message == ManagerMessage::Booked { sequence: 1 })

@@ -118,10 +118,26 @@ impl Run {
     }
 
     /// The same, if it is more than last time this was asked.
-    pub fn new_usage(&self) -> Option<Usage> {
+    pub fn new_usage(&self) -> Option<Metered> {
         let mut inner = self.inner();
-        let usage = self.usage_of(&mut inner);
-        (std::mem::replace(&mut inner.journaled, usage) != usage).then_some(usage)
+        let metered = self.metered_of(&mut inner);
+        (metered != inner.journaled).then(|| {
+            inner.journaled.clone_from(&metered);
+            metered
+        })
+    }
+
+    /// What it used so far, and which functions did.
+    pub fn metered(&self) -> Metered {
+        self.metered_of(&mut self.inner())
+    }
+
+    fn metered_of(&self, inner: &mut Inner) -> Metered {
+        let usage = self.usage_of(inner);
+        Metered {
+            usage,
+            functions: self.functions_of(inner, &usage),
+        }
     }
 
     fn usage_of(&self, inner: &mut Inner) -> Usage {
@@ -136,12 +152,13 @@ impl Run {
             } else {
                 0
             };
+            let counted = meter.total();
             let claimed = Usage {
-                computing_us: us_of_ticks(reading.computing.saturating_add(running)),
-                polling_us: us_of_ticks(reading.polling),
+                computing_us: us_of_ticks(counted.computing.saturating_add(running)),
+                polling_us: us_of_ticks(meter.polling()),
                 allocated_us: wall_us,
-                calls: reading.calls,
-                failures: reading.failures,
+                calls: counted.calls,
+                failures: counted.failures,
             };
             slot.believed = billing::clamp(billing::add(claimed, slot.lost), slot.believed, wall_us);
             total = billing::add(total, slot.believed);

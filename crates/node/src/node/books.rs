@@ -188,7 +188,7 @@ impl Node {
         let until_ms = self.token_end_ms(run, self.options.start_by).max(run.token_end_ms());
         let ended = journal::Ended { state, until_ms };
         self.journal
-            .end(run.id(), ended, run.usage(), run.granted.origin.is_managed());
+            .end(run.id(), ended, run.metered(), run.granted.origin.is_managed());
         let mut books = self.books();
         books.ledger.release(&run.id());
         books.leases.remove(&run.id());

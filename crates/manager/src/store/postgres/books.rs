@@ -8,9 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::{join, maybe_done, try_join_all};
-use mayfly_lease::billing::merge;
 use mayfly_lease::quota::{self, Held};
-use mayfly_protocol::api::Usage;
+use mayfly_protocol::api::Metered;
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio_postgres::types::ToSql;
 
@@ -27,7 +26,7 @@ pub enum Entry {
     /// Lease changes.
     Notes(Vec<Note>),
     /// Totals under a number of a node's journal.
-    Book(NodeId, u64, Vec<(LeaseId, Usage)>),
+    Book(NodeId, u64, Vec<(LeaseId, Metered)>),
     /// What the other managers shall hear.
     Tell(Vec<News>),
 }
@@ -223,7 +222,7 @@ impl Pages {
         Noted::Kept
     }
 
-    fn book(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Usage)]) -> Booked {
+    fn book(&mut self, id: NodeId, sequence: u64, totals: &[(LeaseId, Metered)]) -> Booked {
         let Some(node) = self.nodes.get_mut(&id) else {
             return Booked::default();
         };
@@ -248,7 +247,7 @@ impl Pages {
                 continue;
             };
             let before = record.cost().total();
-            record.usage = merge(record.usage, *used);
+            record.book(used.clone());
             *changed = true;
             let charge = record.cost().total().saturating_sub(before);
             if let Some(tenant) = self.tenants.get_mut(&record.tenant) {

@@ -24,7 +24,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mayfly_lease::quota::Held;
 use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, NodeAddress, Usage};
+use mayfly_protocol::api::{Capacity, Metered, NodeAddress};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -283,7 +283,7 @@ impl Store for PostgresStore {
         })
     }
 
-    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Usage)>) -> Pending<Booked> {
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked> {
         self.together(Entry::Book(node, sequence, totals), |done| match done {
             Done::Booked(booked) => Some(booked),
             _ => None,

@@ -19,7 +19,7 @@ macro_rules! lease_columns {
     () => {
         "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
-         allocation_price, computing_price, polling_price, image"
+         allocation_price, computing_price, polling_price, image, functions"
     };
 }
 pub(super) use lease_columns;
@@ -36,12 +36,12 @@ pub(super) use node_columns;
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
-    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)"
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)"
 );
 
 /// What may change of a lease, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
-    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12 WHERE id = $1";
+    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13 WHERE id = $1";
 
 /// PostgreSQL's integers are signed; nothing that Mayfly counts honestly comes near the difference.
 pub fn signed(value: u64) -> i64 {
@@ -111,6 +111,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
             polling_per_s: unsigned(row, 21)?,
         },
         image: row.try_get(22)?,
+        functions: parsed(row, 23)?,
     })
 }
 
@@ -157,6 +158,7 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         number(record.prices.computing_per_s),
         number(record.prices.polling_per_s),
         Box::new(record.image.clone()),
+        Box::new(json(&record.functions)),
     ]);
     parameters
 }
@@ -173,6 +175,7 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     ];
     parameters.extend(used(&record.usage));
     parameters.push(Box::new(record.image.clone()));
+    parameters.push(Box::new(json(&record.functions)));
     parameters
 }
 

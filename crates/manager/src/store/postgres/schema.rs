@@ -6,7 +6,7 @@ use super::faults::Fault;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 1;
+pub const SCHEMA: i64 = 2;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -14,7 +14,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (1);
+INSERT INTO mayfly.version VALUES (2);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -30,7 +30,7 @@ CREATE TABLE mayfly.leases (
     ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
     allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
     allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
-    image TEXT
+    image TEXT, functions TEXT NOT NULL DEFAULT '[]'
 ) WITH (fillfactor = 70);
 CREATE INDEX leases_by_node ON mayfly.leases (node, ended_at_ms);
 CREATE INDEX leases_by_end ON mayfly.leases (ended_at_ms);
@@ -53,14 +53,23 @@ CREATE TABLE mayfly.audit (
 );
 ";
 
-/// Makes the tables where there are none. Leaves those of a later release alone.
+/// What brings tables of an earlier version to the next one, from the first.
+const UPGRADES: [&str; 1] = [
+    "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
+];
+
+/// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
 pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
-    if let Some(found) = version(client).await? {
-        return known(found);
+    if version(client).await? == Some(SCHEMA) {
+        return Ok(());
     }
     client.batch_execute(&format!("BEGIN; {LOCK};")).await?;
     // Another manager may have been quicker.
     let made = match version(client).await? {
+        Some(older @ 1..SCHEMA) => {
+            let upgrades = UPGRADES[older as usize - 1..].concat();
+            client.batch_execute(&upgrades).await.map_err(Fault::from)
+        }
         Some(found) => known(found),
         None => client.batch_execute(TABLES).await.map_err(Fault::from),
     };

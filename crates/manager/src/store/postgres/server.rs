@@ -92,20 +92,27 @@ impl Database {
                 .enable_all()
                 .build()
                 .unwrap();
-            runtime.block_on(async {
-                let (client, connection) = tokio_postgres::connect(&to, NoTls).await.unwrap();
-                let serving = tokio::spawn(connection);
-                client.batch_execute(&command).await.unwrap();
-                drop(client);
-                serving.await.unwrap().unwrap();
-            });
+            runtime.block_on(execute(&to, &command));
         });
         made.join().unwrap();
         Self { url: url(&name) }
+    }
+
+    /// Does something to it that no manager does.
+    pub async fn execute(&self, command: &str) {
+        execute(&self.url, command).await;
     }
 
     /// A manager's store in it.
     pub async fn store(&self, manager: u8) -> PostgresStore {
         PostgresStore::open(&self.url, PublicKey([manager; 32])).await.unwrap()
     }
+}
+
+async fn execute(url: &str, command: &str) {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    let serving = tokio::spawn(connection);
+    client.batch_execute(command).await.unwrap();
+    drop(client);
+    serving.await.unwrap().unwrap();
 }

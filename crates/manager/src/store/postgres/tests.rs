@@ -30,6 +30,23 @@ fn offered() -> Change {
 }
 
 #[tokio::test]
+async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them() {
+    let Some(database) = database() else { return };
+    let store = database.store(1).await;
+    assert_eq!(register(&store, address(1)).await, 1);
+    assert_eq!(
+        store.note(under(1, vec![offered()])).wait().await,
+        Ok(vec![Noted::Kept])
+    );
+    drop(store);
+    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; UPDATE mayfly.version SET version = 1;";
+    database.execute(earlier).await;
+    let (one, other) = tokio::join!(database.store(1), database.store(2));
+    assert_eq!(load(&one).await.leases, vec![record()]);
+    assert_eq!(other.others(None, 0).wait().await.unwrap(), vec![record()]);
+}
+
+#[tokio::test]
 async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_nothing_more() {
     let Some(database) = database() else { return };
     let (a, b) = (database.store(1).await, database.store(2).await);
@@ -65,8 +82,9 @@ async fn an_entry_that_two_managers_bring_is_charged_once() {
     a.note(under(1, vec![offered()])).wait().await.unwrap();
     register(&b, address(1)).await;
     // Its acknowledgement was lost: the node repeats it to the next manager, at the same time as the first still writes.
-    let bring =
-        |store: &PostgresStore, sequence| store.book(NODE, sequence, vec![(LEASE, used(10 * sequence, sequence))]);
+    let bring = |store: &PostgresStore, sequence| {
+        store.book(NODE, sequence, vec![(LEASE, used(10 * sequence, sequence).into())])
+    };
     for sequence in 1..=50 {
         let (first, second) = tokio::join!(bring(&a, sequence).wait(), bring(&b, sequence).wait());
         assert_eq!(
@@ -160,7 +178,7 @@ async fn managers_hear_what_the_others_change() {
         |news: &News| matches!(news, News::Node(node) if node.manager == Some(PublicKey([1; 32])) && node.epoch == 1);
     heard(&mut news, owned).await;
     a.note(under(1, vec![offered()])).wait().await.unwrap();
-    a.book(NODE, 1, vec![(LEASE, used(10, 1))]).wait().await.unwrap();
+    a.book(NODE, 1, vec![(LEASE, used(10, 1).into())]).wait().await.unwrap();
     heard(&mut news, |news| *news == News::Spent(TENANT, 10)).await;
     let event = News::Event(mayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
     Store::tell(&a, vec![event.clone()]);
@@ -215,14 +233,14 @@ async fn a_server_that_restarts_costs_time_and_nothing_else() {
     for (round, how) in ["stop", "kill", "stop", "kill"].into_iter().enumerate() {
         let sequence = 10 * round as u64;
         let booked: Vec<_> = (1..=5)
-            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1))]))
+            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1).into())]))
             .collect();
         let down = tokio::task::spawn_blocking(move || {
             server.tell(how);
             server
         });
         let later: Vec<_> = (6..=10)
-            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1))]))
+            .map(|n| a.book(NODE, sequence + n, vec![(LEASE, used(10 * (sequence + n), 1).into())]))
             .collect();
         server = down.await.unwrap();
         let entry = AuditEntry {
@@ -288,7 +306,7 @@ async fn tables_of_a_later_release_are_left_alone() {
         .await
         .unwrap();
     let found = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
-    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 1 }));
+    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 2 }));
 }
 
 #[tokio::test]

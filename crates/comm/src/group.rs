@@ -8,6 +8,7 @@ use mayfly_protocol::error::{Code, Failure};
 use crate::engine::{Core, Engine, Record};
 use crate::options::Options;
 use crate::road::{Lost, Road};
+use crate::table::Table;
 use crate::wire::{Greeting, Link, StreamLink};
 
 /// A group of ranks, seen from one of them. Any thread may use it, one at a time; others wait meanwhile.
@@ -22,6 +23,7 @@ pub struct Communicator {
     pub(crate) rank: u32,
     /// The ranks, as ranks of the whole group.
     pub(crate) members: Arc<[u32]>,
+    pub(crate) table: Table,
 }
 
 impl Communicator {
@@ -44,6 +46,7 @@ impl Communicator {
             ));
         }
         let until = Instant::now() + options.deadline;
+        let table = options.table;
         let sleeps = options.spin.is_some();
         let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
         let mut greetings = Vec::new();
@@ -73,6 +76,7 @@ impl Communicator {
             context,
             rank,
             members,
+            table,
         })
     }
 

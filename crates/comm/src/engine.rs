@@ -379,7 +379,7 @@ impl Engine {
         let until = Instant::now() + LEAVE_LIMIT;
         let unflushed = |engine: &Self| {
             let mut links = engine.links.iter().flatten();
-            links.any(|link| !link.is_flushed() && !link.is_closed())
+            links.any(|link| !link.may_close() && !link.is_closed())
         };
         while unflushed(self) && Instant::now() < until {
             if !self.progress() {

@@ -120,6 +120,14 @@ impl Link {
         forward!(self, link => link.is_flushed())
     }
 
+    /// Whether this end may be closed without losing anything that was sent.
+    pub fn may_close(&self) -> bool {
+        match self {
+            Self::Shm(link) => link.is_flushed(),
+            Self::Stream(link) => link.is_acknowledged(),
+        }
+    }
+
     /// What to poll for while asleep, and whether there is something to write.
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
         forward!(self, link => link.socket())

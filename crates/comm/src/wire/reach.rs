@@ -50,7 +50,17 @@ impl Reach {
                 iov_len: length - done,
             };
             // SAFETY: the local range is the caller's to use; the kernel checks the remote one.
-            let copied = unsafe { libc::syscall(call, self.process, &here, 1, &there, 1, 0) };
+            let copied = unsafe {
+                libc::syscall(
+                    call,
+                    libc::c_long::from(self.process),
+                    &raw const here,
+                    1 as libc::c_ulong,
+                    &raw const there,
+                    1 as libc::c_ulong,
+                    0 as libc::c_ulong,
+                )
+            };
             match copied {
                 1.. => done += copied as usize,
                 0 => return Err(Errno::FAULT),

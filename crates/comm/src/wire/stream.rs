@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use mayfly_fabric::stream::wire::Wire;
 use mayfly_protocol::error::{Code, Failure};
@@ -55,6 +55,8 @@ pub struct StreamLink {
     outbox: VecDeque<Outgoing>,
     /// Bytes of the first message in the outbox that have left, with its envelope.
     sent: usize,
+    /// Nothing can be sent any more; what the other side has sent may still be read.
+    deaf: bool,
     closed: bool,
 }
 
@@ -82,6 +84,7 @@ impl StreamLink {
             sink: Vec::new(),
             outbox: VecDeque::new(),
             sent: 0,
+            deaf: false,
             closed: false,
         })
     }
@@ -90,31 +93,32 @@ impl StreamLink {
         EAGER_BYTES
     }
 
-    fn broken(&self, error: &std::io::Error) -> Failure {
-        Failure::new(
-            Code::RankLost,
-            format!("the connection to rank {} broke: {error}", self.peer),
-        )
-    }
-
-    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then.
+    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them
+    /// where the other side has gone: what it sent before that comes first, and then its end is noticed.
     #[inline]
-    fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> Result<usize, Failure> {
+    fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
         let all = ENVELOPE_BYTES + bytes.len();
-        while sent < all {
+        while sent < all && !self.deaf {
             let taken = match sent < ENVELOPE_BYTES {
                 true => self.wire.send(&head[sent..], bytes),
                 false => self.wire.send(&bytes[sent - ENVELOPE_BYTES..], &[]),
             };
             match taken {
                 Ok(taken) => sent += taken,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return sent,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.broken(&error)),
+                Err(_) => self.deaf = true,
             }
         }
-        Ok(sent)
+        all
+    }
+
+    /// Hands on what the session holds back.
+    fn flush_session(&mut self) {
+        if self.wire.is_encrypted() && !self.deaf && self.wire.flush().is_err() {
+            self.deaf = true;
+        }
     }
 
     #[inline]
@@ -122,7 +126,7 @@ impl StreamLink {
         if !self.outbox.is_empty() {
             return Ok(false);
         }
-        let sent = self.write(&envelope, bytes, 0)?;
+        let sent = self.write(&envelope, bytes, 0);
         if sent == 0 {
             return Ok(false);
         }
@@ -139,39 +143,39 @@ impl StreamLink {
 
     pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
         self.outbox.push_back(message);
-        self.flush(book)?;
+        self.flush(book);
         Ok(())
     }
 
     /// Whether anything left.
-    fn flush(&mut self, book: &mut Book) -> Result<bool, Failure> {
+    fn flush(&mut self, book: &mut Book) -> bool {
         let mut moved = false;
         while let Some(message) = self.outbox.pop_front() {
             let bytes = message.payload.as_slice();
             let all = ENVELOPE_BYTES + bytes.len();
-            let sent = self.write(&message.envelope, bytes, self.sent)?;
+            let sent = self.write(&message.envelope, bytes, self.sent);
             moved |= sent > self.sent;
             if sent < all {
                 self.sent = sent;
                 self.outbox.push_front(message);
-                return Ok(moved);
+                return moved;
             }
             self.sent = 0;
             if let Some(request) = message.request {
                 book.complete(request);
             }
         }
-        self.wire.flush().map_err(|error| self.broken(&error))?;
-        Ok(moved)
+        self.flush_session();
+        moved
     }
 
     #[inline]
     pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
         let mut moved = false;
         if !self.outbox.is_empty() {
-            moved = self.flush(book)?;
-        } else if self.wire.is_encrypted() {
-            self.wire.flush().map_err(|error| self.broken(&error))?;
+            moved = self.flush(book);
+        } else {
+            self.flush_session();
         }
         if self.start < self.end && self.body.is_none() && self.parse(book)? {
             return Ok(true);
@@ -221,16 +225,12 @@ impl StreamLink {
             }
         };
         match came {
-            Ok(0) => {
-                self.closed = true;
-                return Ok(false);
-            }
-            Ok(_) => {}
+            Ok(1..) => {}
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(false),
-            Err(error) => {
+            Ok(0) | Err(_) => {
                 self.closed = true;
-                return Err(self.broken(&error));
+                return Ok(false);
             }
         }
         self.end_body(book);
@@ -373,6 +373,14 @@ impl StreamLink {
 
     pub fn is_flushed(&self) -> bool {
         self.outbox.is_empty()
+    }
+
+    /// Whether the other side's system has all that was sent: closing before that may throw it away.
+    pub fn is_acknowledged(&self) -> bool {
+        let mut unsent: libc::c_int = 0;
+        // SAFETY: the call writes one int.
+        let asked = unsafe { libc::ioctl(self.wire.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+        self.outbox.is_empty() && (self.deaf || asked != 0 || unsent == 0)
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {

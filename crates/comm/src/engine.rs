@@ -13,6 +13,7 @@ use mayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
 use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status};
+use crate::nonblocking::Tasks;
 use crate::options::Options;
 use crate::road::Lost;
 use crate::wire::envelope::{Envelope, Offer, kind};
@@ -347,6 +348,20 @@ impl Engine {
         }
     }
 
+    /// What is known of a new communicator; its place.
+    pub fn add_record(&mut self, record: Record) -> usize {
+        match self.records.iter().position(|record| !record.open) {
+            Some(at) => {
+                self.records[at] = record;
+                at
+            }
+            None => {
+                self.records.push(record);
+                self.records.len() - 1
+            }
+        }
+    }
+
     /// Memory for a while; what is in it is anything.
     pub fn borrow_scratch(&mut self, length: usize) -> Vec<u8> {
         let mut memory = self.scratch.pop().unwrap_or_default();
@@ -401,6 +416,8 @@ pub struct Core {
     /// Threads that want it.
     wanted: AtomicU32,
     engine: UnsafeCell<Engine>,
+    /// Collectives in the background; beside the engine, which they use.
+    tasks: UnsafeCell<Tasks>,
 }
 
 // SAFETY: the engine is reached through `Held` only, which holds the mutex, or by what runs below one (see `Core::held`).
@@ -412,6 +429,7 @@ impl Core {
             mutex: Mutex::new(()),
             wanted: AtomicU32::new(0),
             engine: UnsafeCell::new(engine),
+            tasks: UnsafeCell::default(),
         }
     }
 
@@ -466,6 +484,24 @@ impl Held<'_> {
     pub fn engine(&mut self) -> &mut Engine {
         // SAFETY: the mutex is held, and `&mut self` lends the engine once at a time.
         unsafe { &mut *self.core.engine.get() }
+    }
+
+    /// Collectives in the background. They use the engine while they are polled or dropped, of which no reference may be alive.
+    #[inline]
+    pub fn tasks(&mut self) -> &mut Tasks {
+        // SAFETY: as for the engine.
+        unsafe { &mut *self.core.tasks.get() }
+    }
+
+    /// Moves what can be moved, collectives in the background included. Whether anything did.
+    #[inline]
+    pub fn nudge(&mut self) -> bool {
+        let moved = self.engine().progress();
+        let completions = self.engine().book.completions;
+        if self.tasks().are_due(completions) {
+            self.tasks().poll();
+        }
+        moved
     }
 
     /// Lets other threads in that want the engine.

@@ -13,13 +13,16 @@ pub mod datatype;
 mod engine;
 mod group;
 mod message;
+mod nonblocking;
 pub mod operation;
 pub mod options;
+mod shrink;
 pub mod table;
 mod wire;
 
 pub use book::{ANY_SOURCE, ANY_TAG, Status};
 pub use datatype::Datatype;
 pub use group::Communicator;
+pub use nonblocking::{Request, Scope};
 pub use operation::Operation;
 pub use options::Options;

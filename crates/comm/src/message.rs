@@ -37,9 +37,18 @@ impl Communicator {
         }
     }
 
+    pub(crate) fn send_address(&self, to: u32, tag: u32) -> Result<(u32, Address), Failure> {
+        check_tag(tag)?;
+        Ok((self.world(to)?, self.address(tag)))
+    }
+
+    pub(crate) fn receive_address(&self, from: u32, tag: u32) -> Result<(u32, Address), Failure> {
+        Ok((self.world_or_any(from)?, self.address(tag)))
+    }
+
     /// A status with ranks of this communicator.
     #[inline]
-    fn localise(&self, mut status: Status) -> Status {
+    pub(crate) fn localise(&self, mut status: Status) -> Status {
         if self.members.get(status.source as usize) != Some(&status.source) {
             let found = self.members.iter().position(|member| *member == status.source);
             status.source = found.map_or(ANY_SOURCE, |at| at as u32);

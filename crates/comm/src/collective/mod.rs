@@ -31,7 +31,6 @@ pub use op::{Op, Run};
 
 pub use allgather::{allgather, allgatherv};
 pub use alltoall::{alltoall, alltoallv};
-pub use blocking::drive;
 pub use broadcast::{barrier, bcast};
 pub use gather::{gather, scatter};
 pub use reduce::{Reduction, allreduce, reduce};

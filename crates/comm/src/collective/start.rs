@@ -19,7 +19,7 @@ pub struct Plan<F> {
 }
 
 impl<F> Plan<F> {
-    fn new<'a, R>(call: Call, what: &'static str, run: F) -> Result<Self, Failure>
+    pub fn new<'a, R>(call: Call, what: &'static str, run: F) -> Result<Self, Failure>
     where
         F: FnOnce(Run<'a>) -> R,
         R: Future<Output = Result<(), Failure>> + Send + 'a,

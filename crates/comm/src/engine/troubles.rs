@@ -31,6 +31,7 @@ pub struct Record {
     broken: Option<(u32, Failure)>,
     stalled: Option<(u32, Instant)>,
     announced: u32,
+    agreements: u32,
     pub open: bool,
 }
 
@@ -45,6 +46,7 @@ impl Record {
             broken: None,
             stalled: None,
             announced: 0,
+            agreements: 0,
             open: true,
         }
     }
@@ -126,9 +128,10 @@ impl Engine {
         self.tell_if_stalled();
     }
 
-    /// Ranks that are lost, of the whole group.
-    pub fn lost_ranks(&self) -> Vec<u32> {
-        self.lost.all().into_iter().map(|(rank, _)| rank).collect()
+    /// Number of a new agreement on who is left.
+    pub fn begin_agreement(&mut self, at: usize) -> u32 {
+        self.records[at].agreements += 1;
+        self.records[at].agreements
     }
 
     /// Why a rank cannot be reached.
@@ -155,7 +158,8 @@ impl Engine {
         }
     }
 
-    fn is_gone(&self, peer: u32) -> bool {
+    /// Whether a rank is lost or has left.
+    pub fn is_gone(&self, peer: u32) -> bool {
         peer != self.rank
             && peer < self.size
             && (self.departed[peer as usize] || self.lost.count() > 0 && self.lost.check(peer).is_err())

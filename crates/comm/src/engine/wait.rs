@@ -47,7 +47,7 @@ impl Held<'_> {
     /// Moves what can be moved; where that is nothing, waits a little as the options say. An error when the time is up.
     #[inline]
     pub fn step(&mut self, patience: &mut Patience) -> Result<(), Failure> {
-        if self.engine().progress() {
+        if self.nudge() {
             patience.moved = 0;
         }
         patience.polls += 1;

@@ -41,6 +41,9 @@ pub enum Payload {
     Owned(Vec<u8>),
 }
 
+// SAFETY: borrowed memory is tied to no thread.
+unsafe impl Send for Payload {}
+
 impl Payload {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {

@@ -4,6 +4,7 @@
 //! order in which they were posted (the rules of MPI 4.0, section 3.5). Ranks here are those of the whole group.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use mayfly_protocol::error::{Code, Failure};
 
@@ -15,6 +16,9 @@ pub const ANY_SOURCE: u32 = u32::MAX;
 pub const ANY_TAG: u32 = u32::MAX;
 
 const INDEX_BITS: u32 = 20;
+
+/// How long one waits for the reason why another rank has given up a collective.
+const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
 
 /// A request, and which of those that have used its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -134,6 +138,8 @@ pub struct Book {
     waiting_bytes: usize,
     waiting_limit: usize,
     arrivals: u64,
+    /// What the other side has given up, since when and how.
+    given_up: Vec<(RequestId, Instant, Failure)>,
     pub notes: VecDeque<Note>,
     /// Bumped whenever a request is completed.
     pub completions: u64,
@@ -155,6 +161,7 @@ impl Book {
             waiting_bytes: 0,
             waiting_limit,
             arrivals: 0,
+            given_up: Vec::new(),
             notes: VecDeque::new(),
             completions: 0,
         }
@@ -285,6 +292,27 @@ impl Book {
             request.state = State::Done;
             request.failure.get_or_insert(failure);
             self.completions += 1;
+        }
+    }
+
+    /// The other side has given it up. In a collective that is the consequence of something that this side will hear of, too, and
+    /// which says more: it fails for this reason only when nothing comes.
+    pub fn give_up(&mut self, id: RequestId, failure: Failure) {
+        match self.get(id) {
+            Some(request) if request.context & COLLECTIVE != 0 => {
+                self.given_up.push((id, Instant::now(), failure));
+            }
+            _ => self.fail(id, failure),
+        }
+    }
+
+    /// Fails what the other side has given up long ago.
+    pub fn fail_given_up(&mut self) {
+        while let Some((_, since, _)) = self.given_up.first()
+            && since.elapsed() >= GIVE_UP_LIMIT
+        {
+            let (id, _, failure) = self.given_up.remove(0);
+            self.fail(id, failure);
         }
     }
 

@@ -125,6 +125,7 @@ impl Engine {
         if self.troubled {
             self.fail_doomed();
         }
+        self.book.fail_given_up();
         self.tell_if_stalled();
     }
 

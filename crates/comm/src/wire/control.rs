@@ -72,7 +72,7 @@ pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &m
                     book.complete(id);
                 } else {
                     let reason = format!("rank {peer} could not take a message, or gave it up");
-                    book.fail(id, Failure::new(Code::Cancelled, reason));
+                    book.give_up(id, Failure::new(Code::Cancelled, reason));
                 }
                 return Ok(Answer::Taken(id));
             }

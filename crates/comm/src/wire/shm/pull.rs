@@ -167,12 +167,12 @@ impl ShmLink {
     /// Tells the sender, and completes the receive.
     fn finish(&mut self, id: RequestId, token: u32, well: bool, book: &mut Book) -> Result<(), Failure> {
         let peer = self.peer;
-        if let Some(request) = book.get_mut(id) {
-            if !well {
-                let reason =
-                    format!("the memory of rank {peer} could not be read: it is gone, or has given the message up");
-                request.failure = Some(Failure::new(Code::RankLost, reason));
-            } else if request.status.length > request.length as u64 {
+        if !well {
+            let reason =
+                format!("the memory of rank {peer} could not be read: it is gone, or has given the message up");
+            book.give_up(id, Failure::new(Code::RankLost, reason));
+        } else if let Some(request) = book.get_mut(id) {
+            if request.status.length > request.length as u64 {
                 request.failure = Some(truncated(request));
             }
             book.complete(id);
@@ -275,7 +275,7 @@ impl ShmLink {
         if let Some(pull) = self.pulls.remove(at) {
             self.close(&pull);
             let reason = format!("rank {} gave up a message while it was received", self.peer);
-            book.fail(pull.request, Failure::new(Code::Cancelled, reason));
+            book.give_up(pull.request, Failure::new(Code::Cancelled, reason));
         }
     }
 

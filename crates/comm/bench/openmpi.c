@@ -23,8 +23,8 @@ int main(int argc, char **argv) {
     memset(receive, 0, (size_t)largest * wide + 64);
     for (int i = 4; i < argc; i++) {
         int bytes = atoi(argv[i]);
-        long count = (64L << 20) / (bytes + 1);
-        count = count > most ? most : count < 4 ? 4 : count;
+        long count = (16L << 20) / (bytes + 1);
+        count = count > most ? most : count < 2 ? 2 : count;
         double best = 1e30;
         for (int block = -1; block < blocks; block++) {
             MPI_Barrier(MPI_COMM_WORLD);

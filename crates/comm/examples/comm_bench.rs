@@ -17,9 +17,9 @@ use mayfly_comm::{Communicator, Datatype, Operation, Options};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const BLOCKS: usize = 3;
-/// Bytes moved in a block, unless that were fewer than four operations.
-const BLOCK_BYTES: usize = 64 << 20;
+const BLOCKS: usize = 12;
+/// Bytes moved in a block, unless that were fewer than two operations.
+const BLOCK_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone)]
 struct Plan {
@@ -71,7 +71,7 @@ impl Plan {
     }
 
     fn most_operations(&self) -> usize {
-        if self.tcp { 2000 } else { 20_000 }
+        if self.tcp { 400 } else { 4000 }
     }
 
     /// Blocks of memory that a rank sends or receives in one operation.
@@ -152,7 +152,7 @@ fn measure(plan: &Plan, comm: &Communicator) -> Result<Vec<f64>> {
     let mut results = Vec::new();
     for size in &plan.sizes {
         let length = size * plan.width();
-        let count = (BLOCK_BYTES / (size + 1)).clamp(4, plan.most_operations());
+        let count = (BLOCK_BYTES / (size + 1)).clamp(2, plan.most_operations());
         let mut best = f64::INFINITY;
         for block in 0..=BLOCKS {
             comm.barrier()?;

@@ -1,6 +1,6 @@
 //! Messages through memory that two ranks of a host share.
 //!
-//! Each direction has a ring of slots and a ring of data. A slot is two cache lines: envelope and, of a short message, the bytes.
+//! Each direction has a ring of slots and a ring of data. A slot is four cache lines: envelope and, of a short message, the bytes.
 //! A longer message lies in the data ring, at the place where the previous one ended, which both sides work out for themselves.
 //! The sequence word of a slot is stored last (see [`mayfly_fabric::ring`]). The receiver counts what it is done with in a line
 //! of its own, which the sender reads only when it believes a ring to be full.
@@ -33,9 +33,9 @@ mod pull;
 pub use greeting::Greeting;
 use pull::{Help, Pull};
 
-const SLOT_BYTES: usize = 128;
+const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
-const SLOTS: u32 = 256;
+const SLOTS: u32 = 128;
 const DATA_BYTES: usize = 256 << 10;
 /// Sent without an offer.
 const EAGER_BYTES: usize = 32 << 10;
@@ -70,6 +70,9 @@ struct Ring {
     /// As the receiver told the sender last.
     seen: u32,
     seen_data: u32,
+    /// Of the receiver: what it told the sender last. It tells only now and then, since every time costs the sender a miss.
+    told: u32,
+    told_data: u32,
 }
 
 impl Ring {
@@ -80,6 +83,8 @@ impl Ring {
             data: 0,
             seen: 0,
             seen_data: 0,
+            told: 0,
+            told_data: 0,
         }
     }
 
@@ -290,13 +295,17 @@ impl ShmLink {
             }
         }
         self.incoming.next = self.incoming.next.wrapping_add(1);
-        let done = self.incoming.base + at::DONE;
-        if end != self.incoming.data {
-            self.incoming.data = end;
-            self.word(done + 4).store(end, Ordering::Release);
+        self.incoming.data = end;
+        let ring = &mut self.incoming;
+        let done = ring.base + at::DONE;
+        if ring.next.wrapping_sub(ring.told) > SLOTS / 4 {
+            ring.told = ring.next.wrapping_sub(1);
+            self.memory.word(done).store(ring.told, Ordering::Release);
         }
-        self.word(done)
-            .store(self.incoming.next.wrapping_sub(1), Ordering::Release);
+        if ring.data.wrapping_sub(ring.told_data) as usize >= DATA_BYTES / 4 {
+            ring.told_data = ring.data;
+            self.memory.word(done + 4).store(ring.told_data, Ordering::Release);
+        }
         Ok(true)
     }
 

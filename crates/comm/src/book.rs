@@ -55,6 +55,26 @@ pub struct Status {
     pub length: u64,
 }
 
+/// What a receive wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub context: u32,
+    pub tag: u32,
+    pub call: u64,
+}
+
+impl Wanted {
+    /// Whether this is such a message, and as long as it should be: what is not is for [`Book::match_arrival`] to judge.
+    #[inline]
+    pub fn fits(&self, envelope: &Envelope, room: usize) -> bool {
+        let same = self.context == envelope.context && self.call == envelope.call;
+        same && match self.context & COLLECTIVE {
+            0 => (self.tag == envelope.tag || self.tag == ANY_TAG) && envelope.length <= room as u64,
+            _ => self.tag == envelope.tag && envelope.length == room as u64,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Free,
@@ -247,6 +267,13 @@ impl Book {
             peer => self.posted[peer as usize].push_back(id),
         }
         Ok(id)
+    }
+
+    /// Whether no other receive could get a message of this rank, and none of it waits.
+    #[inline]
+    pub fn is_idle(&self, source: u32) -> bool {
+        let source = source as usize;
+        self.posted_any.is_empty() && self.posted[source].is_empty() && self.unexpected[source].is_empty()
     }
 
     /// The request of this name, unless it is over.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use mayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
-use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status};
+use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status, Wanted};
 use crate::nonblocking::Tasks;
 use crate::options::Options;
 use crate::road::Lost;
@@ -27,12 +27,7 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 const EVENTS: usize = 64;
 
 /// What a message is addressed by, beside its rank.
-#[derive(Debug, Clone, Copy)]
-pub struct Address {
-    pub context: u32,
-    pub tag: u32,
-    pub call: u64,
-}
+pub type Address = Wanted;
 
 /// Whether an operation was over at once.
 #[derive(Debug)]
@@ -280,6 +275,17 @@ impl Engine {
         start: *mut u8,
         length: usize,
     ) -> Result<Started, Failure> {
+        if peer != ANY_SOURCE
+            && self.book.is_idle(peer)
+            && let Some(Some(Link::Shm(link))) = self.links.get_mut(peer as usize)
+            && let Some(envelope) = link.try_receive(&address, start, length)
+        {
+            return Ok(Started::Done(Status {
+                source: peer,
+                tag: envelope.tag,
+                length: envelope.length,
+            }));
+        }
         let Address { context, tag, call } = address;
         let waiting = self.book.take_unexpected(peer, context, tag);
         if self.troubled && waiting.is_none() {

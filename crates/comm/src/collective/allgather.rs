@@ -21,8 +21,8 @@ pub async fn allgather(run: Run<'_>, own: &[u8], into: &mut [u8], table: Table) 
         } else {
             (second, first)
         };
-        let receive = run.receive(1 - run.rank, other);
         let send = run.send(1 - run.rank, own);
+        let receive = run.receive(1 - run.rank, other);
         mine.copy_from_slice(own);
         receive.await?;
         send.await?;

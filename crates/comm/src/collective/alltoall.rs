@@ -32,11 +32,27 @@ pub async fn alltoallv(
     for round in 1..size {
         let (next, previous) = ((run.rank + round) % size, (run.rank + size - round) % size);
         let outgoing = from.get(sent(next)).ok_or_else(outside)?;
-        let incoming = into.get_mut(received(previous)).ok_or_else(outside)?;
-        run.exchange(next, outgoing, previous, incoming).await?;
+        if round > 1 {
+            let incoming = into.get_mut(received(previous)).ok_or_else(outside)?;
+            run.exchange(next, outgoing, previous, incoming).await?;
+            continue;
+        }
+        // The own block is copied while the others get ready.
+        let parts = into.get_disjoint_mut([received(previous), received(run.rank)]);
+        let Ok([incoming, own]) = parts else {
+            return Err(outside());
+        };
+        let send = run.send(next, outgoing);
+        let receive = run.receive(previous, incoming);
+        copy(from.get(sent(run.rank)).ok_or_else(outside)?, own)?;
+        receive.await?;
+        send.await?;
     }
-    let own = from.get(sent(run.rank)).ok_or_else(outside)?;
-    copy(own, into.get_mut(received(run.rank)).ok_or_else(outside)?)
+    if size == 1 {
+        let own = from.get(sent(0)).ok_or_else(outside)?;
+        copy(own, into.get_mut(received(0)).ok_or_else(outside)?)?;
+    }
+    Ok(())
 }
 
 /// Blocks travel by the bits of their distance: in round `k` all those go 2^k ranks further whose distance has that bit.

@@ -127,8 +127,8 @@ impl<'a> Run<'a> {
     /// Sends to one rank while receiving from another, or the same.
     #[inline]
     pub async fn exchange(&self, to: usize, bytes: &[u8], from: usize, into: &mut [u8]) -> Result<(), Failure> {
-        let receive = self.receive(from, into);
         let send = self.send(to, bytes);
+        let receive = self.receive(from, into);
         receive.await?;
         send.await?;
         Ok(())

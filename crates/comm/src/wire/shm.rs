@@ -25,7 +25,7 @@ use super::Outgoing;
 use super::control::{self, Answer};
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, kind};
 use super::reach::Reach;
-use crate::book::{Book, State, truncated};
+use crate::book::{Book, State, Wanted, truncated};
 
 mod greeting;
 mod pull;
@@ -120,6 +120,8 @@ pub struct ShmLink {
     outbox: VecDeque<Outgoing>,
     pulls: VecDeque<Pull>,
     helps: VecDeque<Help>,
+    /// Messages that the other side has been offered and has not taken.
+    offered: u32,
     boards: [bool; BOARDS],
     /// What the other side reads to find out whether it can; it may do so late.
     #[expect(dead_code, reason = "read by another process")]
@@ -191,6 +193,7 @@ impl ShmLink {
     }
 
     pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
+        self.offered += u32::from(message.envelope.kind == kind::OFFER);
         self.outbox.push_back(message);
         self.flush(book);
         Ok(())
@@ -235,6 +238,53 @@ impl ShmLink {
         moved
     }
 
+    /// Receives the next message at once, if it is here, short, and this one. The bytes go to `into`, which has room.
+    #[inline]
+    pub fn try_receive(&mut self, wanted: &Wanted, into: *mut u8, room: usize) -> Option<Envelope> {
+        let slot = self.incoming.slot();
+        if !ring::has_arrived(self.word(slot), self.incoming.next) {
+            return None;
+        }
+        // SAFETY: as in `take`.
+        let envelope: Envelope = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
+        let length = envelope.length as usize;
+        if envelope.kind != kind::EAGER || length > EAGER_BYTES || !wanted.fits(&envelope, room) {
+            return None;
+        }
+        let (from, end) = self.payload(slot, length);
+        // SAFETY: the source lies in the mapping, and the caller has this room.
+        unsafe { std::ptr::copy_nonoverlapping(self.memory.at(from), into, length) };
+        self.advance(end);
+        Some(envelope)
+    }
+
+    /// Where the bytes of the message in a slot lie, and the end of the data ring behind it.
+    #[inline]
+    fn payload(&self, slot: usize, length: usize) -> (usize, u32) {
+        if length <= INLINE_BYTES {
+            return (slot + ENVELOPE_BYTES, self.incoming.data);
+        }
+        let (start, end) = self.incoming.place(length);
+        (self.incoming.data_at(start), end)
+    }
+
+    /// This side is done with a message.
+    #[inline]
+    fn advance(&mut self, end: u32) {
+        let ring = &mut self.incoming;
+        ring.next = ring.next.wrapping_add(1);
+        ring.data = end;
+        let done = ring.base + at::DONE;
+        if ring.next.wrapping_sub(ring.told) > SLOTS / 4 {
+            ring.told = ring.next.wrapping_sub(1);
+            self.memory.word(done).store(ring.told, Ordering::Release);
+        }
+        if ring.data.wrapping_sub(ring.told_data) as usize >= DATA_BYTES / 4 {
+            ring.told_data = ring.data;
+            self.memory.word(done + 4).store(ring.told_data, Ordering::Release);
+        }
+    }
+
     #[inline]
     pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
         let slot = self.incoming.slot();
@@ -266,14 +316,7 @@ impl ShmLink {
         if !known {
             return Err(self.violation("a message longer than agreed"));
         }
-        let mut end = self.incoming.data;
-        let from = if length <= INLINE_BYTES {
-            slot + ENVELOPE_BYTES
-        } else {
-            let (start, next) = self.incoming.place(length);
-            end = next;
-            self.incoming.data_at(start)
-        };
+        let (from, end) = self.payload(slot, length);
         // SAFETY: the range was checked to lie in the mapping; what the peer writes meanwhile spoils only its own message.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(from), length) };
         match envelope.kind {
@@ -294,18 +337,7 @@ impl ShmLink {
                 }
             }
         }
-        self.incoming.next = self.incoming.next.wrapping_add(1);
-        self.incoming.data = end;
-        let ring = &mut self.incoming;
-        let done = ring.base + at::DONE;
-        if ring.next.wrapping_sub(ring.told) > SLOTS / 4 {
-            ring.told = ring.next.wrapping_sub(1);
-            self.memory.word(done).store(ring.told, Ordering::Release);
-        }
-        if ring.data.wrapping_sub(ring.told_data) as usize >= DATA_BYTES / 4 {
-            ring.told_data = ring.data;
-            self.memory.word(done + 4).store(ring.told_data, Ordering::Release);
-        }
+        self.advance(end);
         Ok(true)
     }
 
@@ -359,7 +391,10 @@ impl ShmLink {
                     self.helps.push_back(Help::new(id, request, &invitation));
                 }
             }
-            Answer::Taken(id) => self.helps.retain(|help| help.request != id),
+            Answer::Taken(id) => {
+                self.offered = self.offered.saturating_sub(1);
+                self.helps.retain(|help| help.request != id);
+            }
             Answer::Withdrawn(token) => self.withdrawn(token, book),
         }
         Ok(())

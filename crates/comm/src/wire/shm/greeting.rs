@@ -135,6 +135,7 @@ impl Greeting {
             outbox: VecDeque::new(),
             pulls: VecDeque::new(),
             helps: VecDeque::new(),
+            offered: 0,
             boards: [false; BOARDS],
             probe: self.probe,
             peer_never_sleeps: packet.sleeps == 0,

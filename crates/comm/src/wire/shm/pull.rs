@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mayfly_protocol::error::{Code, Failure};
 
-use super::{BOARDS, ShmLink, at};
+use super::{BOARDS, EAGER_BYTES, ShmLink, at};
 use crate::book::{Book, Request, RequestId, State, truncated};
 use crate::wire::Outgoing;
 use crate::wire::control::{retract, withdrawal};
@@ -12,6 +12,11 @@ use crate::wire::envelope::{Envelope, Offer, kind};
 
 /// Copied at a time: large against the cost of a system call, small against the whole.
 const PIECE_BYTES: usize = 128 << 10;
+const LARGEST_PIECE_BYTES: usize = 1 << 20;
+/// As much of a message that the sender does not help with.
+const ALONE_BYTES: usize = 4 << 20;
+/// Pieces of a message between those bounds.
+const PIECES: usize = 8;
 /// From here on the sender helps.
 const SHARED_FROM_BYTES: usize = 2 * PIECE_BYTES;
 const BOARD_BYTES: usize = 64;
@@ -28,7 +33,9 @@ pub struct Pull {
     length: usize,
     /// Where pieces are claimed, if the sender may help.
     board: Option<usize>,
-    /// Pieces claimed, if it may not.
+    /// Bytes of a piece.
+    piece: usize,
+    /// Pieces that this side claimed.
     claimed: u32,
     /// Pieces that this side copied.
     copied: u32,
@@ -65,13 +72,19 @@ impl Help {
     }
 }
 
-fn pieces(length: usize) -> u32 {
-    length.div_ceil(PIECE_BYTES) as u32
+/// Bytes of a piece of a message, in whole pages.
+fn piece_bytes(length: usize) -> usize {
+    let even = length.div_ceil(PIECES).next_multiple_of(4096);
+    even.clamp(PIECE_BYTES, LARGEST_PIECE_BYTES)
 }
 
-fn piece(number: u32, length: usize) -> (usize, usize) {
-    let start = number as usize * PIECE_BYTES;
-    (start, PIECE_BYTES.min(length - start))
+fn pieces(length: usize, piece: usize) -> u32 {
+    length.div_ceil(piece) as u32
+}
+
+fn place_of(number: u32, length: usize, piece: usize) -> (usize, usize) {
+    let start = number as usize * piece;
+    (start, piece.min(length - start))
 }
 
 /// The places of a board: which transfer and its next piece in one word, so that nobody claims of a transfer that is over;
@@ -140,11 +153,16 @@ impl ShmLink {
             local: request.start,
             length,
             board: None,
+            piece: ALONE_BYTES,
             claimed: 0,
             copied: 0,
         };
-        if let Some(number) = self.boards.iter().position(|used| !used) {
+        // Where both sides have something to send they are both busy, and do better without each other.
+        if self.offered == 0
+            && let Some(number) = self.boards.iter().position(|used| !used)
+        {
             self.boards[number] = true;
+            pull.piece = piece_bytes(length);
             pull.board = Some(number);
             let board = self.board(self.incoming.base, number);
             board.helped.store(0, Ordering::Relaxed);
@@ -185,14 +203,14 @@ impl ShmLink {
         let (Some(pull), Some(reach)) = (self.pulls.front(), self.reach) else {
             return false;
         };
-        let total = pieces(pull.length);
+        let total = pieces(pull.length, pull.piece);
         let board = pull.board.map(|number| self.board(self.incoming.base, number));
         let claimed = match &board {
             Some(board) => board.claim(pull.request.to_wire(), total),
             None => (pull.claimed < total).then_some(pull.claimed),
         };
         if let Some(number) = claimed {
-            let (start, length) = piece(number, pull.length);
+            let (start, length) = place_of(number, pull.length, pull.piece);
             // SAFETY: the piece lies within the request's memory, and nobody else has claimed it.
             let copied = unsafe { reach.read(pull.remote.wrapping_add(start as u64), pull.local.add(start), length) };
             if let Some(pull) = self.pulls.front_mut() {
@@ -239,7 +257,7 @@ impl ShmLink {
         if let Some(number) = pull.board {
             let board = self.board(self.incoming.base, number);
             let claimed = board.next.swap(u64::MAX, Ordering::AcqRel) as u32;
-            let claimed = claimed.min(pieces(pull.length));
+            let claimed = claimed.min(pieces(pull.length, pull.piece));
             while pull.copied.saturating_add(board.helped.load(Ordering::Acquire)) < claimed && !self.hung_up() {
                 std::thread::yield_now();
             }
@@ -253,11 +271,12 @@ impl ShmLink {
             return false;
         };
         let board = self.board(self.outgoing.base, help.board);
-        let Some(number) = board.claim(help.claim, pieces(help.length)) else {
+        let bytes = piece_bytes(help.length);
+        let Some(number) = board.claim(help.claim, pieces(help.length, bytes)) else {
             self.helps.pop_front();
             return true;
         };
-        let (start, length) = piece(number, help.length);
+        let (start, length) = place_of(number, help.length, bytes);
         // SAFETY: the piece lies within the message, which stays until its request is complete or cancelled.
         let copied = unsafe { reach.write(help.local.add(start), help.remote.wrapping_add(start as u64), length) };
         if copied.is_err() {
@@ -293,6 +312,7 @@ impl ShmLink {
             return;
         }
         self.helps.retain(|help| help.request != id);
+        self.offered = self.offered.saturating_sub(u32::from(request.length > EAGER_BYTES));
         let begun = self
             .outbox
             .front()

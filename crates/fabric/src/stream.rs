@@ -5,7 +5,7 @@
 //! or into the room that the caller named. While a sender waits for the socket to drain it keeps receiving, so two sides
 //! that both send large messages cannot block each other.
 
-pub(crate) mod wire;
+pub mod wire;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

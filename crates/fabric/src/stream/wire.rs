@@ -13,6 +13,7 @@ use super::timespec;
 /// Plaintext handed to the session at a time: one TLS record.
 const RECORD_BYTES: usize = 16 << 10;
 
+/// A connected socket that no call blocks on unless it says so, and the TLS session over it if there is one.
 #[derive(Debug)]
 pub struct Wire {
     socket: Arc<OwnedFd>,
@@ -43,6 +44,7 @@ impl Write for Raw<'_> {
     }
 }
 
+/// Blocks until one of them is ready, a signal comes, or `limit` has passed.
 pub fn poll(waiting: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
     match rustix::event::poll(waiting, Some(&timespec(limit))) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -55,6 +57,7 @@ fn broken(error: rustls::Error) -> std::io::Error {
 }
 
 impl Wire {
+    /// Over a socket in clear; TCP sends at once what it is given.
     pub fn plain(socket: OwnedFd) -> std::io::Result<Self> {
         // Not an error on a Unix socket, which tests use too.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
@@ -67,6 +70,7 @@ impl Wire {
         })
     }
 
+    /// Over a socket with a session, whose handshake may still be to come.
     pub fn tls(socket: OwnedFd, session: rustls::Connection) -> std::io::Result<Self> {
         let wire = Self::plain(socket)?;
         Ok(Self {
@@ -75,10 +79,12 @@ impl Wire {
         })
     }
 
+    /// Whether there is a session.
     pub fn is_encrypted(&self) -> bool {
         self.session.is_some()
     }
 
+    /// The socket itself.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
@@ -92,6 +98,7 @@ impl Wire {
             .is_some_and(|session| !session.wants_read() && !session.is_handshaking())
     }
 
+    /// Brings the session's handshake to its end, blocking no longer than that.
     pub fn handshake(&mut self, until: Instant) -> std::io::Result<()> {
         loop {
             let Some(session) = &mut self.session else {

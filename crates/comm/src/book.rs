@@ -1,0 +1,607 @@
+//! Who waits for what: the requests of this rank, and the matching of messages with receives.
+//!
+//! Messages of one rank in one context match receives in the order in which they were sent, and receives are considered in the
+//! order in which they were posted (the rules of MPI 4.0, section 3.5). Ranks here are those of the whole group.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::wire::envelope::{COLLECTIVE, Envelope, Offer};
+
+/// Matches every rank.
+pub const ANY_SOURCE: u32 = u32::MAX;
+/// Matches every tag.
+pub const ANY_TAG: u32 = u32::MAX;
+
+const INDEX_BITS: u32 = 20;
+
+/// How long one waits for the reason why another rank has given up a collective.
+const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
+
+/// A request, and which of those that have used its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(u32);
+
+impl RequestId {
+    fn new(index: usize, generation: u32) -> Self {
+        Self(index as u32 | generation << INDEX_BITS)
+    }
+
+    fn index(self) -> usize {
+        (self.0 & ((1 << INDEX_BITS) - 1)) as usize
+    }
+
+    /// As it travels.
+    pub fn to_wire(self) -> u32 {
+        self.0
+    }
+
+    /// As it came; whether it names anything remains to be checked.
+    pub fn from_wire(token: u32) -> Self {
+        Self(token)
+    }
+}
+
+/// What a completed receive, or a probe, found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Who sent it.
+    pub source: u32,
+    /// Under which tag.
+    pub tag: u32,
+    /// Bytes of the message.
+    pub length: u64,
+}
+
+/// What a receive wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub context: u32,
+    pub tag: u32,
+    pub call: u64,
+}
+
+impl Wanted {
+    /// Whether this is such a message, and as long as it should be: what is not is for [`Book::match_arrival`] to judge.
+    #[inline]
+    pub fn fits(&self, envelope: &Envelope, room: usize) -> bool {
+        let same = self.context == envelope.context && self.call == envelope.call;
+        same && match self.context & COLLECTIVE {
+            0 => (self.tag == envelope.tag || self.tag == ANY_TAG) && envelope.length <= room as u64,
+            _ => self.tag == envelope.tag && envelope.length == room as u64,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Free,
+    /// A receive that nothing has matched.
+    Posted,
+    /// A receive whose bytes are on their way.
+    Receiving,
+    /// A send that has not been taken.
+    Sending,
+    Done,
+}
+
+/// A send or receive under way.
+#[derive(Debug)]
+pub struct Request {
+    generation: u32,
+    pub state: State,
+    /// The other rank, or [`ANY_SOURCE`].
+    pub peer: u32,
+    pub context: u32,
+    pub tag: u32,
+    pub call: u64,
+    pub start: *mut u8,
+    /// Bytes there are to send, or room for.
+    pub length: usize,
+    pub status: Status,
+    pub failure: Option<Failure>,
+    /// Bytes received so far, of a message that comes in several parts.
+    pub filled: usize,
+    post: u64,
+}
+
+/// A message that nobody has wanted yet.
+#[derive(Debug)]
+pub struct Unexpected {
+    pub envelope: Envelope,
+    pub body: Body,
+    arrival: u64,
+}
+
+#[derive(Debug)]
+pub enum Body {
+    Bytes(Vec<u8>),
+    Offer(Offer),
+}
+
+/// Something that concerns a whole communicator.
+#[derive(Debug, Clone, Copy)]
+pub struct Note {
+    /// Who caused it.
+    pub source: u32,
+    pub kind: NoteKind,
+    pub context: u32,
+    /// Number of the collective.
+    pub tag: u32,
+    /// What the other called.
+    pub call: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum NoteKind {
+    /// The other's call differs from ours.
+    Called,
+    /// The other sent so many bytes, where so many were due.
+    Length(u64, u64),
+    /// Two ranks disagree, the other says.
+    Dissent(crate::wire::Dissent),
+    /// The other leaves.
+    Leaves,
+}
+
+/// All requests of this rank, and messages that wait for one.
+#[derive(Debug)]
+pub struct Book {
+    requests: Vec<Request>,
+    free: Vec<u32>,
+    posted: Vec<VecDeque<RequestId>>,
+    posted_any: VecDeque<RequestId>,
+    posts: u64,
+    unexpected: Vec<VecDeque<Unexpected>>,
+    waiting_bytes: usize,
+    waiting_limit: usize,
+    arrivals: u64,
+    /// What the other side has given up, since when and how.
+    given_up: Vec<(RequestId, Instant, Failure)>,
+    pub notes: VecDeque<Note>,
+    /// Bumped whenever a request is completed.
+    pub completions: u64,
+}
+
+// SAFETY: the raw pointers of requests point into memory that whoever made the request keeps until it is complete or
+// cancelled; they are tied to no thread.
+unsafe impl Send for Book {}
+
+impl Book {
+    pub fn new(size: u32, waiting_limit: usize) -> Self {
+        Self {
+            requests: Vec::new(),
+            free: Vec::new(),
+            posted: (0..size).map(|_| VecDeque::new()).collect(),
+            posted_any: VecDeque::new(),
+            posts: 0,
+            unexpected: (0..size).map(|_| VecDeque::new()).collect(),
+            waiting_bytes: 0,
+            waiting_limit,
+            arrivals: 0,
+            given_up: Vec::new(),
+            notes: VecDeque::new(),
+            completions: 0,
+        }
+    }
+
+    /// A new request.
+    #[expect(clippy::too_many_arguments, reason = "these are the request's fields")]
+    fn add(
+        &mut self,
+        state: State,
+        peer: u32,
+        context: u32,
+        tag: u32,
+        call: u64,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<RequestId, Failure> {
+        self.posts += 1;
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None if self.requests.len() >> INDEX_BITS != 0 => {
+                return Err(Failure::new(
+                    Code::OutOfMemory,
+                    "a million requests are under way; wait for some of them",
+                ));
+            }
+            None => {
+                self.requests.push(Request {
+                    generation: 0,
+                    state: State::Free,
+                    peer,
+                    context,
+                    tag,
+                    call,
+                    start,
+                    length,
+                    status: Status::default(),
+                    failure: None,
+                    filled: 0,
+                    post: 0,
+                });
+                self.requests.len() - 1
+            }
+        };
+        let request = &mut self.requests[index];
+        request.state = state;
+        request.peer = peer;
+        request.context = context;
+        request.tag = tag;
+        request.call = call;
+        request.start = start;
+        request.length = length;
+        request.filled = 0;
+        request.post = self.posts;
+        Ok(RequestId::new(index, request.generation))
+    }
+
+    /// A send under way.
+    pub fn add_send(
+        &mut self,
+        peer: u32,
+        envelope: &Envelope,
+        start: *const u8,
+        length: usize,
+    ) -> Result<RequestId, Failure> {
+        let Envelope { context, tag, call, .. } = *envelope;
+        self.add(State::Sending, peer, context, tag, call, start.cast_mut(), length)
+    }
+
+    /// A receive, to be matched by messages that come.
+    pub fn post(
+        &mut self,
+        peer: u32,
+        context: u32,
+        tag: u32,
+        call: u64,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<RequestId, Failure> {
+        let id = self.add(State::Posted, peer, context, tag, call, start, length)?;
+        match peer {
+            ANY_SOURCE => self.posted_any.push_back(id),
+            peer => self.posted[peer as usize].push_back(id),
+        }
+        Ok(id)
+    }
+
+    /// Whether no other receive could get a message of this rank, and none of it waits.
+    #[inline]
+    pub fn is_idle(&self, source: u32) -> bool {
+        let source = source as usize;
+        self.posted_any.is_empty() && self.posted[source].is_empty() && self.unexpected[source].is_empty()
+    }
+
+    /// The request of this name, unless it is over.
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        let request = self.requests.get(id.index())?;
+        (id == RequestId::new(id.index(), request.generation) && request.state != State::Free).then_some(request)
+    }
+
+    /// As [`Book::get`], to change.
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        let request = self.requests.get_mut(id.index())?;
+        (id == RequestId::new(id.index(), request.generation) && request.state != State::Free).then_some(request)
+    }
+
+    /// Ids of all requests under way.
+    pub fn pending(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        let all = self.requests.iter().enumerate();
+        all.filter(|(_, request)| !matches!(request.state, State::Free | State::Done))
+            .map(|(index, request)| (RequestId::new(index, request.generation), request))
+    }
+
+    /// A request that the other side named, if it is in this state and concerns that side.
+    pub fn named(&mut self, token: u32, state: State, source: u32) -> Option<(RequestId, &mut Request)> {
+        let id = RequestId::from_wire(token);
+        self.get_mut(id)
+            .filter(|request| request.state == state && request.peer == source)
+            .map(|request| (id, request))
+    }
+
+    /// All of it has been sent or received.
+    #[inline]
+    pub fn complete(&mut self, id: RequestId) {
+        if let Some(request) = self.get_mut(id) {
+            request.state = State::Done;
+            self.completions += 1;
+        }
+    }
+
+    /// It will not be completed. Links must have let go of its memory.
+    pub fn fail(&mut self, id: RequestId, failure: Failure) {
+        self.unpost(id);
+        if let Some(request) = self.get_mut(id) {
+            request.state = State::Done;
+            request.failure.get_or_insert(failure);
+            self.completions += 1;
+        }
+    }
+
+    /// The other side has given it up. In a collective that is the consequence of something that this side will hear of, too, and
+    /// which says more: it fails for this reason only when nothing comes.
+    pub fn give_up(&mut self, id: RequestId, failure: Failure) {
+        match self.get(id) {
+            Some(request) if request.context & COLLECTIVE != 0 => {
+                self.given_up.push((id, Instant::now(), failure));
+            }
+            _ => self.fail(id, failure),
+        }
+    }
+
+    /// Fails what the other side has given up long ago.
+    pub fn fail_given_up(&mut self) {
+        while let Some((_, since, _)) = self.given_up.first()
+            && since.elapsed() >= GIVE_UP_LIMIT
+        {
+            let (id, _, failure) = self.given_up.remove(0);
+            self.fail(id, failure);
+        }
+    }
+
+    /// The outcome of a request that is done; the request is over then.
+    #[inline]
+    pub fn take(&mut self, id: RequestId) -> Option<Result<Status, Failure>> {
+        let request = self.get_mut(id)?;
+        if request.state != State::Done {
+            return None;
+        }
+        let outcome = match request.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(request.status),
+        };
+        self.forget(id);
+        Some(outcome)
+    }
+
+    /// Frees the place of a request.
+    pub fn forget(&mut self, id: RequestId) {
+        self.unpost(id);
+        if let Some(request) = self.get_mut(id) {
+            request.state = State::Free;
+            request.failure = None;
+            request.generation = (request.generation + 1) & ((1 << (32 - INDEX_BITS)) - 1);
+            self.free.push(id.index() as u32);
+        }
+    }
+
+    fn unpost(&mut self, id: RequestId) {
+        let Some((State::Posted, peer)) = self.get(id).map(|request| (request.state, request.peer)) else {
+            return;
+        };
+        let queue = match peer {
+            ANY_SOURCE => &mut self.posted_any,
+            peer => &mut self.posted[peer as usize],
+        };
+        queue.retain(|posted| *posted != id);
+    }
+
+    fn find_in(&self, queue: &VecDeque<RequestId>, envelope: &Envelope) -> Option<(usize, u64)> {
+        queue.iter().enumerate().find_map(|(at, id)| {
+            let request = &self.requests[id.index()];
+            let tag_fits =
+                request.tag == envelope.tag || (request.tag == ANY_TAG && envelope.context & COLLECTIVE == 0);
+            (request.context == envelope.context && tag_fits).then_some((at, request.post))
+        })
+    }
+
+    /// Where the receive is that this message belongs to: in the queue for any source or not, and at which place.
+    fn find(&self, source: u32, envelope: &Envelope) -> Option<(bool, usize)> {
+        let own = self.find_in(&self.posted[source as usize], envelope);
+        if self.posted_any.is_empty() {
+            return own.map(|(at, _)| (false, at));
+        }
+        match (own, self.find_in(&self.posted_any, envelope)) {
+            (Some((at, post)), Some((_, other))) if post < other => Some((false, at)),
+            (_, Some((at, _))) => Some((true, at)),
+            (Some((at, _)), None) => Some((false, at)),
+            (None, None) => None,
+        }
+    }
+
+    /// Whether there is room for this message, wanted or not.
+    #[inline]
+    pub fn admits(&self, source: u32, envelope: &Envelope) -> bool {
+        self.waiting_bytes < self.waiting_limit || self.find(source, envelope).is_some()
+    }
+
+    /// The receive that a message which comes belongs to, no longer posted. None where there is none yet.
+    #[inline]
+    pub fn match_arrival(&mut self, source: u32, envelope: &Envelope) -> Match {
+        let Some((any, at)) = self.find(source, envelope) else {
+            return Match::Unwanted;
+        };
+        let id = match any {
+            true => self.posted_any[at],
+            false => self.posted[source as usize][at],
+        };
+        let request = &mut self.requests[id.index()];
+        if let Some(kind) = Self::objection(request, envelope) {
+            self.notes.push_back(Note {
+                source,
+                kind,
+                context: envelope.context,
+                tag: envelope.tag,
+                call: envelope.call,
+            });
+            return Match::Refused;
+        }
+        request.state = State::Receiving;
+        request.peer = source;
+        request.status = Status {
+            source,
+            tag: envelope.tag,
+            length: envelope.length,
+        };
+        if any {
+            self.posted_any.remove(at);
+        } else if at == 0 {
+            self.posted[source as usize].pop_front();
+        } else {
+            self.posted[source as usize].remove(at);
+        }
+        Match::Wanted(id)
+    }
+
+    /// Whether a message that waited fits the receive that was posted for it, which then is no longer posted.
+    pub fn match_with(&mut self, id: RequestId, source: u32, envelope: &Envelope) -> bool {
+        let request = &self.requests[id.index()];
+        if let Some(kind) = Self::objection(request, envelope) {
+            self.notes.push_back(Note {
+                source,
+                kind,
+                context: envelope.context,
+                tag: envelope.tag,
+                call: envelope.call,
+            });
+            return false;
+        }
+        self.unpost(id);
+        let request = &mut self.requests[id.index()];
+        request.state = State::Receiving;
+        request.peer = source;
+        request.status = Status {
+            source,
+            tag: envelope.tag,
+            length: envelope.length,
+        };
+        true
+    }
+
+    /// Why a message of a collective does not fit the receive that waits for it.
+    #[inline]
+    fn objection(request: &Request, envelope: &Envelope) -> Option<NoteKind> {
+        if envelope.context & COLLECTIVE == 0 {
+            None
+        } else if request.call != envelope.call {
+            Some(NoteKind::Called)
+        } else if request.length as u64 != envelope.length {
+            Some(NoteKind::Length(envelope.length, request.length as u64))
+        } else {
+            None
+        }
+    }
+
+    /// A whole short message has come.
+    #[inline]
+    pub fn deliver(&mut self, source: u32, envelope: &Envelope, bytes: &[u8]) {
+        match self.match_arrival(source, envelope) {
+            Match::Wanted(id) => self.fill(id, bytes),
+            Match::Unwanted => self.keep(source, *envelope, Body::Bytes(bytes.to_vec())),
+            Match::Refused => {}
+        }
+    }
+
+    /// As [`Book::deliver`], for bytes that have memory of their own.
+    pub fn deliver_owned(&mut self, source: u32, envelope: &Envelope, bytes: Vec<u8>) {
+        match self.match_arrival(source, envelope) {
+            Match::Wanted(id) => self.fill(id, &bytes),
+            Match::Unwanted => self.keep(source, *envelope, Body::Bytes(bytes)),
+            Match::Refused => {}
+        }
+    }
+
+    /// Copies a whole message to where its receive wants it, and completes that.
+    #[inline]
+    pub fn fill(&mut self, id: RequestId, bytes: &[u8]) {
+        let request = &mut self.requests[id.index()];
+        let fits = bytes.len().min(request.length);
+        // SAFETY: whoever posted the request keeps room for `length` bytes until it is complete or cancelled.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.start, fits) };
+        if bytes.len() > request.length {
+            request.failure = Some(truncated(request));
+        }
+        request.state = State::Done;
+        self.completions += 1;
+    }
+
+    /// Keeps a message until somebody wants it.
+    pub fn keep(&mut self, source: u32, envelope: Envelope, body: Body) {
+        self.arrivals += 1;
+        if let Body::Bytes(bytes) = &body {
+            self.waiting_bytes += bytes.len() + size_of::<Unexpected>();
+        }
+        self.unexpected[source as usize].push_back(Unexpected {
+            envelope,
+            body,
+            arrival: self.arrivals,
+        });
+    }
+
+    fn find_unexpected(&self, source: u32, context: u32, tag: u32) -> Option<(u32, usize)> {
+        let in_queue = |queue: &VecDeque<Unexpected>| {
+            queue.iter().position(|waiting| {
+                waiting.envelope.context == context && (tag == ANY_TAG || waiting.envelope.tag == tag)
+            })
+        };
+        if source != ANY_SOURCE {
+            let queue = &self.unexpected[source as usize];
+            return if queue.is_empty() {
+                None
+            } else {
+                in_queue(queue).map(|at| (source, at))
+            };
+        }
+        let queues = self.unexpected.iter().enumerate();
+        queues
+            .filter_map(|(source, queue)| in_queue(queue).map(|at| (source as u32, at)))
+            .min_by_key(|(source, at)| self.unexpected[*source as usize][*at].arrival)
+    }
+
+    /// What a receive with these wishes would get, of what is here.
+    pub fn probe(&self, source: u32, context: u32, tag: u32) -> Option<Status> {
+        let (source, at) = self.find_unexpected(source, context, tag)?;
+        let envelope = &self.unexpected[source as usize][at].envelope;
+        Some(Status {
+            source,
+            tag: envelope.tag,
+            length: envelope.length,
+        })
+    }
+
+    /// Takes the first message that is here and fits these wishes.
+    #[inline]
+    pub fn take_unexpected(&mut self, source: u32, context: u32, tag: u32) -> Option<(u32, Unexpected)> {
+        let (source, at) = self.find_unexpected(source, context, tag)?;
+        let found = self.unexpected[source as usize].remove(at)?;
+        if let Body::Bytes(bytes) = &found.body {
+            self.waiting_bytes -= bytes.len() + size_of::<Unexpected>();
+        }
+        Some((source, found))
+    }
+
+    /// The sender withdraws an offer.
+    pub fn withdraw(&mut self, source: u32, token: u64) {
+        self.unexpected[source as usize]
+            .retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
+    }
+
+    /// Forgets the offers of a rank that is gone, which nobody can accept any more.
+    pub fn withdraw_all(&mut self, source: u32) {
+        self.unexpected[source as usize].retain(|waiting| matches!(waiting.body, Body::Bytes(_)));
+    }
+}
+
+/// What became of a message that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Match {
+    Wanted(RequestId),
+    Unwanted,
+    /// It contradicts the receive that waits for it; both sides will hear of it.
+    Refused,
+}
+
+/// The error of a receive with too little room.
+pub fn truncated(request: &Request) -> Failure {
+    Failure::new(
+        Code::Truncated,
+        format!(
+            "rank {} sent {} bytes under tag {}, and the receiver has room for {}; receive into more, or probe first",
+            request.status.source, request.status.length, request.status.tag, request.length
+        ),
+    )
+}

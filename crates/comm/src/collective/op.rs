@@ -1,0 +1,171 @@
+//! Sends and receives as algorithms use them.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use mayfly_protocol::error::Failure;
+
+use crate::book::{RequestId, Status};
+use crate::engine::{Address, Core, Engine, Started};
+
+/// A send or receive under way, over memory that is borrowed for `'a`. Polled and dropped only while the engine is held.
+#[derive(Debug)]
+#[must_use = "it is cancelled when dropped"]
+pub struct Op<'a> {
+    core: &'a Core,
+    state: OpState,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+#[derive(Debug)]
+enum OpState {
+    Pending(RequestId),
+    Over(Option<Result<Status, Failure>>),
+}
+
+impl Op<'_> {
+    fn new(core: &Core, started: Result<Started, Failure>) -> Op<'_> {
+        let state = match started {
+            Ok(Started::Pending(id)) => OpState::Pending(id),
+            Ok(Started::Done(status)) => OpState::Over(Some(Ok(status))),
+            Err(failure) => OpState::Over(Some(Err(failure))),
+        };
+        Op {
+            core,
+            state,
+            memory: PhantomData,
+        }
+    }
+
+    fn engine(&self) -> &mut Engine {
+        // SAFETY: operations are polled and dropped below a `Held`, where nobody uses the engine at the same time.
+        unsafe { self.core.held() }
+    }
+}
+
+impl Future for Op<'_> {
+    type Output = Result<Status, Failure>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            OpState::Over(outcome) => outcome.take().map_or(Poll::Pending, Poll::Ready),
+            OpState::Pending(id) => {
+                let id = *id;
+                let Some(outcome) = self.engine().book.take(id) else {
+                    return Poll::Pending;
+                };
+                self.state = OpState::Over(None);
+                Poll::Ready(outcome)
+            }
+        }
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        if let OpState::Pending(id) = self.state {
+            self.engine().cancel(id);
+        }
+    }
+}
+
+/// One collective under way on one rank: whom its ranks are, and how its messages are addressed. Used only while the engine is
+/// held.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    core: &'a Core,
+    members: &'a [u32],
+    address: Address,
+    /// This rank and the number of ranks, of the communicator.
+    pub rank: usize,
+    pub size: usize,
+}
+
+impl<'a> Run<'a> {
+    pub fn new(core: &'a Core, members: &'a [u32], rank: usize, address: Address) -> Self {
+        Self {
+            core,
+            members,
+            address,
+            rank,
+            size: members.len(),
+        }
+    }
+
+    fn engine(&self) -> &mut Engine {
+        // SAFETY: as for `Op`.
+        unsafe { self.core.held() }
+    }
+
+    /// Starts sending to a rank of the communicator.
+    #[inline]
+    pub fn send<'b>(&self, peer: usize, bytes: &'b [u8]) -> Op<'b>
+    where
+        'a: 'b,
+    {
+        let peer = self.members[peer];
+        // SAFETY: the operation borrows the bytes until it is over or dropped, which cancels it.
+        let started = unsafe { self.engine().send(peer, self.address, bytes.as_ptr(), bytes.len()) };
+        Op::new(self.core, started)
+    }
+
+    /// Starts receiving exactly as many bytes from a rank of the communicator.
+    #[inline]
+    pub fn receive<'b>(&self, peer: usize, into: &'b mut [u8]) -> Op<'b>
+    where
+        'a: 'b,
+    {
+        let peer = self.members[peer];
+        // SAFETY: as above.
+        let started = unsafe { self.engine().receive(peer, self.address, into.as_mut_ptr(), into.len()) };
+        Op::new(self.core, started)
+    }
+
+    /// Sends to one rank while receiving from another, or the same.
+    #[inline]
+    pub async fn exchange(&self, to: usize, bytes: &[u8], from: usize, into: &mut [u8]) -> Result<(), Failure> {
+        let send = self.send(to, bytes);
+        let receive = self.receive(from, into);
+        receive.await?;
+        send.await?;
+        Ok(())
+    }
+
+    /// Memory for a while.
+    pub fn scratch(&self, length: usize) -> Scratch<'a> {
+        Scratch {
+            core: self.core,
+            memory: self.engine().borrow_scratch(length),
+        }
+    }
+}
+
+/// Memory that goes back to the engine when dropped, which must happen while that is held.
+#[derive(Debug)]
+pub struct Scratch<'a> {
+    core: &'a Core,
+    memory: Vec<u8>,
+}
+
+impl std::ops::Deref for Scratch<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl std::ops::DerefMut for Scratch<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as for `Op`.
+        unsafe { self.core.held() }.return_scratch(std::mem::take(&mut self.memory));
+    }
+}

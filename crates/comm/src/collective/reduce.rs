@@ -1,0 +1,220 @@
+//! Reductions to one rank and to all.
+//!
+//! The result depends on the values and the number of ranks alone, not on who was first. An operation that is not commutative
+//! combines the ranks' values in the order of the ranks.
+
+use std::ops::Range;
+
+use mayfly_protocol::error::Failure;
+
+use super::{Run, share};
+use crate::datatype::Datatype;
+use crate::operation::Operation;
+use crate::table::Table;
+
+/// How elements are combined.
+#[derive(Debug, Clone, Copy)]
+pub struct Reduction<'a> {
+    pub operation: &'a Operation,
+    pub datatype: Datatype,
+    /// Bytes received and combined at a time.
+    pub piece: usize,
+}
+
+impl Reduction<'_> {
+    /// `into = into op other`, where `other` comes from a higher rank, or the other way round.
+    pub fn merge(&self, into: &mut [u8], other: &mut [u8], other_is_higher: bool) {
+        match other_is_higher {
+            true => self.operation.combine_into_left(into, other, self.datatype),
+            false => self.operation.combine(other, into, self.datatype),
+        }
+    }
+
+    /// Bytes of whole elements to be handled at a time.
+    fn step(&self) -> usize {
+        let element = self.datatype.bytes();
+        (self.piece / element).max(1) * element
+    }
+
+    /// Sends one part of a buffer to a rank, piece by piece, while another part is combined with what that rank sends.
+    async fn exchange(
+        &self,
+        run: &Run<'_>,
+        peer: usize,
+        buffer: &mut [u8],
+        sent: Range<usize>,
+        kept: Range<usize>,
+    ) -> Result<(), Failure> {
+        let step = self.step();
+        let mut scratch = run.scratch(step.min(kept.len()));
+        let rounds = sent.len().div_ceil(step).max(kept.len().div_ceil(step));
+        for round in 0..rounds {
+            let part =
+                |of: &Range<usize>| (of.start + round * step).min(of.end)..(of.start + (round + 1) * step).min(of.end);
+            let (sent, kept) = (part(&sent), part(&kept));
+            let incoming = &mut scratch[..kept.len()];
+            run.exchange(peer, &buffer[sent], peer, incoming).await?;
+            self.merge(&mut buffer[kept], incoming, peer > run.rank);
+        }
+        Ok(())
+    }
+
+    /// Combines a buffer with what a rank sends.
+    async fn fold_from(&self, run: &Run<'_>, peer: usize, buffer: &mut [u8]) -> Result<(), Failure> {
+        let mut scratch = run.scratch(self.step().min(buffer.len()));
+        for part in buffer.chunks_mut(self.step()) {
+            let incoming = &mut scratch[..part.len()];
+            run.receive(peer, incoming).await?;
+            self.merge(part, incoming, peer > run.rank);
+        }
+        Ok(())
+    }
+
+    /// The other side of [`Reduction::fold_from`].
+    async fn fold_to(&self, run: &Run<'_>, peer: usize, buffer: &[u8]) -> Result<(), Failure> {
+        for part in buffer.chunks(self.step()) {
+            run.send(peer, part).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A binomial tree; the result is in the root's `buffer`, and those of the others are spoiled.
+pub async fn reduce(run: Run<'_>, buffer: &mut [u8], root: usize, by: Reduction<'_>) -> Result<(), Failure> {
+    // Where order matters, the tree hangs from rank 0, so that each of its branches is an interval of ranks.
+    let top = if by.operation.is_commutative() { root } else { 0 };
+    let relative = (run.rank + run.size - top) % run.size;
+    let absolute = |relative: usize| (relative + top) % run.size;
+    let mut mask = 1;
+    while mask < run.size {
+        if relative & mask != 0 {
+            by.fold_to(&run, absolute(relative - mask), buffer).await?;
+            break;
+        }
+        if relative + mask < run.size {
+            by.fold_from(&run, absolute(relative + mask), buffer).await?;
+        }
+        mask *= 2;
+    }
+    if top != root && run.rank == top {
+        run.send(root, buffer).await?;
+    } else if top != root && run.rank == root {
+        run.receive(top, buffer).await?;
+    }
+    Ok(())
+}
+
+/// Recursive doubling for short buffers, and where order matters; for long ones recursive halving, after which everybody has the
+/// result of a part, and recursive doubling to get the others' (Rabenseifner) \[TRG\].
+///
+/// With a number of ranks that is no power of two, some pairs of ranks act as one.
+pub async fn allreduce(
+    run: Run<'_>,
+    own: &[u8],
+    buffer: &mut [u8],
+    by: Reduction<'_>,
+    table: Table,
+) -> Result<(), Failure> {
+    if run.size == 2 && by.operation.is_commutative() {
+        return match own.len() < table.allreduce_halving {
+            true => swap(run, own, buffer, by).await,
+            false => halve(run, own, buffer, by).await,
+        };
+    }
+    buffer.copy_from_slice(own);
+    let power = 1 << run.size.ilog2();
+    let paired = run.size - power;
+    // The first ranks act in pairs: the even one of each stands aside.
+    let standing = match run.rank {
+        rank if rank >= 2 * paired => rank - paired,
+        rank if rank % 2 == 1 => {
+            by.fold_from(&run, rank - 1, buffer).await?;
+            rank / 2
+        }
+        rank => {
+            by.fold_to(&run, rank + 1, buffer).await?;
+            run.receive(rank + 1, buffer).await?;
+            return Ok(());
+        }
+    };
+    let rank_of = |standing: usize| match standing < paired {
+        true => 2 * standing + 1,
+        false => standing + paired,
+    };
+    if by.operation.is_commutative() && buffer.len() >= table.allreduce_halving {
+        rabenseifner(&run, standing, power, rank_of, buffer, by).await?;
+    } else {
+        let mut scratch = run.scratch(buffer.len());
+        let mut mask = 1;
+        while mask < power {
+            let peer = rank_of(standing ^ mask);
+            run.exchange(peer, buffer, peer, &mut scratch).await?;
+            by.merge(buffer, &mut scratch, standing & mask == 0);
+            mask *= 2;
+        }
+    }
+    if run.rank < 2 * paired {
+        run.send(run.rank - 1, buffer).await?;
+    }
+    Ok(())
+}
+
+async fn rabenseifner(
+    run: &Run<'_>,
+    standing: usize,
+    power: usize,
+    rank_of: impl Fn(usize) -> usize,
+    buffer: &mut [u8],
+    by: Reduction<'_>,
+) -> Result<(), Failure> {
+    let length = buffer.len();
+    let shares = |from: usize, count: usize| {
+        let of = |number| share(number, power, length, by.datatype.bytes());
+        of(from).start..of(from + count - 1).end
+    };
+    // This rank answers for `count` shares from `from` on.
+    let (mut from, mut count) = (0, power);
+    while count > 1 {
+        count /= 2;
+        let upper = standing & count != 0;
+        let (low, high) = (shares(from, count), shares(from + count, count));
+        let (sent, kept) = if upper { (low, high) } else { (high, low) };
+        by.exchange(run, rank_of(standing ^ count), buffer, sent, kept).await?;
+        from += if upper { count } else { 0 };
+    }
+    while count < power {
+        let upper = standing & count != 0;
+        let theirs = if upper { from - count } else { from + count };
+        let (sent, received) = super::apart(buffer, shares(from, count), shares(theirs, count))?;
+        let peer = rank_of(standing ^ count);
+        run.exchange(peer, sent, peer, received).await?;
+        from = from.min(theirs);
+        count *= 2;
+    }
+    Ok(())
+}
+
+/// Two ranks, a short buffer: each gets the other's and combines.
+async fn swap(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
+    let peer = 1 - run.rank;
+    run.exchange(peer, own, peer, buffer).await?;
+    by.operation.combine(own, buffer, by.datatype);
+    Ok(())
+}
+
+/// Two ranks, a long buffer: each combines one half, piece by piece so that it stays in the cache, and gets the other.
+async fn halve(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
+    let (peer, step) = (1 - run.rank, by.step());
+    let half = |rank| share(rank, 2, own.len(), by.datatype.bytes());
+    let (mine, theirs) = (half(run.rank), half(peer));
+    let rounds = mine.len().max(theirs.len()).div_ceil(step);
+    for round in 0..rounds {
+        let part =
+            |of: &Range<usize>| (of.start + round * step).min(of.end)..(of.start + (round + 1) * step).min(of.end);
+        let (sent, kept) = (part(&theirs), part(&mine));
+        run.exchange(peer, &own[sent], peer, &mut buffer[kept.clone()]).await?;
+        by.operation.combine(&own[kept.clone()], &mut buffer[kept], by.datatype);
+    }
+    let (sent, received) = super::apart(buffer, mine, theirs)?;
+    run.exchange(peer, sent, peer, received).await
+}

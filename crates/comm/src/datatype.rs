@@ -1,0 +1,127 @@
+//! What the bytes of a message are, for operations that compute with them.
+
+/// Type of the elements of a buffer, in the byte order of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Datatype {
+    /// Bytes without a meaning, which cannot be reduced with built-in operations.
+    Bytes = 0,
+    I8 = 1,
+    I16 = 2,
+    I32 = 3,
+    I64 = 4,
+    U8 = 5,
+    U16 = 6,
+    U32 = 7,
+    U64 = 8,
+    F32 = 9,
+    F64 = 10,
+    /// One byte, false where it is zero.
+    Bool = 11,
+    /// Two `f32`: real and imaginary part.
+    Complex64 = 12,
+    /// Two `f64`.
+    Complex128 = 13,
+    /// A value and its place, for the smallest and the largest of them: `f64` and `i64`.
+    F64At = 14,
+    /// As [`Datatype::F64At`], of two `i64`.
+    I64At = 15,
+}
+
+impl Datatype {
+    /// Every type there is, by number.
+    pub const ALL: [Self; 16] = [
+        Self::Bytes,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+        Self::F32,
+        Self::F64,
+        Self::Bool,
+        Self::Complex64,
+        Self::Complex128,
+        Self::F64At,
+        Self::I64At,
+    ];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Bytes | Self::I8 | Self::U8 | Self::Bool => 1,
+            Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 | Self::Complex64 => 8,
+            Self::Complex128 | Self::F64At | Self::I64At => 16,
+        }
+    }
+
+    /// Its name, as in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::Bool => "bool",
+            Self::Complex64 => "complex64",
+            Self::Complex128 => "complex128",
+            Self::F64At => "f64 with place",
+            Self::I64At => "i64 with place",
+        }
+    }
+}
+
+mod sealed {
+    /// Implemented here alone.
+    pub trait Sealed: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable + Copy {}
+}
+
+/// A Rust type whose slices are buffers of a [`Datatype`].
+pub trait Element: sealed::Sealed {
+    /// Which.
+    const DATATYPE: Datatype;
+}
+
+macro_rules! elements {
+    ($($type:ty = $datatype:ident),*) => {
+        $(impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DATATYPE: Datatype = Datatype::$datatype;
+        })*
+    };
+}
+
+elements!(
+    i8 = I8,
+    i16 = I16,
+    i32 = I32,
+    i64 = I64,
+    u8 = U8,
+    u16 = U16,
+    u32 = U32,
+    u64 = U64,
+    f32 = F32,
+    f64 = F64
+);
+
+/// The bytes of a slice.
+pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    zerocopy::IntoBytes::as_bytes(values)
+}
+
+/// The bytes of a slice, to write.
+pub fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+    zerocopy::IntoBytes::as_mut_bytes(values)
+}

@@ -1,0 +1,521 @@
+//! The one place where everything moves: links, requests, and what is known of the ranks.
+
+mod troubles;
+mod wait;
+
+use std::cell::UnsafeCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::epoll;
+
+use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status, Wanted};
+use crate::nonblocking::Tasks;
+use crate::options::Options;
+use crate::road::Lost;
+use crate::wire::envelope::{Envelope, Offer, kind};
+use crate::wire::{Link, Outgoing, Payload};
+pub use troubles::Record;
+pub use wait::Patience;
+
+/// How long a rank that leaves waits for what it has sent to be taken from it.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+/// Streams that are asked about at a time.
+const EVENTS: usize = 64;
+
+/// What a message is addressed by, beside its rank.
+pub type Address = Wanted;
+
+/// Whether an operation was over at once.
+#[derive(Debug)]
+pub enum Started {
+    Done(Status),
+    Pending(RequestId),
+}
+
+/// Everything that a rank has and knows.
+#[derive(Debug)]
+pub struct Engine {
+    pub rank: u32,
+    pub size: u32,
+    pub options: Options,
+    pub book: Book,
+    pub records: Vec<Record>,
+    /// Contexts below this one are, or were, in use.
+    pub next_context: u32,
+    links: Vec<Option<Link>>,
+    /// Ranks that are reached through shared memory.
+    near: Vec<u32>,
+    /// Ranks that are reached through streams.
+    far: Vec<u32>,
+    /// Streams that may have more to say, by rank.
+    talking: Vec<bool>,
+    poller: Option<OwnedFd>,
+    lost: Arc<Lost>,
+    departed: Vec<bool>,
+    /// Whether anything is known that makes operations fail.
+    troubled: bool,
+    lost_seen: u64,
+    crowded: bool,
+    scratch: Vec<Vec<u8>>,
+}
+
+impl Engine {
+    pub fn new(rank: u32, links: Vec<Option<Link>>, lost: Arc<Lost>, options: Options) -> Result<Self, Failure> {
+        let size = links.len() as u32;
+        let of_kind = |wanted: fn(&Link) -> bool| -> Vec<u32> {
+            let found = links.iter().enumerate();
+            let found = found.filter(|(_, link)| link.as_ref().is_some_and(wanted));
+            found.map(|(rank, _)| rank as u32).collect()
+        };
+        let near = of_kind(|link| matches!(link, Link::Shm(_)));
+        let far = of_kind(|link| matches!(link, Link::Stream(_)));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut engine = Self {
+            rank,
+            size,
+            book: Book::new(size, options.unexpected_bytes),
+            records: Vec::new(),
+            next_context: 0,
+            crowded: near.len() + 1 > online_cores().max(cores),
+            poller: None,
+            talking: vec![true; size as usize],
+            links,
+            near,
+            far,
+            lost,
+            departed: vec![false; size as usize],
+            troubled: false,
+            lost_seen: 0,
+            scratch: Vec::new(),
+            options,
+        };
+        if engine.far.len() > 1 {
+            engine.poller = Some(engine.watch_streams().map_err(|error| {
+                Failure::new(
+                    Code::Internal,
+                    format!("watching the group's connections failed: {error}"),
+                )
+            })?);
+        }
+        Ok(engine)
+    }
+
+    fn watch_streams(&self) -> std::io::Result<OwnedFd> {
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for peer in &self.far {
+            if let Some(link) = &self.links[*peer as usize] {
+                let data = epoll::EventData::new_u64((*peer).into());
+                epoll::add(&poller, link.socket().0, data, epoll::EventFlags::IN)?;
+            }
+        }
+        Ok(poller)
+    }
+
+    /// Moves what can be moved. Whether anything did.
+    #[inline]
+    pub fn progress(&mut self) -> bool {
+        let mut moved = false;
+        for at in 0..self.near.len() {
+            moved |= self.progress_with(self.near[at]);
+        }
+        if !self.far.is_empty() {
+            moved |= self.progress_streams();
+        }
+        if !self.book.notes.is_empty() {
+            self.read_notes();
+        }
+        moved
+    }
+
+    fn progress_streams(&mut self) -> bool {
+        if let Some(poller) = &self.poller {
+            let mut events = [const { std::mem::MaybeUninit::uninit() }; EVENTS];
+            let now = rustix::event::Timespec::default();
+            if let Ok((ready, _)) = epoll::wait(poller, &mut events, Some(&now)) {
+                for event in ready {
+                    if let Some(talking) = self.talking.get_mut(event.data.u64() as usize) {
+                        *talking = true;
+                    }
+                }
+            }
+        }
+        let mut moved = false;
+        let only = self.far.len() == 1;
+        for at in 0..self.far.len() {
+            let peer = self.far[at];
+            let unflushed = || {
+                self.links[peer as usize]
+                    .as_ref()
+                    .is_some_and(|link| !link.is_flushed())
+            };
+            if only || self.talking[peer as usize] || unflushed() {
+                let more = self.progress_with(peer);
+                self.talking[peer as usize] = more;
+                moved |= more;
+            }
+        }
+        moved
+    }
+
+    #[inline]
+    fn progress_with(&mut self, peer: u32) -> bool {
+        let Some(link) = &mut self.links[peer as usize] else {
+            return false;
+        };
+        match link.progress(&mut self.book) {
+            Ok(moved) => moved,
+            Err(failure) => {
+                self.lose(peer, failure.message);
+                false
+            }
+        }
+    }
+
+    /// Starts a send.
+    ///
+    /// # Safety
+    /// `length` bytes at `start` must be readable and unchanged until the request is done or cancelled.
+    #[inline]
+    pub unsafe fn send(
+        &mut self,
+        peer: u32,
+        address: Address,
+        start: *const u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        if self.troubled {
+            self.check(peer, &address)?;
+        }
+        let Address { context, tag, call } = address;
+        let envelope = Envelope {
+            sequence: 0,
+            kind: kind::EAGER,
+            context,
+            tag,
+            length: length as u64,
+            call,
+        };
+        if peer == self.rank {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(start, length) };
+            self.book.deliver(peer, &envelope, bytes);
+            return Ok(Started::Done(Status::default()));
+        }
+        let Some(Some(link)) = self.links.get_mut(peer as usize) else {
+            return Err(self.no_road(peer));
+        };
+        if length <= link.eager_bytes() {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(start, length) };
+            match link.try_send(envelope, bytes) {
+                Ok(true) => return Ok(Started::Done(Status::default())),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.lose(peer, failure.message);
+                    return Err(self.lost_or_left(peer));
+                }
+            }
+        }
+        self.send_later(peer, envelope, start, length)
+    }
+
+    /// A send that there is no room for, or that must be offered first.
+    #[cold]
+    fn send_later(
+        &mut self,
+        peer: u32,
+        mut envelope: Envelope,
+        start: *const u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        let id = self.book.add_send(peer, &envelope, start, length)?;
+        let Some(Some(link)) = self.links.get_mut(peer as usize) else {
+            return Err(self.no_road(peer));
+        };
+        let message = if length <= link.eager_bytes() {
+            Outgoing {
+                envelope,
+                payload: Payload::Borrowed(start, length),
+                request: Some(id),
+            }
+        } else {
+            envelope.kind = kind::OFFER;
+            envelope.sequence = id.to_wire();
+            let offer = Offer {
+                token: id.to_wire().into(),
+                address: start as u64,
+            };
+            Outgoing {
+                envelope,
+                payload: Payload::Extra(zerocopy::transmute!(offer)),
+                request: None,
+            }
+        };
+        if let Err(failure) = link.send(message, &mut self.book) {
+            self.cancel(id);
+            self.lose(peer, failure.message);
+            return Err(self.lost_or_left(peer));
+        }
+        Ok(Started::Pending(id))
+    }
+
+    /// Starts a receive.
+    ///
+    /// # Safety
+    /// `length` bytes at `start` must be writable and used by nobody else until the request is done or cancelled.
+    #[inline]
+    pub unsafe fn receive(
+        &mut self,
+        peer: u32,
+        address: Address,
+        start: *mut u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        if peer != ANY_SOURCE
+            && self.book.is_idle(peer)
+            && let Some(Some(Link::Shm(link))) = self.links.get_mut(peer as usize)
+            && let Some(envelope) = link.try_receive(&address, start, length)
+        {
+            return Ok(Started::Done(Status {
+                source: peer,
+                tag: envelope.tag,
+                length: envelope.length,
+            }));
+        }
+        let Address { context, tag, call } = address;
+        let waiting = self.book.take_unexpected(peer, context, tag);
+        if self.troubled && waiting.is_none() {
+            self.check(peer, &address)?;
+        }
+        let id = self.book.post(peer, context, tag, call, start, length)?;
+        if let Some((source, message)) = waiting {
+            self.take_waiting(id, source, message)?;
+        }
+        Ok(Started::Pending(id))
+    }
+
+    /// Gives a message that waited to the receive that has just been posted for it.
+    #[cold]
+    fn take_waiting(&mut self, id: RequestId, source: u32, message: crate::book::Unexpected) -> Result<(), Failure> {
+        if !self.book.match_with(id, source, &message.envelope) {
+            self.read_notes();
+            return Ok(());
+        }
+        match message.body {
+            Body::Bytes(bytes) => self.book.fill(id, &bytes),
+            Body::Offer(offer) => {
+                let Some(Some(link)) = self.links.get_mut(source as usize) else {
+                    return Err(self.no_road(source));
+                };
+                if let Err(failure) = link.accept(offer, id, &mut self.book) {
+                    self.lose(source, failure.message);
+                    return Err(self.lost_or_left(source));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a request early; its memory is let go of.
+    pub fn cancel(&mut self, id: RequestId) {
+        let concerned = match self.book.get(id).map(|request| (request.state, request.peer)) {
+            Some((State::Sending | State::Receiving, peer)) if peer != ANY_SOURCE => Some(peer),
+            _ => None,
+        };
+        if let Some(peer) = concerned
+            && let Some(Some(link)) = self.links.get_mut(peer as usize)
+        {
+            link.cancel(id, &self.book);
+        }
+        self.book.forget(id);
+    }
+
+    /// Ends a request with an error that whoever waits for it gets.
+    fn fail(&mut self, id: RequestId, failure: Failure) {
+        if let Some(&Request { state, peer, .. }) = self.book.get(id)
+            && matches!(state, State::Sending | State::Receiving)
+            && let Some(Some(link)) = self.links.get_mut(peer as usize)
+        {
+            link.cancel(id, &self.book);
+        }
+        self.book.fail(id, failure);
+    }
+
+    /// A control message to another rank. One that cannot be reached hears nothing.
+    pub fn tell(&mut self, peer: u32, message: Outgoing) {
+        if let Some(Some(link)) = self.links.get_mut(peer as usize)
+            && let Err(failure) = link.send(message, &mut self.book)
+        {
+            self.lose(peer, failure.message);
+        }
+    }
+
+    /// What is known of a new communicator; its place.
+    pub fn add_record(&mut self, record: Record) -> usize {
+        match self.records.iter().position(|record| !record.open) {
+            Some(at) => {
+                self.records[at] = record;
+                at
+            }
+            None => {
+                self.records.push(record);
+                self.records.len() - 1
+            }
+        }
+    }
+
+    /// Memory for a while; what is in it is anything.
+    pub fn borrow_scratch(&mut self, length: usize) -> Vec<u8> {
+        let mut memory = self.scratch.pop().unwrap_or_default();
+        if memory.len() < length {
+            memory.resize(length, 0);
+        }
+        memory.truncate(length);
+        memory
+    }
+
+    /// Gives it back.
+    pub fn return_scratch(&mut self, memory: Vec<u8>) {
+        const KEPT: usize = 8;
+        if self.scratch.len() < KEPT {
+            self.scratch.push(memory);
+        }
+    }
+
+    /// Says good-bye to everybody.
+    fn leave(&mut self) {
+        for peer in 0..self.size {
+            if peer != self.rank && !self.departed[peer as usize] {
+                let farewell = Envelope {
+                    kind: kind::LEAVES,
+                    ..Envelope::default()
+                };
+                self.tell(peer, Outgoing::control(farewell));
+            }
+        }
+        let until = Instant::now() + LEAVE_LIMIT;
+        let unflushed = |engine: &Self| {
+            let mut links = engine.links.iter().flatten();
+            links.any(|link| !link.may_close() && !link.is_closed())
+        };
+        while unflushed(self) && Instant::now() < until {
+            if !self.progress() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn online_cores() -> usize {
+    // SAFETY: sysconf reads nothing of ours.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
+}
+
+/// The engine of a rank, which the communicators of that rank share; one thread uses it at a time.
+#[derive(Debug)]
+pub struct Core {
+    mutex: Mutex<()>,
+    /// Threads that want it.
+    wanted: AtomicU32,
+    engine: UnsafeCell<Engine>,
+    /// Collectives in the background; beside the engine, which they use.
+    tasks: UnsafeCell<Tasks>,
+}
+
+// SAFETY: the engine is reached through `Held` only, which holds the mutex, or by what runs below one (see `Core::held`).
+unsafe impl Sync for Core {}
+
+impl Core {
+    pub fn new(engine: Engine) -> Self {
+        Self {
+            mutex: Mutex::new(()),
+            wanted: AtomicU32::new(0),
+            engine: UnsafeCell::new(engine),
+            tasks: UnsafeCell::default(),
+        }
+    }
+
+    #[inline]
+    pub fn hold(&self) -> Held<'_> {
+        let guard = match self.mutex.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => self.hold_contended(),
+        };
+        Held {
+            core: self,
+            guard: Some(guard),
+        }
+    }
+
+    #[cold]
+    fn hold_contended(&self) -> MutexGuard<'_, ()> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// The engine, for futures that are polled and dropped only below a [`Held`].
+    ///
+    /// # Safety
+    /// A `Held` of this thread must exist, and no other reference to the engine may be alive.
+    #[expect(clippy::mut_from_ref, reason = "the mutex makes it exclusive")]
+    #[inline]
+    pub unsafe fn held(&self) -> &mut Engine {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.engine.get() }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.engine.get_mut().leave();
+    }
+}
+
+/// Exclusive use of the engine.
+#[derive(Debug)]
+pub struct Held<'a> {
+    core: &'a Core,
+    guard: Option<MutexGuard<'a, ()>>,
+}
+
+impl Held<'_> {
+    #[inline]
+    pub fn engine(&mut self) -> &mut Engine {
+        // SAFETY: the mutex is held, and `&mut self` lends the engine once at a time.
+        unsafe { &mut *self.core.engine.get() }
+    }
+
+    /// Collectives in the background. They use the engine while they are polled or dropped, of which no reference may be alive.
+    #[inline]
+    pub fn tasks(&mut self) -> &mut Tasks {
+        // SAFETY: as for the engine.
+        unsafe { &mut *self.core.tasks.get() }
+    }
+
+    /// Moves what can be moved, collectives in the background included. Whether anything did.
+    #[inline]
+    pub fn nudge(&mut self) -> bool {
+        let moved = self.engine().progress();
+        let completions = self.engine().book.completions;
+        if self.tasks().are_due(completions) {
+            self.tasks().poll();
+        }
+        moved
+    }
+
+    /// Lets other threads in that want the engine.
+    fn give_way(&mut self) {
+        if self.core.wanted.load(Ordering::Relaxed) > 0 {
+            self.guard = None;
+            std::thread::yield_now();
+            self.guard = Some(self.core.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! What goes wrong: ranks that are lost or have left, collectives that do not fit together.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+
+use super::{Address, Engine};
+use crate::book::{ANY_SOURCE, Note, NoteKind, RequestId};
+use crate::collective::Call;
+use crate::wire::envelope::{COLLECTIVE, Dissent, Envelope, kind};
+use crate::wire::{Outgoing, Payload};
+
+/// A rank that has waited for so long in a collective tells the others what it called.
+const STALL_LIMIT: Duration = Duration::from_millis(20);
+/// Past calls that are remembered, to be compared with what others call late.
+const REMEMBERED: usize = 8;
+
+/// What is known of one communicator.
+#[derive(Debug)]
+pub struct Record {
+    pub context: u32,
+    /// Its ranks, as ranks of the whole group.
+    pub members: Arc<[u32]>,
+    /// Number of the last collective.
+    pub sequence: u32,
+    calls: [(u32, u64); REMEMBERED],
+    /// What others have called that we have not come to.
+    ahead: Vec<(u32, u32, u64)>,
+    /// From which collective on nothing works any more, and why.
+    broken: Option<(u32, Failure)>,
+    stalled: Option<(u32, Instant)>,
+    announced: u32,
+    agreements: u32,
+    pub open: bool,
+}
+
+impl Record {
+    pub fn new(context: u32, members: Arc<[u32]>) -> Self {
+        Self {
+            context,
+            members,
+            sequence: 0,
+            calls: [(0, 0); REMEMBERED],
+            ahead: Vec::new(),
+            broken: None,
+            stalled: None,
+            announced: 0,
+            agreements: 0,
+            open: true,
+        }
+    }
+
+    fn index(&self, rank: u32) -> u32 {
+        let found = self.members.iter().position(|member| *member == rank);
+        found.map_or(u32::MAX, |at| at as u32)
+    }
+
+    /// What we called as this number, if we have and still know.
+    fn called(&self, sequence: u32) -> Option<u64> {
+        let (number, call) = self.calls[sequence as usize % REMEMBERED];
+        (number == sequence).then_some(call)
+    }
+}
+
+impl Engine {
+    /// Begins a collective. Its address.
+    #[inline]
+    pub fn begin(&mut self, record: usize, call: Call) -> Result<Address, Failure> {
+        let call = call.to_wire();
+        let record_at = record;
+        let record = &mut self.records[record_at];
+        record.sequence = record.sequence.wrapping_add(1);
+        let tag = record.sequence;
+        record.calls[tag as usize % REMEMBERED] = (tag, call);
+        let context = record.context | COLLECTIVE;
+        if !record.ahead.is_empty() {
+            self.compare_ahead(record_at, tag, call);
+        }
+        if self.troubled {
+            self.check_group(record_at, tag)?;
+        }
+        Ok(Address { context, tag, call })
+    }
+
+    #[cold]
+    fn compare_ahead(&mut self, at: usize, tag: u32, call: u64) {
+        let record = &mut self.records[at];
+        let mut differs = None;
+        record.ahead.retain(|(source, sequence, theirs)| {
+            if *sequence == tag && *theirs != call {
+                differs = Some((*source, *theirs));
+            }
+            *sequence > tag
+        });
+        if let Some((source, theirs)) = differs {
+            self.disagree(at, tag, call, source, theirs);
+        }
+    }
+
+    /// A rank is lost.
+    pub fn lose(&mut self, peer: u32, reason: String) {
+        self.lost.add(peer, reason);
+        self.look_for_trouble();
+    }
+
+    /// Looks at what may have gone wrong, and ends what cannot succeed any more.
+    pub fn look_for_trouble(&mut self) {
+        for peer in 0..self.size {
+            let closed = self.links[peer as usize].as_ref().is_some_and(super::Link::is_closed);
+            if closed && !self.departed[peer as usize] {
+                self.lost.add(peer, "its process has ended");
+            }
+        }
+        let lost = self.lost.count();
+        if lost != self.lost_seen {
+            self.lost_seen = lost;
+            self.troubled = true;
+            for (peer, _) in self.lost.all() {
+                if peer < self.size {
+                    self.book.withdraw_all(peer);
+                }
+            }
+        }
+        if self.troubled {
+            self.fail_doomed();
+        }
+        self.book.fail_given_up();
+        self.tell_if_stalled();
+    }
+
+    /// Number of a new agreement on who is left.
+    pub fn begin_agreement(&mut self, at: usize) -> u32 {
+        self.records[at].agreements += 1;
+        self.records[at].agreements
+    }
+
+    /// Why a rank cannot be reached.
+    pub(super) fn lost_or_left(&self, peer: u32) -> Failure {
+        let left = || {
+            Failure::new(
+                Code::RankLost,
+                format!("rank {peer} has left the group; it ended while something was expected of it"),
+            )
+        };
+        self.lost.check(peer).err().unwrap_or_else(left)
+    }
+
+    pub(super) fn no_road(&self, peer: u32) -> Failure {
+        match peer < self.size {
+            true => Failure::new(
+                Code::Unreachable,
+                format!("there is no connection between ranks {} and {peer}", self.rank),
+            ),
+            false => Failure::new(
+                Code::InvalidRequest,
+                format!("there is no rank {peer} in a group of {}", self.size),
+            ),
+        }
+    }
+
+    /// Whether a rank is lost or has left.
+    pub fn is_gone(&self, peer: u32) -> bool {
+        peer != self.rank
+            && peer < self.size
+            && (self.departed[peer as usize] || self.lost.count() > 0 && self.lost.check(peer).is_err())
+    }
+
+    /// Whether an operation with these wishes can succeed.
+    #[cold]
+    pub(super) fn check(&self, peer: u32, address: &Address) -> Result<(), Failure> {
+        let at = self.record_of(address.context);
+        if address.context & COLLECTIVE != 0
+            && let Some(at) = at
+        {
+            self.check_group(at, address.tag)?;
+        }
+        if peer == ANY_SOURCE {
+            let members = at.map(|at| self.records[at].members.clone());
+            let gone = members.and_then(|members| members.iter().copied().find(|rank| self.lost.check(*rank).is_err()));
+            return gone.map_or(Ok(()), |rank| Err(self.lost_or_left(rank)));
+        }
+        match self.is_gone(peer) {
+            true => Err(self.lost_or_left(peer)),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a message with these wishes can still come.
+    #[inline]
+    pub fn check_hope(&self, peer: u32, address: Address) -> Result<(), Failure> {
+        match self.troubled {
+            true => self.check(peer, &address),
+            false => Ok(()),
+        }
+    }
+
+    fn record_of(&self, context: u32) -> Option<usize> {
+        let context = context & !COLLECTIVE;
+        self.records
+            .iter()
+            .position(|record| record.open && record.context == context)
+    }
+
+    /// Whether collective `tag` of a communicator can succeed.
+    #[cold]
+    fn check_group(&self, at: usize, tag: u32) -> Result<(), Failure> {
+        let record = &self.records[at];
+        if let Some((from, failure)) = &record.broken
+            && tag >= *from
+        {
+            return Err(failure.clone());
+        }
+        match record.members.iter().find(|rank| self.lost.check(**rank).is_err()) {
+            Some(rank) => Err(self.lost_or_left(*rank)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends requests that cannot be completed any more.
+    fn fail_doomed(&mut self) {
+        let doomed: Vec<(RequestId, Failure)> = self
+            .book
+            .pending()
+            .filter_map(|(id, request)| {
+                let address = Address {
+                    context: request.context,
+                    tag: request.tag,
+                    call: request.call,
+                };
+                self.check(request.peer, &address).err().map(|failure| (id, failure))
+            })
+            .collect();
+        for (id, failure) in doomed {
+            self.fail(id, failure);
+        }
+    }
+
+    /// Follows what links have noted.
+    #[cold]
+    pub(super) fn read_notes(&mut self) {
+        while let Some(note) = self.book.notes.pop_front() {
+            self.read_note(note);
+        }
+    }
+
+    fn read_note(&mut self, note: Note) {
+        let Note { source, tag, call, .. } = note;
+        if let NoteKind::Leaves = note.kind {
+            self.departed[source as usize] = true;
+            self.troubled = true;
+            self.fail_doomed();
+            return;
+        }
+        let Some(at) = self.record_of(note.context) else {
+            return;
+        };
+        match note.kind {
+            NoteKind::Called => match self.records[at].called(tag) {
+                Some(own) if own != call => self.disagree(at, tag, own, source, call),
+                Some(_) => {}
+                None if tag > self.records[at].sequence => self.records[at].ahead.push((source, tag, call)),
+                None => {}
+            },
+            NoteKind::Length(sent, due) => {
+                let own = self.records[at].called(tag).unwrap_or_default();
+                let detail = format!(
+                    ": rank {} sent {sent} bytes where {due} were due",
+                    self.records[at].index(source)
+                );
+                self.tell_dissent(at, tag, own, source, call);
+                self.break_group(at, tag, [(self.rank, own), (source, call)], &detail);
+            }
+            NoteKind::Dissent(Dissent { ranks, other }) => {
+                self.break_group(at, tag, [(ranks[0], call), (ranks[1], other)], "");
+            }
+            NoteKind::Leaves => {}
+        }
+    }
+
+    /// We and another rank have called different things: everybody hears of it.
+    fn disagree(&mut self, at: usize, tag: u32, own: u64, source: u32, theirs: u64) {
+        self.tell_dissent(at, tag, own, source, theirs);
+        self.break_group(at, tag, [(self.rank, own), (source, theirs)], "");
+    }
+
+    fn tell_dissent(&mut self, at: usize, tag: u32, own: u64, source: u32, theirs: u64) {
+        if self.records[at].broken.as_ref().is_some_and(|(from, _)| *from <= tag) {
+            return;
+        }
+        let record = &self.records[at];
+        let (context, members) = (record.context, record.members.clone());
+        let dissent = Dissent {
+            ranks: [self.rank, source],
+            other: theirs,
+        };
+        let own_rank = self.rank;
+        for peer in members.iter().filter(|peer| **peer != own_rank) {
+            self.tell(
+                *peer,
+                Outgoing {
+                    envelope: Envelope {
+                        kind: kind::DISSENT,
+                        context,
+                        tag,
+                        call: own,
+                        ..Envelope::default()
+                    },
+                    payload: Payload::Extra(zerocopy::transmute!(dissent)),
+                    request: None,
+                },
+            );
+        }
+    }
+
+    /// Nothing collective works on this communicator from `tag` on.
+    fn break_group(&mut self, at: usize, tag: u32, calls: [(u32, u64); 2], detail: &str) {
+        let record = &mut self.records[at];
+        if record.broken.as_ref().is_some_and(|(from, _)| *from <= tag) {
+            return;
+        }
+        let [one, other] =
+            calls.map(|(rank, call)| format!("rank {} called {}", record.index(rank), Call::from_wire(call)));
+        let failure = Failure::new(
+            Code::Mismatch,
+            format!("collective {tag} of this communicator does not fit together: {one}, {other}{detail}"),
+        );
+        record.broken = Some((tag, failure));
+        self.troubled = true;
+        self.fail_doomed();
+    }
+
+    /// Tells the others what we called, if we have waited for long in a collective: they may have called another that sends us
+    /// nothing.
+    fn tell_if_stalled(&mut self) {
+        let waiting = self
+            .book
+            .pending()
+            .filter(|(_, request)| request.context & COLLECTIVE != 0);
+        let waiting: Vec<(u32, u32, u64)> = waiting
+            .map(|(_, request)| (request.context, request.tag, request.call))
+            .collect();
+        for (context, tag, call) in waiting {
+            let Some(at) = self.record_of(context) else {
+                continue;
+            };
+            let record = &mut self.records[at];
+            let since = match record.stalled {
+                Some((number, since)) if number == tag => since,
+                _ => record.stalled.insert((tag, Instant::now())).1,
+            };
+            if since.elapsed() < STALL_LIMIT || record.announced == tag {
+                continue;
+            }
+            record.announced = tag;
+            let (context, members) = (record.context, record.members.clone());
+            let own_rank = self.rank;
+            for peer in members.iter().filter(|peer| **peer != own_rank) {
+                self.tell(
+                    *peer,
+                    Outgoing::control(Envelope {
+                        kind: kind::CALLED,
+                        context,
+                        tag,
+                        call,
+                        ..Envelope::default()
+                    }),
+                );
+            }
+        }
+    }
+}

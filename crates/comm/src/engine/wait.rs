@@ -1,0 +1,132 @@
+//! Waiting: polling, then giving the core away, then sleeping; never for ever.
+
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::clock::{ticks, ticks_of_us};
+use mayfly_fabric::stream::wire::poll;
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::{PollFd, PollFlags};
+
+use super::{Engine, Held};
+
+/// Polls between two looks at the clock.
+const POLLS: u32 = 32;
+/// Between two looks at what goes wrong.
+const TICK_US: u64 = 1000;
+/// Polls before the core is given to another rank, where there are more ranks than cores.
+const CROWDED_US: u64 = 2;
+/// Longest sleep: what is noticed without anybody waking us is noticed this late.
+const SLEEP_LIMIT: Duration = Duration::from_millis(20);
+
+/// How long somebody has waited, and what for.
+#[derive(Debug)]
+pub struct Patience {
+    what: &'static str,
+    polls: u32,
+    since: u64,
+    /// When anything moved last.
+    moved: u64,
+    tick: u64,
+    began: Option<Instant>,
+}
+
+impl Patience {
+    pub fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            polls: 0,
+            since: 0,
+            moved: 0,
+            tick: 0,
+            began: None,
+        }
+    }
+}
+
+impl Held<'_> {
+    /// Moves what can be moved; where that is nothing, waits a little as the options say. An error when the time is up.
+    #[inline]
+    pub fn step(&mut self, patience: &mut Patience) -> Result<(), Failure> {
+        if self.nudge() {
+            patience.moved = 0;
+        }
+        patience.polls += 1;
+        if patience.polls.is_multiple_of(POLLS) {
+            return self.step_slowly(patience);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn step_slowly(&mut self, patience: &mut Patience) -> Result<(), Failure> {
+        let now = ticks();
+        if patience.since == 0 {
+            (patience.since, patience.tick) = (now, now);
+        }
+        if patience.moved == 0 {
+            patience.moved = now;
+        }
+        let idle = now.wrapping_sub(patience.moved);
+        if now.wrapping_sub(patience.tick) >= ticks_of_us(TICK_US) {
+            patience.tick = now;
+            self.give_way();
+            self.engine().look_for_trouble();
+            let limit = self.engine().options.deadline;
+            let began = *patience.began.get_or_insert_with(Instant::now);
+            if began.elapsed() >= limit {
+                return Err(Failure::new(
+                    Code::TimedOut,
+                    format!(
+                        "rank {} has waited {limit:?} in {}; the others are not there, or wait for something else",
+                        self.engine().rank,
+                        patience.what
+                    ),
+                ));
+            }
+        }
+        let engine = self.engine();
+        if let Some(spin) = engine.options.spin
+            && idle >= ticks_of_us(spin.as_micros() as u64)
+        {
+            engine.sleep();
+            // The sleep may have been long.
+            patience.tick = now.wrapping_sub(ticks_of_us(TICK_US));
+        } else if engine.crowded && idle >= ticks_of_us(CROWDED_US) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Blocks until something comes, or for a short while.
+    fn sleep(&mut self) {
+        let mut limit = SLEEP_LIMIT;
+        for at in 0..self.links.len() {
+            if let Some(link) = &mut self.links[at] {
+                if !link.fall_asleep() {
+                    limit = Duration::ZERO;
+                } else if !link.is_flushed() {
+                    limit = limit.min(Duration::from_millis(1));
+                }
+            }
+        }
+        let mut waiting = Vec::with_capacity(self.links.len());
+        for link in self.links.iter().flatten() {
+            let (socket, writes) = link.socket();
+            let wants = if writes {
+                PollFlags::IN | PollFlags::OUT
+            } else {
+                PollFlags::IN
+            };
+            if !link.is_closed() {
+                waiting.push(PollFd::from_borrowed_fd(socket, wants));
+            }
+        }
+        // An error means the same as nothing: look again.
+        let _ = poll(&mut waiting, limit);
+        for link in self.links.iter_mut().flatten() {
+            link.wake_up();
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Communicators: groups of ranks that exchange messages without hearing those of other groups.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::engine::{Core, Engine, Record};
+use crate::options::Options;
+use crate::road::{Lost, Road};
+use crate::table::Table;
+use crate::wire::{Greeting, Link, StreamLink};
+
+/// A group of ranks, seen from one of them. Any thread may use it, one at a time; others wait meanwhile.
+///
+/// Dropping the last communicator of a rank tells the others that it leaves.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(crate) core: Arc<Core>,
+    /// Place of what the engine knows of it.
+    pub(crate) record: usize,
+    pub(crate) context: u32,
+    pub(crate) rank: u32,
+    /// The ranks, as ranks of the whole group.
+    pub(crate) members: Arc<[u32]>,
+    pub(crate) table: Table,
+}
+
+impl Communicator {
+    /// Makes a communicator of all ranks, from a road to each other one (none to itself). All ranks must do so.
+    ///
+    /// # Errors
+    /// When another rank does not answer within the options' deadline, is of another version, or the system has no more memory
+    /// or descriptors.
+    pub fn form(
+        rank: u32,
+        size: u32,
+        roads: Vec<Option<Road>>,
+        lost: Arc<Lost>,
+        options: Options,
+    ) -> Result<Self, Failure> {
+        if rank >= size || roads.len() != size as usize {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("rank {rank} of {size} with {} roads is no group", roads.len()),
+            ));
+        }
+        let until = Instant::now() + options.deadline;
+        let table = options.table;
+        let sleeps = options.spin.is_some();
+        let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
+        let mut greetings = Vec::new();
+        for (peer, road) in (0..).zip(roads) {
+            links.push(match road {
+                None => None,
+                Some(Road::Remote { socket, session, .. }) => {
+                    Some(Link::Stream(StreamLink::new(peer, socket, session)?))
+                }
+                Some(Road::Local(socket)) => {
+                    greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
+                    None
+                }
+            });
+        }
+        for (peer, greeting) in greetings {
+            links[peer as usize] = Some(Link::Shm(greeting.finish(until)?));
+        }
+        let mut engine = Engine::new(rank, links, lost, options)?;
+        let members: Arc<[u32]> = (0..size).collect();
+        let context = engine.next_context;
+        engine.next_context += 1;
+        engine.records.push(Record::new(context, members.clone()));
+        Ok(Self {
+            core: Arc::new(Core::new(engine)),
+            record: 0,
+            context,
+            rank,
+            members,
+            table,
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// The ranks of this communicator as ranks of the whole group.
+    pub fn members(&self) -> &[u32] {
+        &self.members
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let mut held = self.core.hold();
+        if let Some(record) = held.engine().records.get_mut(self.record) {
+            record.open = false;
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Messages from rank to rank.
+
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::book::{ANY_SOURCE, ANY_TAG, Status};
+use crate::engine::{Address, Held, Patience, Started};
+use crate::group::Communicator;
+
+impl Communicator {
+    /// The address of a user's message.
+    #[inline]
+    fn address(&self, tag: u32) -> Address {
+        Address {
+            context: self.context,
+            tag,
+            call: 0,
+        }
+    }
+
+    /// A rank of this communicator as one of the whole group.
+    #[inline]
+    fn world(&self, rank: u32) -> Result<u32, Failure> {
+        match self.members.get(rank as usize) {
+            Some(world) => Ok(*world),
+            None => Err(Failure::new(
+                Code::InvalidRequest,
+                format!("there is no rank {rank} in a communicator of {}", self.members.len()),
+            )),
+        }
+    }
+
+    #[inline]
+    fn world_or_any(&self, source: u32) -> Result<u32, Failure> {
+        match source {
+            ANY_SOURCE => Ok(ANY_SOURCE),
+            source => self.world(source),
+        }
+    }
+
+    pub(crate) fn send_address(&self, to: u32, tag: u32) -> Result<(u32, Address), Failure> {
+        check_tag(tag)?;
+        Ok((self.world(to)?, self.address(tag)))
+    }
+
+    pub(crate) fn receive_address(&self, from: u32, tag: u32) -> Result<(u32, Address), Failure> {
+        Ok((self.world_or_any(from)?, self.address(tag)))
+    }
+
+    /// A status with ranks of this communicator.
+    #[inline]
+    pub(crate) fn localise(&self, mut status: Status) -> Status {
+        if self.members.get(status.source as usize) != Some(&status.source) {
+            let found = self.members.iter().position(|member| *member == status.source);
+            status.source = found.map_or(ANY_SOURCE, |at| at as u32);
+        }
+        status
+    }
+
+    /// Waits for a request.
+    #[inline]
+    fn finish(held: &mut Held<'_>, started: Started, what: &'static str) -> Result<Status, Failure> {
+        let id = match started {
+            Started::Done(status) => return Ok(status),
+            Started::Pending(id) => id,
+        };
+        let mut patience = Patience::new(what);
+        loop {
+            if let Some(outcome) = held.engine().book.take(id) {
+                return outcome;
+            }
+            if let Err(failure) = held.step(&mut patience) {
+                held.engine().cancel(id);
+                return Err(failure);
+            }
+        }
+    }
+
+    /// Sends a message. Returns when `bytes` may be changed, which for a long message is when it has been received.
+    ///
+    /// # Errors
+    /// [`Code::RankLost`] when the receiver is gone, [`Code::TimedOut`] when it does not receive, [`Code::InvalidRequest`] when
+    /// there is no such rank.
+    #[inline]
+    pub fn send(&self, bytes: &[u8], to: u32, tag: u32) -> Result<(), Failure> {
+        let to = self.world(to)?;
+        check_tag(tag)?;
+        let mut held = self.core.hold();
+        // SAFETY: the bytes are borrowed until the request is over.
+        let started = unsafe { held.engine().send(to, self.address(tag), bytes.as_ptr(), bytes.len()) }?;
+        Self::finish(&mut held, started, "send").map(|_| ())
+    }
+
+    /// Receives a message, from one rank or [`ANY_SOURCE`], under one tag or [`ANY_TAG`].
+    ///
+    /// # Errors
+    /// As [`Communicator::send`]; [`Code::Truncated`] when the message is longer than `into`, which then holds its beginning.
+    #[inline]
+    pub fn recv(&self, into: &mut [u8], from: u32, tag: u32) -> Result<Status, Failure> {
+        let from = self.world_or_any(from)?;
+        let mut held = self.core.hold();
+        // SAFETY: the memory is borrowed until the request is over.
+        let started = unsafe {
+            held.engine()
+                .receive(from, self.address(tag), into.as_mut_ptr(), into.len())
+        }?;
+        Self::finish(&mut held, started, "recv").map(|status| self.localise(status))
+    }
+
+    /// Sends one message and receives another at the same time, so that ranks can do this in circles.
+    pub fn sendrecv(
+        &self,
+        bytes: &[u8],
+        to: u32,
+        send_tag: u32,
+        into: &mut [u8],
+        from: u32,
+        receive_tag: u32,
+    ) -> Result<Status, Failure> {
+        let (to, from) = (self.world(to)?, self.world_or_any(from)?);
+        check_tag(send_tag)?;
+        let mut held = self.core.hold();
+        // SAFETY: both are borrowed until the requests are over.
+        let receiving = unsafe {
+            held.engine()
+                .receive(from, self.address(receive_tag), into.as_mut_ptr(), into.len())
+        }?;
+        // SAFETY: as above.
+        let sending = unsafe {
+            held.engine()
+                .send(to, self.address(send_tag), bytes.as_ptr(), bytes.len())
+        };
+        let received = match sending {
+            Ok(sending) => {
+                let received = Self::finish(&mut held, receiving, "sendrecv");
+                match (&received, sending) {
+                    (Err(_), Started::Pending(id)) => held.engine().cancel(id),
+                    (_, sending) => {
+                        Self::finish(&mut held, sending, "sendrecv")?;
+                    }
+                }
+                received
+            }
+            Err(failure) => {
+                if let Started::Pending(id) = receiving {
+                    held.engine().cancel(id);
+                }
+                Err(failure)
+            }
+        };
+        received.map(|status| self.localise(status))
+    }
+
+    /// Waits until a message is here that a receive with these wishes would get, without receiving it.
+    pub fn probe(&self, from: u32, tag: u32) -> Result<Status, Failure> {
+        let from = self.world_or_any(from)?;
+        let mut held = self.core.hold();
+        let mut patience = Patience::new("probe");
+        loop {
+            if let Some(status) = held.engine().book.probe(from, self.context, tag) {
+                return Ok(self.localise(status));
+            }
+            held.engine().check_hope(from, self.address(tag))?;
+            held.step(&mut patience)?;
+        }
+    }
+
+    /// As [`Communicator::probe`], for what is here now.
+    pub fn iprobe(&self, from: u32, tag: u32) -> Result<Option<Status>, Failure> {
+        let from = self.world_or_any(from)?;
+        let mut held = self.core.hold();
+        held.engine().progress();
+        let found = held.engine().book.probe(from, self.context, tag);
+        if found.is_none() {
+            held.engine().check_hope(from, self.address(tag))?;
+        }
+        Ok(found.map(|status| self.localise(status)))
+    }
+}
+
+#[inline]
+fn check_tag(tag: u32) -> Result<(), Failure> {
+    match tag {
+        ANY_TAG => Err(Failure::new(
+            Code::InvalidRequest,
+            "a message is sent under one tag, not under any; choose a number below 4294967295",
+        )),
+        _ => Ok(()),
+    }
+}

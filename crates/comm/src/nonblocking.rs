@@ -1,0 +1,420 @@
+//! Operations that go on while this rank does something else.
+//!
+//! They move whenever this rank waits for anything, or asks. As the memory that they read and write must stay, they live in a
+//! [`Scope`], which ends when all of them have.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::book::{RequestId, Status};
+use crate::collective::{Algorithm, Plan, Run};
+use crate::datatype::Datatype;
+use crate::engine::{Held, Patience, Started};
+use crate::group::Communicator;
+use crate::operation::Operation;
+
+type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+
+/// A collective in the background.
+enum Task {
+    Running(Running),
+    Over(Result<(), Failure>),
+    Vacant,
+}
+
+/// All collectives in the background of a rank.
+#[derive(Default)]
+pub struct Tasks {
+    all: Vec<Task>,
+    /// As of which completion of a request they have been polled.
+    seen: u64,
+    running: usize,
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks")
+            .field("running", &self.running)
+            .finish_non_exhaustive()
+    }
+}
+
+fn poll(running: &mut Running) -> Poll<Result<(), Failure>> {
+    running.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+impl Tasks {
+    /// Polls those that may have something to do. The engine must be held.
+    #[cold]
+    pub fn poll(&mut self) {
+        for task in &mut self.all {
+            if let Task::Running(running) = task
+                && let Poll::Ready(outcome) = poll(running)
+            {
+                *task = Task::Over(outcome);
+                self.running -= 1;
+            }
+        }
+    }
+
+    /// Whether anything has been completed since they were polled, and there are any.
+    #[inline]
+    pub fn are_due(&mut self, completions: u64) -> bool {
+        self.running > 0 && std::mem::replace(&mut self.seen, completions) != completions
+    }
+
+    fn add(&mut self, mut running: Running) -> usize {
+        let task = match poll(&mut running) {
+            Poll::Ready(outcome) => Task::Over(outcome),
+            Poll::Pending => {
+                self.running += 1;
+                Task::Running(running)
+            }
+        };
+        match self.all.iter().position(|task| matches!(task, Task::Vacant)) {
+            Some(at) => {
+                self.all[at] = task;
+                at
+            }
+            None => {
+                self.all.push(task);
+                self.all.len() - 1
+            }
+        }
+    }
+
+    /// The outcome of one that is over.
+    fn take(&mut self, at: usize) -> Option<Result<(), Failure>> {
+        let task = self.all.get_mut(at)?;
+        match std::mem::replace(task, Task::Vacant) {
+            Task::Over(outcome) => Some(outcome),
+            other => {
+                *task = other;
+                None
+            }
+        }
+    }
+
+    /// Ends one early. The engine must be held.
+    fn cancel(&mut self, at: usize) {
+        if let Some(task) = self.all.get_mut(at)
+            && let Task::Running(_) = std::mem::replace(task, Task::Vacant)
+        {
+            self.running -= 1;
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Handle {
+    Message(RequestId),
+    Task(usize),
+    Over(Status),
+}
+
+/// An operation of a scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Request(usize);
+
+/// Operations in the background, over memory that is borrowed for `'env`.
+#[derive(Debug)]
+pub struct Scope<'env> {
+    comm: &'env Communicator,
+    handles: RefCell<Vec<Option<Handle>>>,
+}
+
+impl Communicator {
+    /// Runs a function that may start operations in the background, and waits for all that it has not waited for. When it fails,
+    /// or one of them does, the others are cancelled.
+    ///
+    /// ```no_run
+    /// # fn example(comm: &mayfly_comm::Communicator) -> Result<(), mayfly_protocol::error::Failure> {
+    /// let (out, mut into) = ([1u8; 8], [0u8; 8]);
+    /// comm.scope(|scope| {
+    ///     scope.irecv(&mut into, 1, 0)?;
+    ///     scope.isend(&out, 1, 0)?;
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scope<'env, T>(&'env self, run: impl FnOnce(&Scope<'env>) -> Result<T, Failure>) -> Result<T, Failure> {
+        // SAFETY: dropped here, before anything that was borrowed for 'env can be used otherwise.
+        let scope = unsafe { self.detached_scope() };
+        let outcome = run(&scope)?;
+        scope.wait_all()?;
+        Ok(outcome)
+    }
+
+    /// A scope that ends when it is dropped, which cancels what is under way. For bindings to other languages.
+    ///
+    /// # Safety
+    /// It must be dropped before the memory of its operations is used otherwise, and never be forgotten.
+    pub unsafe fn detached_scope(&self) -> Scope<'_> {
+        Scope {
+            comm: self,
+            handles: RefCell::default(),
+        }
+    }
+}
+
+impl<'env> Scope<'env> {
+    fn add(&self, handle: Handle) -> Request {
+        let mut handles = self.handles.borrow_mut();
+        handles.push(Some(handle));
+        Request(handles.len() - 1)
+    }
+
+    fn started(&self, started: Started) -> Request {
+        self.add(match started {
+            Started::Done(status) => Handle::Over(status),
+            Started::Pending(id) => Handle::Message(id),
+        })
+    }
+
+    /// Starts to send.
+    pub fn isend(&self, bytes: &'env [u8], to: u32, tag: u32) -> Result<Request, Failure> {
+        let (to, address) = self.comm.send_address(to, tag)?;
+        let mut held = self.comm.core.hold();
+        // SAFETY: the bytes are borrowed for 'env, before whose end the scope cancels what is not over.
+        let started = unsafe { held.engine().send(to, address, bytes.as_ptr(), bytes.len()) }?;
+        Ok(self.started(started))
+    }
+
+    /// Starts to receive.
+    pub fn irecv(&self, into: &'env mut [u8], from: u32, tag: u32) -> Result<Request, Failure> {
+        let (from, address) = self.comm.receive_address(from, tag)?;
+        let mut held = self.comm.core.hold();
+        // SAFETY: as for `isend`.
+        let started = unsafe { held.engine().receive(from, address, into.as_mut_ptr(), into.len()) }?;
+        Ok(self.started(started))
+    }
+
+    fn start<A: Algorithm<'env>>(&self, plan: Result<Plan<A>, Failure>) -> Result<Request, Failure> {
+        let Plan { call, run, .. } = plan?;
+        let comm = self.comm;
+        let mut held = comm.core.hold();
+        let address = held.engine().begin(comm.record, call)?;
+        let own = Run::new(&comm.core, &comm.members, comm.rank as usize, address);
+        let running: Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'env>> = Box::pin(run(own));
+        // SAFETY: the scope drops it before 'env ends.
+        let running: Running = unsafe { std::mem::transmute(running) };
+        Ok(self.add(Handle::Task(held.tasks().add(running))))
+    }
+
+    /// As [`Communicator::barrier`].
+    pub fn ibarrier(&self) -> Result<Request, Failure> {
+        self.start(self.comm.plan_barrier())
+    }
+
+    /// As [`Communicator::bcast`].
+    pub fn ibcast(&self, buffer: &'env mut [u8], root: u32) -> Result<Request, Failure> {
+        self.start(self.comm.plan_bcast(buffer, root))
+    }
+
+    /// As [`Communicator::gather`].
+    pub fn igather(&self, own: &'env [u8], into: &'env mut [u8], root: u32) -> Result<Request, Failure> {
+        self.start(self.comm.plan_gather(own, into, root))
+    }
+
+    /// As [`Communicator::gatherv`].
+    pub fn igatherv(
+        &self,
+        own: &'env [u8],
+        into: &'env mut [u8],
+        blocks: &'env [Range<usize>],
+        root: u32,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_gatherv(own, into, blocks, root))
+    }
+
+    /// As [`Communicator::scatter`].
+    pub fn iscatter(&self, all: &'env [u8], into: &'env mut [u8], root: u32) -> Result<Request, Failure> {
+        self.start(self.comm.plan_scatter(all, into, root))
+    }
+
+    /// As [`Communicator::scatterv`].
+    pub fn iscatterv(
+        &self,
+        all: &'env [u8],
+        blocks: &'env [Range<usize>],
+        into: &'env mut [u8],
+        root: u32,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_scatterv(all, blocks, into, root))
+    }
+
+    /// As [`Communicator::allgather`].
+    pub fn iallgather(&self, own: &'env [u8], into: &'env mut [u8]) -> Result<Request, Failure> {
+        self.start(self.comm.plan_allgather(own, into))
+    }
+
+    /// As [`Communicator::allgatherv`].
+    pub fn iallgatherv(
+        &self,
+        own: &'env [u8],
+        into: &'env mut [u8],
+        blocks: &'env [Range<usize>],
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_allgatherv(own, into, blocks))
+    }
+
+    /// As [`Communicator::alltoall`].
+    pub fn ialltoall(&self, from: &'env [u8], into: &'env mut [u8]) -> Result<Request, Failure> {
+        self.start(self.comm.plan_alltoall(from, into))
+    }
+
+    /// As [`Communicator::alltoallv`].
+    pub fn ialltoallv(
+        &self,
+        from: &'env [u8],
+        sent: &'env [Range<usize>],
+        into: &'env mut [u8],
+        received: &'env [Range<usize>],
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_alltoallv(from, sent, into, received))
+    }
+
+    /// As [`Communicator::reduce`].
+    pub fn ireduce(
+        &self,
+        buffer: &'env mut [u8],
+        datatype: Datatype,
+        operation: &'env Operation,
+        root: u32,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_reduce(buffer, datatype, operation, root))
+    }
+
+    /// As [`Communicator::allreduce`].
+    pub fn iallreduce(
+        &self,
+        own: &'env [u8],
+        into: &'env mut [u8],
+        datatype: Datatype,
+        operation: &'env Operation,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_allreduce(own, into, datatype, operation))
+    }
+
+    /// As [`Communicator::reduce_scatter`].
+    pub fn ireduce_scatter(
+        &self,
+        from: &'env [u8],
+        into: &'env mut [u8],
+        counts: &'env [usize],
+        datatype: Datatype,
+        operation: &'env Operation,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_reduce_scatter(from, into, counts, datatype, operation))
+    }
+
+    /// As [`Communicator::scan`].
+    pub fn iscan(
+        &self,
+        buffer: &'env mut [u8],
+        datatype: Datatype,
+        operation: &'env Operation,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_scan(buffer, datatype, operation))
+    }
+
+    /// As [`Communicator::exscan`].
+    pub fn iexscan(
+        &self,
+        own: &'env [u8],
+        into: &'env mut [u8],
+        datatype: Datatype,
+        operation: &'env Operation,
+    ) -> Result<Request, Failure> {
+        self.start(self.comm.plan_exscan(own, into, datatype, operation))
+    }
+
+    /// The outcome of an operation, if it is over.
+    fn take(&self, held: &mut Held<'_>, request: Request) -> Option<Result<Status, Failure>> {
+        let mut handles = self.handles.borrow_mut();
+        let slot = handles.get_mut(request.0);
+        let Some(Some(handle)) = slot else {
+            return Some(Err(Failure::new(
+                Code::InvalidRequest,
+                "this request has been waited for already; wait for each once",
+            )));
+        };
+        let outcome = match *handle {
+            Handle::Over(status) => Ok(status),
+            Handle::Message(id) => held.engine().book.take(id)?.map(|status| self.comm.localise(status)),
+            Handle::Task(at) => held.tasks().take(at)?.map(|()| Status::default()),
+        };
+        handles[request.0] = None;
+        Some(outcome)
+    }
+
+    /// Moves what can be moved, and returns what an operation came to if it is over.
+    pub fn test(&self, request: Request) -> Result<Option<Status>, Failure> {
+        let mut held = self.comm.core.hold();
+        held.nudge();
+        self.take(&mut held, request).transpose()
+    }
+
+    /// Waits for an operation.
+    pub fn wait(&self, request: Request) -> Result<Status, Failure> {
+        let mut held = self.comm.core.hold();
+        let mut patience = Patience::new("wait");
+        loop {
+            if let Some(outcome) = self.take(&mut held, request) {
+                return outcome;
+            }
+            held.step(&mut patience)?;
+        }
+    }
+
+    /// Waits for one of several operations; which, and what it came to.
+    pub fn wait_any(&self, requests: &[Request]) -> Result<(usize, Status), Failure> {
+        let mut held = self.comm.core.hold();
+        let mut patience = Patience::new("wait_any");
+        loop {
+            for (at, request) in requests.iter().enumerate() {
+                if let Some(outcome) = self.take(&mut held, *request) {
+                    return outcome.map(|status| (at, status));
+                }
+            }
+            held.step(&mut patience)?;
+        }
+    }
+
+    /// Waits for all that has not been waited for.
+    pub fn wait_all(&self) -> Result<(), Failure> {
+        let count = self.handles.borrow().len();
+        for number in 0..count {
+            if self.handles.borrow()[number].is_some() {
+                self.wait(Request(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends an operation early; what its memory holds then is anything.
+    pub fn cancel(&self, request: Request) {
+        let mut held = self.comm.core.hold();
+        let handle = self.handles.borrow_mut().get_mut(request.0).and_then(Option::take);
+        match handle {
+            Some(Handle::Message(id)) => held.engine().cancel(id),
+            Some(Handle::Task(at)) => held.tasks().cancel(at),
+            Some(Handle::Over(_)) | None => {}
+        }
+    }
+}
+
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        let count = self.handles.borrow().len();
+        for number in 0..count {
+            self.cancel(Request(number));
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What a communicator may be told.
+
+use std::time::Duration;
+
+use crate::table::Table;
+
+/// How a communicator waits, what it keeps, and how it chooses algorithms.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long one operation may take before it ends with [`mayfly_protocol::error::Code::TimedOut`]; forming and shrinking the
+    /// group included.
+    pub deadline: Duration,
+    /// How long a rank that waits polls before it sleeps. `None` polls on, which answers fastest and keeps a core busy.
+    pub spin: Option<Duration>,
+    /// Bytes of messages that nobody has received yet, beyond which no more short messages are taken in until somebody does.
+    pub unexpected_bytes: usize,
+    /// Which algorithm for which size.
+    pub table: Table,
+}
+
+impl Default for Options {
+    /// An hour at most for one operation, polling, 256 MiB of unexpected messages.
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(3600),
+            spin: None,
+            unexpected_bytes: 256 << 20,
+            table: Table::default(),
+        }
+    }
+}

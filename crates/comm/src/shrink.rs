@@ -1,0 +1,245 @@
+//! Splitting communicators, and going on without ranks that are lost.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use mayfly_protocol::error::{Code, Failure};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::book::{ANY_SOURCE, Body};
+use crate::collective::{Call, Kind, Plan, allgather};
+use crate::engine::{Engine, Patience, Record};
+use crate::group::Communicator;
+use crate::wire::envelope::{Envelope, kind};
+use crate::wire::{Outgoing, Payload};
+
+/// Set in the context of messages by which ranks agree on who is left.
+const AGREEMENT: u32 = 1 << 30;
+
+/// What a rank says when a communicator is split.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Wish {
+    key: i64,
+    color: u32,
+    /// 0 if the rank wants to be in none.
+    wanted: u32,
+    context: u32,
+    reserved: u32,
+}
+
+/// What ranks say to each other while they shrink: words of four bytes.
+#[derive(Debug)]
+enum Word {
+    /// A rank tells the leader whom it knows to be lost.
+    Report { context: u32, lost: Vec<u32> },
+    /// The leader's decision, which everybody passes on who gets it.
+    Decision { context: u32, left: Vec<u32> },
+}
+
+impl Word {
+    fn to_bytes(&self) -> Vec<u8> {
+        let (kind, context, ranks) = match self {
+            Self::Report { context, lost } => (0, context, lost),
+            Self::Decision { context, left } => (1, context, left),
+        };
+        let mut words = vec![kind, *context];
+        words.extend(ranks);
+        words.as_bytes().to_vec()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let words: Vec<u32> = bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| u32::from_ne_bytes(*word))
+            .collect();
+        let (head, ranks) = words.split_first_chunk::<2>()?;
+        let (context, ranks) = (head[1], ranks.to_vec());
+        match head[0] {
+            0 => Some(Self::Report { context, lost: ranks }),
+            1 => Some(Self::Decision { context, left: ranks }),
+            _ => None,
+        }
+    }
+}
+
+impl Communicator {
+    /// A communicator of some ranks of this one.
+    fn part(&self, engine: &mut Engine, context: u32, members: Vec<u32>) -> Result<Self, Failure> {
+        engine.next_context = engine.next_context.max(context + 1);
+        let own = self.members[self.rank as usize];
+        let Some(rank) = members.iter().position(|member| *member == own) else {
+            return Err(Failure::new(
+                Code::RankLost,
+                "the other ranks take this one for lost and have gone on without it; start it anew",
+            ));
+        };
+        let members: Arc<[u32]> = members.into();
+        let record = engine.add_record(Record::new(context, members.clone()));
+        Ok(Self {
+            core: self.core.clone(),
+            record,
+            context,
+            rank: rank as u32,
+            members,
+            table: self.table,
+        })
+    }
+
+    /// Splits the communicator: all ranks that give the same colour are in one new communicator, in the order of their keys, and
+    /// of their ranks where those are equal. Those that give none get none.
+    ///
+    /// # Errors
+    /// As every collective.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>, Failure> {
+        let context = {
+            let mut held = self.core.hold();
+            let engine = held.engine();
+            engine.next_context += 1;
+            engine.next_context - 1
+        };
+        let own = Wish {
+            key,
+            color: color.unwrap_or(0),
+            wanted: color.is_some().into(),
+            context,
+            reserved: 0,
+        };
+        let mut all = vec![own; self.members.len()];
+        let table = self.table;
+        let (bytes, into) = (own.as_bytes(), all.as_mut_bytes());
+        self.run(Plan::new(Call::new(Kind::Split), "split", |run| {
+            allgather(run, bytes, into, table)
+        }))?;
+        let context = all.iter().map(|wish| wish.context).max().unwrap_or(context);
+        let mut held = self.core.hold();
+        let engine = held.engine();
+        engine.next_context = engine.next_context.max(context + 1);
+        let Some(color) = color else {
+            return Ok(None);
+        };
+        if context >= AGREEMENT {
+            return Err(Failure::new(
+                Code::TooLarge,
+                "this group has been split a thousand million times",
+            ));
+        }
+        let mut chosen: Vec<(i64, u32)> = (0..)
+            .zip(&all)
+            .filter(|(_, wish)| wish.wanted != 0 && wish.color == color)
+            .map(|(rank, wish): (u32, _)| (wish.key, rank))
+            .collect();
+        chosen.sort_unstable();
+        let members = chosen.iter().map(|(_, rank)| self.members[*rank as usize]).collect();
+        self.part(engine, context, members).map(Some)
+    }
+
+    /// Another communicator of the same ranks, whose messages do not mix with this one's.
+    ///
+    /// # Errors
+    /// As every collective.
+    pub fn dup(&self) -> Result<Self, Failure> {
+        let dup = self.split(Some(0), self.rank.into())?;
+        dup.ok_or_else(|| Failure::new(Code::Internal, "a communicator of all ranks has no place for this one"))
+    }
+
+    /// A communicator of the ranks that are left, on which they have agreed. All that are left must call it; further ranks may be
+    /// lost meanwhile.
+    ///
+    /// The lowest rank that is left leads: it hears from all others whom they know to be lost, and decides. Everybody passes the
+    /// decision on to all, so that it reaches either nobody who is left or all, even if the leader is lost over it; in the
+    /// former case the next one leads.
+    ///
+    /// # Errors
+    /// [`Code::TimedOut`] when a rank that is not lost does not take part; [`Code::RankLost`] when the others take this one for
+    /// lost.
+    pub fn shrink(&self) -> Result<Self, Failure> {
+        let mut held = self.core.hold();
+        let own = self.members[self.rank as usize];
+        let tag = held.engine().begin_agreement(self.record);
+        let mut context = held.engine().next_context;
+        held.engine().next_context += 1;
+        let mut heard: BTreeSet<u32> = BTreeSet::from([own]);
+        let mut lost: BTreeSet<u32> = BTreeSet::new();
+        let mut told = None;
+        let mut patience = Patience::new("shrink");
+        loop {
+            let engine = held.engine();
+            engine.look_for_trouble();
+            while let Some((source, message)) = engine.book.take_unexpected(ANY_SOURCE, self.context | AGREEMENT, tag) {
+                let Body::Bytes(bytes) = message.body else {
+                    continue;
+                };
+                match Word::from_bytes(&bytes) {
+                    Some(Word::Report {
+                        context: theirs,
+                        lost: also,
+                    }) => {
+                        heard.insert(source);
+                        lost.extend(also);
+                        context = context.max(theirs);
+                    }
+                    Some(Word::Decision { context, left }) => return self.decide(held.engine(), tag, context, left),
+                    None => {}
+                }
+            }
+            lost.extend(self.members.iter().filter(|member| engine.is_gone(**member)));
+            let left: Vec<u32> = self
+                .members
+                .iter()
+                .copied()
+                .filter(|member| !lost.contains(member))
+                .collect();
+            match left.first() {
+                Some(leader) if *leader == own => {
+                    if left.iter().all(|member| heard.contains(member)) {
+                        return self.decide(engine, tag, context, left);
+                    }
+                }
+                Some(leader) if told != Some(*leader) => {
+                    told = Some(*leader);
+                    let report = Word::Report {
+                        context,
+                        lost: lost.iter().copied().collect(),
+                    };
+                    self.say(engine, tag, *leader, &report);
+                }
+                _ => {}
+            }
+            held.step(&mut patience)?;
+        }
+    }
+
+    fn decide(&self, engine: &mut Engine, tag: u32, context: u32, left: Vec<u32>) -> Result<Self, Failure> {
+        let own = self.members[self.rank as usize];
+        let decision = Word::Decision {
+            context,
+            left: left.clone(),
+        };
+        for member in left.iter().filter(|member| **member != own) {
+            self.say(engine, tag, *member, &decision);
+        }
+        self.part(engine, context, left)
+    }
+
+    fn say(&self, engine: &mut Engine, tag: u32, to: u32, word: &Word) {
+        let bytes = word.to_bytes();
+        let envelope = Envelope {
+            kind: kind::EAGER,
+            context: self.context | AGREEMENT,
+            tag,
+            length: bytes.len() as u64,
+            ..Envelope::default()
+        };
+        engine.tell(
+            to,
+            Outgoing {
+                envelope,
+                payload: Payload::Owned(bytes),
+                request: None,
+            },
+        );
+    }
+}

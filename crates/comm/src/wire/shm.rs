@@ -1,0 +1,440 @@
+//! Messages through memory that two ranks of a host share.
+//!
+//! Each direction has a ring of slots and a ring of data. A slot is four cache lines: envelope and, of a short message, the bytes.
+//! A longer message lies in the data ring, at the place where the previous one ended, which both sides work out for themselves.
+//! The sequence word of a slot is stored last (see [`mayfly_fabric::ring`]). The receiver counts what it is done with in a line
+//! of its own, which the sender reads only when it believes a ring to be full.
+//!
+//! A message beyond that is offered, and then copied once between the processes (see [`super::reach`]): piece by piece, each
+//! piece claimed on a board in the shared memory, so that the sender copies too while it has nothing better to do. Where the
+//! kernel allows no such copy, the bytes go through the data ring.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use mayfly_fabric::memory::Mapping;
+use mayfly_fabric::ring;
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{RecvFlags, SendFlags};
+use zerocopy::IntoBytes;
+
+use super::Outgoing;
+use super::control::{self, Answer};
+use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, kind};
+use super::reach::Reach;
+use crate::book::{Book, State, Wanted, truncated};
+
+mod greeting;
+mod pull;
+
+pub use greeting::Greeting;
+use pull::{Help, Pull};
+
+const SLOT_BYTES: usize = 256;
+const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
+const SLOTS: u32 = 128;
+const DATA_BYTES: usize = 256 << 10;
+/// Sent without an offer.
+const EAGER_BYTES: usize = 32 << 10;
+/// Of a message that goes through the data ring.
+const FRAGMENT_BYTES: usize = 16 << 10;
+/// Transfers of one direction in which the sender can help at a time.
+const BOARDS: usize = 8;
+
+/// Offsets within one direction's part of the memory.
+mod at {
+    /// Slots and data that the receiver is done with.
+    pub const DONE: usize = 0;
+    /// Whether the receiver sleeps.
+    pub const ASLEEP: usize = 128;
+    /// Where pieces of large messages are claimed.
+    pub const BOARDS: usize = 512;
+    pub const SLOTS: usize = 4096;
+    pub const DATA: usize = SLOTS + super::SLOTS as usize * super::SLOT_BYTES;
+    pub const END: usize = DATA + super::DATA_BYTES;
+}
+
+/// Bytes of memory that a pair shares.
+const MEMORY_BYTES: usize = 2 * at::END;
+
+#[derive(Debug)]
+struct Ring {
+    base: usize,
+    /// Number of the next slot; the first is 1.
+    next: u32,
+    /// Bytes of the data ring used so far.
+    data: u32,
+    /// As the receiver told the sender last.
+    seen: u32,
+    seen_data: u32,
+    /// Of the receiver: what it told the sender last. It tells only now and then, since every time costs the sender a miss.
+    told: u32,
+    told_data: u32,
+}
+
+impl Ring {
+    fn new(base: usize) -> Self {
+        Self {
+            base,
+            next: 1,
+            data: 0,
+            seen: 0,
+            seen_data: 0,
+            told: 0,
+            told_data: 0,
+        }
+    }
+
+    fn slot(&self) -> usize {
+        self.base + at::SLOTS + (self.next % SLOTS) as usize * SLOT_BYTES
+    }
+
+    /// Where a message of `length` bytes begins that follows the last one, and where the next begins.
+    fn place(&self, length: usize) -> (u32, u32) {
+        let within = self.data as usize % DATA_BYTES;
+        let start = match within + length > DATA_BYTES {
+            true => self.data.wrapping_add((DATA_BYTES - within) as u32),
+            false => self.data,
+        };
+        (start, start.wrapping_add(length.next_multiple_of(64) as u32))
+    }
+
+    fn data_at(&self, position: u32) -> usize {
+        self.base + at::DATA + position as usize % DATA_BYTES
+    }
+}
+
+/// The connection to a rank of the same host.
+#[derive(Debug)]
+pub struct ShmLink {
+    peer: u32,
+    memory: Mapping,
+    /// Ends when the other process does; a byte on it wakes a sleeper.
+    doorbell: UnixStream,
+    reach: Option<Reach>,
+    outgoing: Ring,
+    incoming: Ring,
+    outbox: VecDeque<Outgoing>,
+    pulls: VecDeque<Pull>,
+    helps: VecDeque<Help>,
+    /// Messages that the other side has been offered and has not taken.
+    offered: u32,
+    boards: [bool; BOARDS],
+    /// What the other side reads to find out whether it can; it may do so late.
+    #[expect(dead_code, reason = "read by another process")]
+    probe: Box<u64>,
+    /// Whether the other side never sleeps, which saves a fence.
+    peer_never_sleeps: bool,
+}
+
+impl ShmLink {
+    pub fn eager_bytes(&self) -> usize {
+        EAGER_BYTES
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        self.memory.word(offset)
+    }
+
+    /// Writes a message into the rings. False if they are full.
+    #[inline]
+    fn push(&mut self, mut envelope: Envelope, bytes: &[u8]) -> bool {
+        let ring = &mut self.outgoing;
+        if ring.next.wrapping_sub(ring.seen) > SLOTS {
+            ring.seen = self.memory.word(ring.base + at::DONE).load(Ordering::Acquire);
+            if ring.next.wrapping_sub(ring.seen) > SLOTS {
+                return false;
+            }
+        }
+        let slot = ring.slot();
+        let into = if bytes.len() <= INLINE_BYTES {
+            slot + ENVELOPE_BYTES
+        } else {
+            let (start, end) = ring.place(bytes.len());
+            if end.wrapping_sub(ring.seen_data) as usize > DATA_BYTES {
+                ring.seen_data = self.memory.word(ring.base + at::DONE + 4).load(Ordering::Acquire);
+                if end.wrapping_sub(ring.seen_data) as usize > DATA_BYTES {
+                    return false;
+                }
+            }
+            ring.data = end;
+            ring.data_at(start)
+        };
+        envelope.sequence = 0;
+        let head = envelope.as_bytes();
+        // SAFETY: slot and place lie inside the mapping, have room for what is copied, and the peer reads neither before the
+        // sequence word below says so. Everything but that word is written here.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.at(into), bytes.len());
+            std::ptr::copy_nonoverlapping(head[4..].as_ptr(), self.memory.at(slot + 4), ENVELOPE_BYTES - 4);
+        }
+        ring::publish(self.memory.word(slot), ring.next);
+        ring.next = ring.next.wrapping_add(1);
+        if !self.peer_never_sleeps {
+            self.ring_doorbell();
+        }
+        true
+    }
+
+    /// Wakes the other side if it sleeps.
+    fn ring_doorbell(&self) {
+        if ring::must_wake(self.word(self.outgoing.base + at::ASLEEP)) {
+            // A full doorbell rings already; a broken one is noticed elsewhere.
+            let _ = rustix::net::send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    #[inline]
+    pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {
+        Ok(self.outbox.is_empty() && self.push(envelope, bytes))
+    }
+
+    pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
+        self.offered += u32::from(message.envelope.kind == kind::OFFER);
+        self.outbox.push_back(message);
+        self.flush(book);
+        Ok(())
+    }
+
+    /// Whether anything left.
+    fn flush(&mut self, book: &mut Book) -> bool {
+        let mut moved = false;
+        while let Some(mut message) = self.outbox.pop_front() {
+            let all = message.payload.as_slice();
+            if message.envelope.kind != kind::DATA {
+                if !self.push(message.envelope, all) {
+                    self.outbox.push_front(message);
+                    return moved;
+                }
+            } else {
+                let mut sent = message.envelope.call as usize;
+                while sent < all.len() {
+                    let fragment = &all[sent..all.len().min(sent + FRAGMENT_BYTES)];
+                    let envelope = Envelope {
+                        length: fragment.len() as u64,
+                        call: 0,
+                        ..message.envelope
+                    };
+                    if !self.push(envelope, fragment) {
+                        break;
+                    }
+                    moved = true;
+                    sent += fragment.len();
+                }
+                if sent < all.len() {
+                    message.envelope.call = sent as u64;
+                    self.outbox.push_front(message);
+                    return moved;
+                }
+            }
+            moved = true;
+            if let Some(request) = message.request {
+                book.complete(request);
+            }
+        }
+        moved
+    }
+
+    /// Receives the next message at once, if it is here, short, and this one. The bytes go to `into`, which has room.
+    #[inline]
+    pub fn try_receive(&mut self, wanted: &Wanted, into: *mut u8, room: usize) -> Option<Envelope> {
+        let slot = self.incoming.slot();
+        if !ring::has_arrived(self.word(slot), self.incoming.next) {
+            return None;
+        }
+        // SAFETY: as in `take`.
+        let envelope: Envelope = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
+        let length = envelope.length as usize;
+        if envelope.kind != kind::EAGER || length > EAGER_BYTES || !wanted.fits(&envelope, room) {
+            return None;
+        }
+        let (from, end) = self.payload(slot, length);
+        // SAFETY: the source lies in the mapping, and the caller has this room.
+        unsafe { std::ptr::copy_nonoverlapping(self.memory.at(from), into, length) };
+        self.advance(end);
+        Some(envelope)
+    }
+
+    /// Where the bytes of the message in a slot lie, and the end of the data ring behind it.
+    #[inline]
+    fn payload(&self, slot: usize, length: usize) -> (usize, u32) {
+        if length <= INLINE_BYTES {
+            return (slot + ENVELOPE_BYTES, self.incoming.data);
+        }
+        let (start, end) = self.incoming.place(length);
+        (self.incoming.data_at(start), end)
+    }
+
+    /// This side is done with a message.
+    #[inline]
+    fn advance(&mut self, end: u32) {
+        let ring = &mut self.incoming;
+        ring.next = ring.next.wrapping_add(1);
+        ring.data = end;
+        let done = ring.base + at::DONE;
+        if ring.next.wrapping_sub(ring.told) > SLOTS / 4 {
+            ring.told = ring.next.wrapping_sub(1);
+            self.memory.word(done).store(ring.told, Ordering::Release);
+        }
+        if ring.data.wrapping_sub(ring.told_data) as usize >= DATA_BYTES / 4 {
+            ring.told_data = ring.data;
+            self.memory.word(done + 4).store(ring.told_data, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
+        let slot = self.incoming.slot();
+        let mut moved = false;
+        if ring::has_arrived(self.word(slot), self.incoming.next) {
+            moved = self.take(slot, book)?;
+        }
+        if !self.outbox.is_empty() {
+            moved |= self.flush(book);
+        }
+        if !self.pulls.is_empty() {
+            moved |= self.pull_some(book);
+        } else if !self.helps.is_empty() {
+            moved |= self.help_some();
+        }
+        Ok(moved)
+    }
+
+    /// Takes the message in a slot. False if there is no room for it.
+    #[inline]
+    fn take(&mut self, slot: usize, book: &mut Book) -> Result<bool, Failure> {
+        // SAFETY: inside the mapping. The peer may write at the same time, which tears values but not memory.
+        let envelope: Envelope = unsafe { std::ptr::read_volatile(self.memory.at(slot).cast()) };
+        let (length, known) = match envelope.kind {
+            kind::EAGER => (envelope.length as usize, envelope.length <= EAGER_BYTES as u64),
+            kind::DATA => (envelope.length as usize, envelope.length <= FRAGMENT_BYTES as u64),
+            other => (control::extra_bytes(other), true),
+        };
+        if !known {
+            return Err(self.violation("a message longer than agreed"));
+        }
+        let (from, end) = self.payload(slot, length);
+        // SAFETY: the range was checked to lie in the mapping; what the peer writes meanwhile spoils only its own message.
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(from), length) };
+        match envelope.kind {
+            kind::EAGER => {
+                if !book.admits(self.peer, &envelope) {
+                    return Ok(false);
+                }
+                book.deliver(self.peer, &envelope, bytes);
+            }
+            other => {
+                // Small, or copied here and now.
+                if other == kind::DATA {
+                    self.receive_fragment(&envelope, from, book)?;
+                } else {
+                    let mut extra = [0; EXTRA_BYTES];
+                    extra[..length].copy_from_slice(bytes);
+                    self.control(&envelope, extra, book)?;
+                }
+            }
+        }
+        self.advance(end);
+        Ok(true)
+    }
+
+    fn violation(&self, what: &str) -> Failure {
+        Failure::new(
+            Code::ProtocolViolation,
+            format!("rank {} broke the protocol of shared memory: {what}", self.peer),
+        )
+    }
+
+    fn receive_fragment(&mut self, envelope: &Envelope, from: usize, book: &mut Book) -> Result<(), Failure> {
+        let peer = self.peer;
+        let Some((id, request)) = book.named(envelope.tag, State::Receiving, peer) else {
+            // The receive was cancelled; what still comes for it goes nowhere.
+            return Ok(());
+        };
+        let done = request.filled;
+        let length = envelope.length as usize;
+        if length as u64 > request.status.length.saturating_sub(done as u64) {
+            return Err(self.violation("more bytes than were offered"));
+        }
+        let room = request.length.saturating_sub(done).min(length);
+        // SAFETY: the fragment lies in the mapping and the request's memory has `room` bytes after those that are done.
+        unsafe { std::ptr::copy_nonoverlapping(self.memory.at(from), request.start.wrapping_add(done), room) };
+        request.filled += length;
+        if request.filled as u64 == request.status.length {
+            if request.status.length > request.length as u64 {
+                request.failure = Some(truncated(request));
+            }
+            book.complete(id);
+        }
+        Ok(())
+    }
+
+    /// A message about messages.
+    fn control(&mut self, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<(), Failure> {
+        match control::follow(self.peer, envelope, extra, book)? {
+            Answer::Nothing => {}
+            Answer::Accept(offer, id) => self.accept(offer, id, book)?,
+            Answer::Data(mut message) => {
+                // Counts what has been sent, fragment by fragment.
+                message.envelope.call = 0;
+                self.outbox.push_back(message);
+                self.flush(book);
+            }
+            Answer::Help(id, invitation) => {
+                if let Some(request) = book.get(id)
+                    && self.reach.is_some()
+                    && invitation.length <= BOARDS as u64
+                {
+                    self.helps.push_back(Help::new(id, request, &invitation));
+                }
+            }
+            Answer::Taken(id) => {
+                self.offered = self.offered.saturating_sub(1);
+                self.helps.retain(|help| help.request != id);
+            }
+            Answer::Withdrawn(token) => self.withdrawn(token, book),
+        }
+        Ok(())
+    }
+
+    pub fn is_flushed(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
+        (self.doorbell.as_fd(), false)
+    }
+
+    pub fn fall_asleep(&mut self) -> bool {
+        // A sender that waits for room, or has a piece to copy, must not sleep on it.
+        let busy = !self.outbox.is_empty() || !self.pulls.is_empty() || !self.helps.is_empty();
+        let asleep = self.word(self.incoming.base + at::ASLEEP);
+        !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
+    }
+
+    pub fn wake_up(&mut self) {
+        ring::wake_up(self.word(self.incoming.base + at::ASLEEP));
+        let mut sink = [0; 64];
+        while matches!(
+            rustix::net::recv(&self.doorbell, &mut sink, RecvFlags::DONTWAIT),
+            Ok((1.., _))
+        ) {}
+    }
+
+    /// Whether the other process has closed its end.
+    fn hung_up(&self) -> bool {
+        let mut poll = [PollFd::new(&self.doorbell, PollFlags::RDHUP)];
+        let now = rustix::event::Timespec::default();
+        let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
+        rustix::event::poll(&mut poll, Some(&now)).is_ok() && poll[0].revents().intersects(ended)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        let empty = || !ring::has_arrived(self.word(self.incoming.slot()), self.incoming.next);
+        // What it wrote before it died is seen after its end was, if it was not before.
+        empty() && self.hung_up() && empty()
+    }
+}

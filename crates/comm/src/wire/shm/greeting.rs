@@ -1,0 +1,193 @@
+//! How two ranks of a host come to share memory: each sends one packet over their Unix stream, the lower one with the memory.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::memory::{Mapping, check_sealed, sealed_memory};
+use mayfly_protocol::error::{Code, Failure};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{BOARDS, MEMORY_BYTES, Ring, ShmLink, at};
+use crate::wire::reach::Reach;
+
+/// "mayfly" and the version of what is in the memory.
+const MAGIC: u64 = u64::from_le_bytes(*b"mayfly\x01\x00");
+
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Packet {
+    magic: u64,
+    memory_bytes: u64,
+    rank: u32,
+    /// Whether this rank may sleep while it waits.
+    sleeps: u32,
+    /// What lies where in the memory of this process, to be read on trial.
+    probe_address: u64,
+    probe_value: u64,
+}
+
+/// A link of which this side has said all that it has to say.
+#[derive(Debug)]
+pub struct Greeting {
+    rank: u32,
+    peer: u32,
+    socket: UnixStream,
+    memory: Option<OwnedFd>,
+    probe: Box<u64>,
+}
+
+fn failed(peer: u32, what: &str, error: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        Code::Unreachable,
+        format!("sharing memory with rank {peer} failed: {what}: {error}"),
+    )
+}
+
+impl Greeting {
+    /// Sends this side's packet; the other's need not have come.
+    pub fn send(rank: u32, peer: u32, socket: UnixStream, sleeps: bool) -> Result<Self, Failure> {
+        let probe = Box::new(RandomState::new().hash_one(rank));
+        let memory = match rank < peer {
+            true => Some(sealed_memory("mayfly-comm", MEMORY_BYTES as u64).map_err(|e| failed(peer, "making it", e))?),
+            false => None,
+        };
+        let packet = Packet {
+            magic: MAGIC,
+            memory_bytes: MEMORY_BYTES as u64,
+            rank,
+            sleeps: sleeps.into(),
+            probe_address: std::ptr::from_ref::<u64>(&probe) as u64,
+            probe_value: *probe,
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let own = UCred {
+            pid: rustix::process::getpid(),
+            uid: rustix::process::getuid(),
+            gid: rustix::process::getgid(),
+        };
+        let descriptors = memory.as_ref().map(|memory| [memory.as_fd()]);
+        let mut fits = control.push(SendAncillaryMessage::ScmCredentials(own));
+        if let Some(descriptors) = &descriptors {
+            fits &= control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let sent = rustix::net::sendmsg(
+            &socket,
+            &[IoSlice::new(packet.as_bytes())],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        match sent {
+            Ok(sent) if fits && sent == size_of::<Packet>() => Ok(Self {
+                rank,
+                peer,
+                socket,
+                memory,
+                probe,
+            }),
+            Ok(sent) => Err(failed(peer, "greeting it", format!("only {sent} bytes were taken"))),
+            Err(error) => Err(failed(peer, "greeting it", error)),
+        }
+    }
+
+    /// Waits for the other side's packet, and makes the link.
+    pub fn finish(self, until: Instant) -> Result<ShmLink, Failure> {
+        let peer = self.peer;
+        let (packet, process, received) = self.receive(until)?;
+        if packet.magic != MAGIC || packet.memory_bytes != MEMORY_BYTES as u64 || packet.rank != peer {
+            let found = format!(
+                "rank {}, {:#x}, {} bytes",
+                packet.rank, packet.magic, packet.memory_bytes
+            );
+            return Err(Failure::new(
+                Code::VersionMismatch,
+                format!("rank {peer} greets as another version or rank ({found}); use the same Mayfly in all ranks"),
+            ));
+        }
+        let memory = match (self.memory, received) {
+            (Some(own), _) => own,
+            (None, Some(received)) => {
+                check_sealed(&received, MEMORY_BYTES as u64).map_err(|e| failed(peer, "checking it", e))?;
+                received
+            }
+            (None, None) => return Err(failed(peer, "receiving it", "no descriptor came")),
+        };
+        let memory = Mapping::of(&memory, MEMORY_BYTES).map_err(|e| failed(peer, "mapping it", e))?;
+        let (outgoing, incoming) = match self.rank < peer {
+            true => (0, at::END),
+            false => (at::END, 0),
+        };
+        Ok(ShmLink {
+            peer,
+            memory,
+            doorbell: self.socket,
+            reach: process.and_then(|process| Reach::probe(process, packet.probe_address, packet.probe_value)),
+            outgoing: Ring::new(outgoing),
+            incoming: Ring::new(incoming),
+            outbox: VecDeque::new(),
+            pulls: VecDeque::new(),
+            helps: VecDeque::new(),
+            offered: 0,
+            boards: [false; BOARDS],
+            probe: self.probe,
+            peer_never_sleeps: packet.sleeps == 0,
+        })
+    }
+
+    /// The other's packet, which process it is as the kernel says, and the memory if it sent some.
+    fn receive(&self, until: Instant) -> Result<(Packet, Option<libc::pid_t>, Option<OwnedFd>), Failure> {
+        let peer = self.peer;
+        let socket = &self.socket;
+        rustix::net::sockopt::set_socket_passcred(socket, true).map_err(|e| failed(peer, "asking who it is", e))?;
+        let mut packet = Packet::default();
+        let (mut filled, mut process, mut memory) = (0, None, None);
+        while filled < size_of::<Packet>() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::new(
+                    Code::TimedOut,
+                    format!("rank {peer} of this host has not answered in time while memory was to be shared"),
+                ));
+            }
+            socket
+                .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+                .map_err(|e| failed(peer, "setting a limit", e))?;
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let target = &mut packet.as_mut_bytes()[filled..];
+            let came = rustix::net::recvmsg(
+                socket,
+                &mut [IoSliceMut::new(target)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            );
+            match came {
+                Ok(message) if message.bytes > 0 => filled += message.bytes,
+                Ok(_) => {
+                    return Err(Failure::new(
+                        Code::RankLost,
+                        format!("rank {peer} closed its connection before memory was shared"),
+                    ));
+                }
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(failed(peer, "waiting for its greeting", error)),
+            }
+            for message in control.drain() {
+                match message {
+                    RecvAncillaryMessage::ScmRights(mut descriptors) => memory = memory.or(descriptors.next()),
+                    RecvAncillaryMessage::ScmCredentials(who) => process = Some(who.pid.as_raw_nonzero().get()),
+                    _ => {}
+                }
+            }
+        }
+        Ok((packet, process, memory))
+    }
+}

@@ -1,0 +1,333 @@
+//! Large messages of one host: copied once, by both sides at the same time.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use mayfly_protocol::error::{Code, Failure};
+
+use super::{BOARDS, EAGER_BYTES, ShmLink, at};
+use crate::book::{Book, Request, RequestId, State, truncated};
+use crate::wire::Outgoing;
+use crate::wire::control::{retract, withdrawal};
+use crate::wire::envelope::{Envelope, Offer, kind};
+
+/// Copied at a time: large against the cost of a system call, small against the whole.
+const PIECE_BYTES: usize = 128 << 10;
+const LARGEST_PIECE_BYTES: usize = 1 << 20;
+/// As much of a message that the sender does not help with.
+const ALONE_BYTES: usize = 4 << 20;
+/// Pieces of a message between those bounds.
+const PIECES: usize = 8;
+/// From here on the sender helps.
+const SHARED_FROM_BYTES: usize = 2 * PIECE_BYTES;
+const BOARD_BYTES: usize = 64;
+const _: () = assert!(at::BOARDS + BOARDS * BOARD_BYTES <= at::SLOTS);
+
+/// A message that this side receives by copying it.
+#[derive(Debug)]
+pub struct Pull {
+    request: RequestId,
+    /// The sender's request.
+    token: u32,
+    remote: u64,
+    local: *mut u8,
+    length: usize,
+    /// Where pieces are claimed, if the sender may help.
+    board: Option<usize>,
+    /// Bytes of a piece.
+    piece: usize,
+    /// Pieces that this side claimed.
+    claimed: u32,
+    /// Pieces that this side copied.
+    copied: u32,
+}
+
+// SAFETY: the pointer is the request's, see `Book`.
+unsafe impl Send for Pull {}
+
+/// A message of ours that the other side receives and that we help to copy.
+#[derive(Debug)]
+pub struct Help {
+    pub request: RequestId,
+    board: usize,
+    claim: u32,
+    local: *const u8,
+    length: usize,
+    remote: u64,
+}
+
+// SAFETY: as for `Pull`.
+unsafe impl Send for Help {}
+
+impl Help {
+    /// What the receiver's invitation to help means.
+    pub fn new(id: RequestId, request: &Request, invitation: &Envelope) -> Self {
+        Self {
+            request: id,
+            board: (invitation.length as usize).saturating_sub(1),
+            claim: invitation.context,
+            local: request.start,
+            length: request.length,
+            remote: invitation.call,
+        }
+    }
+}
+
+/// Bytes of a piece of a message, in whole pages.
+fn piece_bytes(length: usize) -> usize {
+    let even = length.div_ceil(PIECES).next_multiple_of(4096);
+    even.clamp(PIECE_BYTES, LARGEST_PIECE_BYTES)
+}
+
+fn pieces(length: usize, piece: usize) -> u32 {
+    length.div_ceil(piece) as u32
+}
+
+fn place_of(number: u32, length: usize, piece: usize) -> (usize, usize) {
+    let start = number as usize * piece;
+    (start, piece.min(length - start))
+}
+
+/// The places of a board: which transfer and its next piece in one word, so that nobody claims of a transfer that is over;
+/// then how many pieces the sender copied, and whether it failed at one.
+struct Board<'a> {
+    next: &'a AtomicU64,
+    helped: &'a AtomicU32,
+    failed: &'a AtomicU32,
+}
+
+impl Board<'_> {
+    /// The next piece that nobody copies yet.
+    fn claim(&self, transfer: u32, pieces: u32) -> Option<u32> {
+        let mut seen = self.next.load(Ordering::Acquire);
+        loop {
+            if (seen >> 32) as u32 != transfer || seen as u32 >= pieces {
+                return None;
+            }
+            match self
+                .next
+                .compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(claimed) => return Some(claimed as u32),
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
+impl ShmLink {
+    fn board(&self, direction: usize, number: usize) -> Board<'_> {
+        let start = direction + at::BOARDS + number * BOARD_BYTES;
+        Board {
+            // SAFETY: inside the mapping, aligned to the board, and only used as an atomic.
+            next: unsafe { AtomicU64::from_ptr(self.memory.at(start).cast()) },
+            helped: self.memory.word(start + 8),
+            failed: self.memory.word(start + 12),
+        }
+    }
+
+    pub fn accept(&mut self, offer: Offer, id: RequestId, book: &mut Book) -> Result<(), Failure> {
+        let Some(request) = book.get_mut(id) else {
+            return Ok(());
+        };
+        let Some(reach) = self.reach else {
+            let answer = Envelope {
+                kind: kind::ACCEPT,
+                tag: offer.token as u32,
+                context: id.to_wire(),
+                ..Envelope::default()
+            };
+            return self.send(Outgoing::control(answer), book);
+        };
+        let length = request
+            .length
+            .min(usize::try_from(request.status.length).unwrap_or(usize::MAX));
+        if length < SHARED_FROM_BYTES {
+            // SAFETY: the request's memory has this room.
+            let copied = unsafe { reach.read(offer.address, request.start, length) };
+            return self.finish(id, offer.token as u32, copied.is_ok(), book);
+        }
+        let mut pull = Pull {
+            request: id,
+            token: offer.token as u32,
+            remote: offer.address,
+            local: request.start,
+            length,
+            board: None,
+            piece: ALONE_BYTES,
+            claimed: 0,
+            copied: 0,
+        };
+        // Where both sides have something to send they are both busy, and do better without each other.
+        if self.offered == 0
+            && let Some(number) = self.boards.iter().position(|used| !used)
+        {
+            self.boards[number] = true;
+            pull.piece = piece_bytes(length);
+            pull.board = Some(number);
+            let board = self.board(self.incoming.base, number);
+            board.helped.store(0, Ordering::Relaxed);
+            board.failed.store(0, Ordering::Relaxed);
+            board.next.store(u64::from(id.to_wire()) << 32, Ordering::Release);
+            let invitation = Envelope {
+                kind: kind::ACCEPT,
+                tag: offer.token as u32,
+                context: id.to_wire(),
+                length: number as u64 + 1,
+                call: pull.local as u64,
+                ..Envelope::default()
+            };
+            self.send(Outgoing::control(invitation), book)?;
+        }
+        self.pulls.push_back(pull);
+        Ok(())
+    }
+
+    /// Tells the sender, and completes the receive.
+    fn finish(&mut self, id: RequestId, token: u32, well: bool, book: &mut Book) -> Result<(), Failure> {
+        let peer = self.peer;
+        if !well {
+            let reason =
+                format!("the memory of rank {peer} could not be read: it is gone, or has given the message up");
+            book.give_up(id, Failure::new(Code::RankLost, reason));
+        } else if let Some(request) = book.get_mut(id) {
+            if request.status.length > request.length as u64 {
+                request.failure = Some(truncated(request));
+            }
+            book.complete(id);
+        }
+        self.send(Outgoing::control(taken(token, well)), book)
+    }
+
+    /// Copies a piece of the oldest transfer. Whether anything moved.
+    pub(super) fn pull_some(&mut self, book: &mut Book) -> bool {
+        let (Some(pull), Some(reach)) = (self.pulls.front(), self.reach) else {
+            return false;
+        };
+        let total = pieces(pull.length, pull.piece);
+        let board = pull.board.map(|number| self.board(self.incoming.base, number));
+        let claimed = match &board {
+            Some(board) => board.claim(pull.request.to_wire(), total),
+            None => (pull.claimed < total).then_some(pull.claimed),
+        };
+        if let Some(number) = claimed {
+            let (start, length) = place_of(number, pull.length, pull.piece);
+            // SAFETY: the piece lies within the request's memory, and nobody else has claimed it.
+            let copied = unsafe { reach.read(pull.remote.wrapping_add(start as u64), pull.local.add(start), length) };
+            if let Some(pull) = self.pulls.front_mut() {
+                pull.claimed += 1;
+                pull.copied += 1;
+            }
+            if copied.is_err() {
+                self.abandon(book);
+            }
+            return true;
+        }
+        let helped = board.as_ref().map_or(0, |board| board.helped.load(Ordering::Acquire));
+        if pull.copied.saturating_add(helped) < total {
+            return false;
+        }
+        let well = board.is_none_or(|board| board.failed.load(Ordering::Relaxed) == 0);
+        if let Some(pull) = self.pulls.pop_front() {
+            self.leave_board(&pull);
+            // What cannot be told now will be, or the other side is gone.
+            let _ = self.finish(pull.request, pull.token, well, book);
+        }
+        true
+    }
+
+    fn leave_board(&mut self, pull: &Pull) {
+        if let Some(number) = pull.board {
+            self.board(self.incoming.base, number)
+                .next
+                .store(u64::MAX, Ordering::Release);
+            self.boards[number] = false;
+        }
+    }
+
+    /// Gives up the oldest transfer, which failed.
+    fn abandon(&mut self, book: &mut Book) {
+        if let Some(pull) = self.pulls.pop_front() {
+            self.close(&pull);
+            let _ = self.finish(pull.request, pull.token, false, book);
+        }
+    }
+
+    /// Ends a transfer early: no piece is claimed any more, and those that the sender claimed are through or never will be.
+    fn close(&mut self, pull: &Pull) {
+        if let Some(number) = pull.board {
+            let board = self.board(self.incoming.base, number);
+            let claimed = board.next.swap(u64::MAX, Ordering::AcqRel) as u32;
+            let claimed = claimed.min(pieces(pull.length, pull.piece));
+            while pull.copied.saturating_add(board.helped.load(Ordering::Acquire)) < claimed && !self.hung_up() {
+                std::thread::yield_now();
+            }
+        }
+        self.leave_board(pull);
+    }
+
+    /// Copies a piece of a message of ours to where it belongs. Whether there was one.
+    pub(super) fn help_some(&mut self) -> bool {
+        let (Some(help), Some(reach)) = (self.helps.front(), self.reach) else {
+            return false;
+        };
+        let board = self.board(self.outgoing.base, help.board);
+        let bytes = piece_bytes(help.length);
+        let Some(number) = board.claim(help.claim, pieces(help.length, bytes)) else {
+            self.helps.pop_front();
+            return true;
+        };
+        let (start, length) = place_of(number, help.length, bytes);
+        // SAFETY: the piece lies within the message, which stays until its request is complete or cancelled.
+        let copied = unsafe { reach.write(help.local.add(start), help.remote.wrapping_add(start as u64), length) };
+        if copied.is_err() {
+            board.failed.store(1, Ordering::Relaxed);
+        }
+        board.helped.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+
+    /// The sender has withdrawn what we copy just now.
+    pub(super) fn withdrawn(&mut self, token: u32, book: &mut Book) {
+        let Some(at) = self.pulls.iter().position(|pull| pull.token == token) else {
+            return;
+        };
+        if let Some(pull) = self.pulls.remove(at) {
+            self.close(&pull);
+            let reason = format!("rank {} gave up a message while it was received", self.peer);
+            book.give_up(pull.request, Failure::new(Code::Cancelled, reason));
+        }
+    }
+
+    pub fn cancel(&mut self, id: RequestId, book: &Book) {
+        let Some(request) = book.get(id) else {
+            return;
+        };
+        if let Some(at) = self.pulls.iter().position(|pull| pull.request == id)
+            && let Some(pull) = self.pulls.remove(at)
+        {
+            self.close(&pull);
+            self.outbox.push_back(Outgoing::control(taken(pull.token, false)));
+        }
+        if request.state != State::Sending {
+            return;
+        }
+        self.helps.retain(|help| help.request != id);
+        self.offered = self.offered.saturating_sub(u32::from(request.length > EAGER_BYTES));
+        let begun = self
+            .outbox
+            .front()
+            .is_some_and(|message| message.envelope.kind == kind::DATA);
+        if retract(&mut self.outbox, id, begun) {
+            self.outbox.push_back(withdrawal(id));
+        }
+    }
+}
+
+fn taken(token: u32, well: bool) -> Envelope {
+    Envelope {
+        kind: kind::TAKEN,
+        tag: token,
+        length: u64::from(!well),
+        ..Envelope::default()
+    }
+}

@@ -1,0 +1,404 @@
+//! Messages over a byte stream, in clear or through TLS: an envelope, then its bytes.
+//!
+//! Short messages are received many at a time into one buffer; the bytes of a long one are received straight to where its
+//! receiver wants them.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use mayfly_fabric::stream::wire::Wire;
+use mayfly_protocol::error::{Code, Failure};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::control::{self, Answer, retract, withdrawal};
+use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, Offer, kind};
+use super::{Outgoing, Payload};
+use crate::book::{Book, Match, RequestId, State, truncated};
+
+/// Sent without an offer.
+const EAGER_BYTES: usize = 64 << 10;
+/// Received at a time while no long message is under way.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Where bytes go that nobody wants any more.
+const SINK_BYTES: usize = 64 << 10;
+
+/// Where the bytes of a message that comes just now belong.
+#[derive(Debug)]
+enum Target {
+    /// To this receive.
+    Request(RequestId),
+    /// Nobody wants it yet.
+    Own(Vec<u8>),
+    /// Nowhere.
+    Sink,
+}
+
+#[derive(Debug)]
+struct Body {
+    envelope: Envelope,
+    target: Target,
+    length: usize,
+    filled: usize,
+}
+
+/// The connection to a rank over a stream.
+#[derive(Debug)]
+pub struct StreamLink {
+    peer: u32,
+    wire: Wire,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    body: Option<Body>,
+    sink: Vec<u8>,
+    outbox: VecDeque<Outgoing>,
+    /// Bytes of the first message in the outbox that have left, with its envelope.
+    sent: usize,
+    /// Nothing can be sent any more; what the other side has sent may still be read.
+    deaf: bool,
+    closed: bool,
+}
+
+impl StreamLink {
+    pub fn new(peer: u32, socket: TcpStream, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::new(
+                Code::Unreachable,
+                format!("preparing the connection to rank {peer} failed: {error}"),
+            )
+        };
+        let socket = OwnedFd::from(socket);
+        let wire = match session {
+            Some(session) => Wire::tls(socket, *session),
+            None => Wire::plain(socket),
+        }
+        .map_err(failed)?;
+        Ok(Self {
+            peer,
+            wire,
+            buffer: vec![0; BUFFER_BYTES],
+            start: 0,
+            end: 0,
+            body: None,
+            sink: Vec::new(),
+            outbox: VecDeque::new(),
+            sent: 0,
+            deaf: false,
+            closed: false,
+        })
+    }
+
+    pub fn eager_bytes(&self) -> usize {
+        EAGER_BYTES
+    }
+
+    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them
+    /// where the other side has gone: what it sent before that comes first, and then its end is noticed.
+    #[inline]
+    fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
+        let head = envelope.as_bytes();
+        let all = ENVELOPE_BYTES + bytes.len();
+        while sent < all && !self.deaf {
+            let taken = match sent < ENVELOPE_BYTES {
+                true => self.wire.send(&head[sent..], bytes),
+                false => self.wire.send(&bytes[sent - ENVELOPE_BYTES..], &[]),
+            };
+            match taken {
+                Ok(taken) => sent += taken,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return sent,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => self.deaf = true,
+            }
+        }
+        all
+    }
+
+    /// Hands on what the session holds back.
+    fn flush_session(&mut self) {
+        if self.wire.is_encrypted() && !self.deaf && self.wire.flush().is_err() {
+            self.deaf = true;
+        }
+    }
+
+    #[inline]
+    pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {
+        if !self.outbox.is_empty() {
+            return Ok(false);
+        }
+        let sent = self.write(&envelope, bytes, 0);
+        if sent == 0 {
+            return Ok(false);
+        }
+        if sent < ENVELOPE_BYTES + bytes.len() {
+            self.sent = sent;
+            self.outbox.push_back(Outgoing {
+                envelope,
+                payload: Payload::Owned(bytes.to_vec()),
+                request: None,
+            });
+        }
+        Ok(true)
+    }
+
+    pub fn send(&mut self, message: Outgoing, book: &mut Book) -> Result<(), Failure> {
+        self.outbox.push_back(message);
+        self.flush(book);
+        Ok(())
+    }
+
+    /// Whether anything left.
+    fn flush(&mut self, book: &mut Book) -> bool {
+        let mut moved = false;
+        while let Some(message) = self.outbox.pop_front() {
+            let bytes = message.payload.as_slice();
+            let all = ENVELOPE_BYTES + bytes.len();
+            let sent = self.write(&message.envelope, bytes, self.sent);
+            moved |= sent > self.sent;
+            if sent < all {
+                self.sent = sent;
+                self.outbox.push_front(message);
+                return moved;
+            }
+            self.sent = 0;
+            if let Some(request) = message.request {
+                book.complete(request);
+            }
+        }
+        self.flush_session();
+        moved
+    }
+
+    #[inline]
+    pub fn progress(&mut self, book: &mut Book) -> Result<bool, Failure> {
+        let mut moved = false;
+        if !self.outbox.is_empty() {
+            moved = self.flush(book);
+        } else {
+            self.flush_session();
+        }
+        if self.start < self.end && self.body.is_none() && self.parse(book)? {
+            return Ok(true);
+        }
+        if self.closed || !self.receive(book)? {
+            return Ok(moved);
+        }
+        if self.body.is_none() {
+            self.parse(book)?;
+        }
+        Ok(true)
+    }
+
+    /// Receives what is there. Whether anything came.
+    fn receive(&mut self, book: &mut Book) -> Result<bool, Failure> {
+        let came = match &mut self.body {
+            None => {
+                if self.start == self.end {
+                    (self.start, self.end) = (0, 0);
+                } else if self.start > 0 {
+                    self.buffer.copy_within(self.start..self.end, 0);
+                    (self.start, self.end) = (0, self.end - self.start);
+                }
+                if self.end == self.buffer.len() {
+                    // A message waits for room; see `Book::admits`.
+                    return Ok(false);
+                }
+                self.wire
+                    .receive(&mut self.buffer[self.end..])
+                    .inspect(|came| self.end += came)
+            }
+            Some(body) => {
+                let rest = body.length - body.filled;
+                let into = match &mut body.target {
+                    Target::Request(id) => match book.get(*id) {
+                        Some(request) if request.length > body.filled => {
+                            let room = rest.min(request.length - body.filled);
+                            // SAFETY: the request's memory stays until it is complete or cancelled, and has this room.
+                            unsafe { std::slice::from_raw_parts_mut(request.start.add(body.filled), room) }
+                        }
+                        _ => sink(&mut self.sink, rest),
+                    },
+                    Target::Own(bytes) => &mut bytes[body.filled..],
+                    Target::Sink => sink(&mut self.sink, rest),
+                };
+                self.wire.receive(into).inspect(|came| body.filled += came)
+            }
+        };
+        match came {
+            Ok(1..) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(false),
+            Ok(0) | Err(_) => {
+                self.closed = true;
+                return Ok(false);
+            }
+        }
+        self.end_body(book);
+        Ok(true)
+    }
+
+    /// Hands over the message that comes just now, if all of it has.
+    fn end_body(&mut self, book: &mut Book) {
+        let Some(body) = self.body.take_if(|body| body.filled == body.length) else {
+            return;
+        };
+        match body.target {
+            Target::Request(id) => {
+                if let Some(request) = book.get_mut(id) {
+                    if request.status.length > request.length as u64 {
+                        request.failure = Some(truncated(request));
+                    }
+                    book.complete(id);
+                }
+            }
+            Target::Own(bytes) => book.deliver_owned(self.peer, &body.envelope, bytes),
+            Target::Sink => {}
+        }
+    }
+
+    /// Takes one message out of what was received. Whether there was one.
+    #[inline]
+    fn parse(&mut self, book: &mut Book) -> Result<bool, Failure> {
+        let available = &self.buffer[self.start..self.end];
+        let Ok((envelope, rest)) = Envelope::read_from_prefix(available) else {
+            return Ok(false);
+        };
+        match envelope.kind {
+            kind::EAGER => {
+                let length = envelope.length as usize;
+                if envelope.length > EAGER_BYTES as u64 {
+                    return Err(self.violation("a message longer than agreed"));
+                }
+                if !book.admits(self.peer, &envelope) {
+                    return Ok(false);
+                }
+                if rest.len() >= length {
+                    book.deliver(self.peer, &envelope, &rest[..length]);
+                    self.start += ENVELOPE_BYTES + length;
+                    return Ok(true);
+                }
+                let target = match book.match_arrival(self.peer, &envelope) {
+                    Match::Wanted(id) => Target::Request(id),
+                    Match::Unwanted => Target::Own(vec![0; length]),
+                    Match::Refused => Target::Sink,
+                };
+                self.begin(envelope, target, book);
+            }
+            kind::DATA => {
+                let peer = self.peer;
+                let length = envelope.length;
+                let target = match book.named(envelope.tag, State::Receiving, peer) {
+                    Some((id, request)) if request.status.length == length => Target::Request(id),
+                    Some(_) => return Err(self.violation("another length than was offered")),
+                    None => Target::Sink,
+                };
+                self.begin(envelope, target, book);
+            }
+            other => {
+                let extra_bytes = control::extra_bytes(other);
+                if rest.len() < extra_bytes {
+                    return Ok(false);
+                }
+                let mut extra = [0; EXTRA_BYTES];
+                extra[..extra_bytes].copy_from_slice(&rest[..extra_bytes]);
+                self.start += ENVELOPE_BYTES + extra_bytes;
+                match control::follow(self.peer, &envelope, extra, book)? {
+                    Answer::Accept(offer, id) => self.accept(offer, id, book)?,
+                    Answer::Data(message) => self.send(message, book)?,
+                    Answer::Withdrawn(_) | Answer::Nothing | Answer::Taken(_) | Answer::Help(..) => {}
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// A message begins of which not all has come; `target` says where it belongs.
+    fn begin(&mut self, envelope: Envelope, mut target: Target, book: &mut Book) {
+        self.start += ENVELOPE_BYTES;
+        let length = usize::try_from(envelope.length).unwrap_or(usize::MAX);
+        let here = &self.buffer[self.start..self.end];
+        let here = &here[..here.len().min(length)];
+        match &mut target {
+            Target::Request(id) => {
+                if let Some(request) = book.get_mut(*id) {
+                    let fits = here.len().min(request.length);
+                    // SAFETY: the request's memory has this room, and stays until the request is complete or cancelled.
+                    unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), request.start, fits) };
+                }
+            }
+            Target::Own(bytes) => bytes[..here.len()].copy_from_slice(here),
+            Target::Sink => {}
+        }
+        let filled = here.len();
+        self.start += filled;
+        self.body = Some(Body {
+            envelope,
+            target,
+            length,
+            filled,
+        });
+        self.end_body(book);
+    }
+
+    fn violation(&self, what: &str) -> Failure {
+        Failure::new(
+            Code::ProtocolViolation,
+            format!("rank {} broke the protocol of streams: {what}", self.peer),
+        )
+    }
+
+    pub fn accept(&mut self, offer: Offer, id: RequestId, book: &mut Book) -> Result<(), Failure> {
+        self.send(
+            Outgoing::control(Envelope {
+                kind: kind::ACCEPT,
+                tag: offer.token as u32,
+                context: id.to_wire(),
+                ..Envelope::default()
+            }),
+            book,
+        )
+    }
+
+    pub fn cancel(&mut self, id: RequestId, book: &Book) {
+        if let Some(body) = &mut self.body
+            && matches!(body.target, Target::Request(target) if target == id)
+        {
+            body.target = Target::Sink;
+        }
+        let sending = book.get(id).is_some_and(|request| request.state == State::Sending);
+        if sending && retract(&mut self.outbox, id, self.sent > 0) {
+            self.outbox.push_back(withdrawal(id));
+        }
+    }
+
+    pub fn is_flushed(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// Whether the other side's system has all that was sent: closing before that may throw it away.
+    pub fn is_acknowledged(&self) -> bool {
+        let mut unsent: libc::c_int = 0;
+        // SAFETY: the call writes one int.
+        let asked = unsafe { libc::ioctl(self.wire.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+        self.outbox.is_empty() && (self.deaf || asked != 0 || unsent == 0)
+    }
+
+    pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
+        (self.wire.socket().as_fd(), !self.outbox.is_empty())
+    }
+
+    pub fn fall_asleep(&mut self) -> bool {
+        !self.wire.has_plaintext() || self.body.is_none() && self.end == self.buffer.len()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+}
+
+fn sink(sink: &mut Vec<u8>, length: usize) -> &mut [u8] {
+    if sink.is_empty() {
+        sink.resize(SINK_BYTES, 0);
+    }
+    &mut sink[..length.min(SINK_BYTES)]
+}

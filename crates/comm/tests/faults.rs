@@ -1,0 +1,340 @@
+//! Ranks that call different things, and ranks that die.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Net, group, options, roads};
+use mayfly_comm::road::{Lost, Road, Via};
+use mayfly_comm::{Communicator, Datatype, Operation};
+use mayfly_protocol::error::{Code, Failure};
+
+const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
+
+/// All ranks but those that were through before get an error that names both calls.
+fn expect_mismatch(size: u32, calls: [&str; 2], run: impl Fn(&Communicator) -> Result<(), Failure> + Sync) {
+    for net in NETS {
+        let outcomes = group(size, net, options(), |comm| {
+            // A rank that was through hears of it in the next one.
+            let first = run(&comm);
+            let outcome = first.and_then(|()| comm.barrier());
+            // Nobody leaves before all have heard.
+            let everybody: Vec<u32> = (0..comm.size()).filter(|rank| *rank != comm.rank()).collect();
+            for other in &everybody {
+                comm.send(&[], *other, 1).unwrap();
+            }
+            for other in &everybody {
+                comm.recv(&mut [], *other, 1).unwrap();
+            }
+            outcome
+        });
+        for outcome in outcomes {
+            let failure = outcome.unwrap_err();
+            assert_eq!(failure.code, Code::Mismatch, "{failure}");
+            for call in calls {
+                assert!(failure.message.contains(call), "{net:?}: {failure}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_call_different_collectives_hear_what_both_called() {
+    expect_mismatch(
+        2,
+        ["rank 0 called barrier", "rank 1 called bcast of 8 bytes with root 0"],
+        |comm| match comm.rank() {
+            0 => comm.barrier(),
+            _ => comm.bcast(&mut [0; 8], 0),
+        },
+    );
+    expect_mismatch(
+        4,
+        ["called allreduce of 16 bytes with sum of i64", "rank 2 called barrier"],
+        |comm| match comm.rank() {
+            2 => comm.barrier(),
+            _ => comm.allreduce(&[0; 16], &mut [0; 16], Datatype::I64, &Operation::Sum),
+        },
+    );
+}
+
+#[test]
+fn ranks_with_different_roots_hear_of_it_although_nobody_sends() {
+    expect_mismatch(
+        2,
+        [
+            "rank 0 called gather of 4 bytes with root 0",
+            "rank 1 called gather of 4 bytes with root 1",
+        ],
+        |comm| comm.gather(&[0; 4], &mut [0; 8], comm.rank()),
+    );
+}
+
+#[test]
+fn ranks_with_different_lengths_types_or_operations_hear_of_it() {
+    expect_mismatch(
+        3,
+        ["allgather of 8 bytes", "rank 1 called allgather of 16 bytes"],
+        |comm| {
+            let length = if comm.rank() == 1 { 16 } else { 8 };
+            comm.allgather(&vec![0; length], &mut vec![0; 3 * length])
+        },
+    );
+    expect_mismatch(2, ["with sum of i32", "with sum of f32"], |comm| {
+        let datatype = if comm.rank() == 1 { Datatype::I32 } else { Datatype::F32 };
+        comm.allreduce(&[0; 64], &mut [0; 64], datatype, &Operation::Sum)
+    });
+    expect_mismatch(2, ["with max of i64", "with min of i64"], |comm| {
+        let operation = if comm.rank() == 1 {
+            Operation::Max
+        } else {
+            Operation::Min
+        };
+        comm.reduce(&mut [0; 64], Datatype::I64, &operation, 0)
+    });
+    expect_mismatch(2, ["rank 0 called gatherv", "rank 1 called gatherv"], |comm| {
+        let own = vec![0; if comm.rank() == 1 { 5 } else { 3 }];
+        comm.gatherv(&own, &mut [0; 6], &[0..3, 3..6], 0)
+    });
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_errors_before_anything_is_sent() {
+    group(2, Net::Shm, options(), |comm| {
+        let codes = [
+            comm.bcast(&mut [0; 8], 2),
+            comm.send(&[], 2, 0),
+            comm.recv(&mut [], 7, 0).map(|_| ()),
+            comm.allgather(&[0; 8], &mut [0; 15]),
+            comm.allreduce(&[0; 7], &mut [0; 7], Datatype::F64, &Operation::Sum),
+            comm.allreduce(&[0; 8], &mut [0; 8], Datatype::F64, &Operation::BitAnd),
+            comm.gatherv(&[], &mut [], &[], comm.rank()),
+        ];
+        for outcome in codes {
+            assert_eq!(outcome.unwrap_err().code, Code::InvalidRequest);
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_missed_by_those_alone_that_need_it() {
+    for net in NETS {
+        group(3, net, options(), |comm| {
+            if comm.rank() == 0 {
+                comm.send(b"last", 1, 0).unwrap();
+                return;
+            }
+            let mut into = [0; 4];
+            if comm.rank() == 1 {
+                comm.recv(&mut into, 0, 0).unwrap();
+                assert_eq!(&into, b"last");
+                let failure = comm.recv(&mut into, 0, 0).unwrap_err();
+                assert_eq!(failure.code, Code::RankLost);
+                assert!(failure.message.contains("rank 0 has left"), "{failure}");
+                comm.send(b"here", 2, 0).unwrap();
+            } else {
+                comm.recv(&mut into, 1, 0).unwrap();
+            }
+        });
+    }
+}
+
+const OPERATIONS: [&str; 11] = [
+    "barrier",
+    "bcast",
+    "gather",
+    "scatter",
+    "allgather",
+    "alltoall",
+    "reduce",
+    "allreduce",
+    "reduce_scatter",
+    "scan",
+    "exscan",
+];
+
+/// One operation over some hundred kibibytes, so that transfers are under way when a rank dies.
+fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Failure> {
+    let size = comm.size() as usize;
+    let (one, mut other) = (vec![1; bytes], vec![0; bytes]);
+    let (wide, mut other_wide) = (vec![1; bytes * size], vec![0; bytes * size]);
+    let (datatype, sum) = (Datatype::U64, &Operation::Sum);
+    match operation {
+        "barrier" => comm.barrier(),
+        "bcast" => comm.bcast(&mut other, 0),
+        "gather" => comm.gather(&one, &mut other_wide, 0),
+        "scatter" => comm.scatter(&wide, &mut other, 0),
+        "allgather" => comm.allgather(&one, &mut other_wide),
+        "alltoall" => comm.alltoall(&wide, &mut other_wide),
+        "reduce" => comm.reduce(&mut other, datatype, sum, 0),
+        "allreduce" => comm.allreduce(&one, &mut other, datatype, sum),
+        "reduce_scatter" => comm.reduce_scatter_block(&wide, &mut other, datatype, sum),
+        "scan" => comm.scan(&mut other, datatype, sum),
+        "exscan" => comm.exscan(&one, &mut other, datatype, sum),
+        _ => {
+            let (next, previous) = (
+                (comm.rank() + 1) % comm.size(),
+                (comm.rank() + comm.size() - 1) % comm.size(),
+            );
+            comm.sendrecv(&one, next, 0, &mut other, previous, 0).map(|_| ())
+        }
+    }
+}
+
+/// Not a test of its own: what each process of a group does. Repeats an operation until it fails, tells with which code, goes on
+/// without the lost, and lives until told to end.
+#[test]
+#[ignore = "run by other tests, in processes of their own"]
+fn a_rank_in_a_process_of_its_own() {
+    let Ok(text) = std::env::var("TEST_RANK") else {
+        return;
+    };
+    let mut words = text.split(' ');
+    let (operation, bytes, rank) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+    let (bytes, rank): (usize, u32) = (bytes.parse().unwrap(), rank.parse().unwrap());
+    let roads: Vec<Option<Road>> = words
+        .map(|word| {
+            let (net, descriptor) = word.split_once(':')?;
+            // SAFETY: the parent has left us this descriptor, for this.
+            let socket = unsafe { OwnedFd::from_raw_fd(descriptor.parse().unwrap()) };
+            Some(match net {
+                "shm" => Road::Local(socket.into()),
+                _ => Road::Remote {
+                    socket: socket.into(),
+                    session: None,
+                    via: Via::Direct,
+                },
+            })
+        })
+        .collect();
+    let size = roads.len() as u32;
+    let comm = Communicator::form(rank, size, roads, Arc::new(Lost::default()), options()).unwrap();
+    let mut count = 0;
+    let failure = loop {
+        if let Err(failure) = operate(&comm, operation, bytes) {
+            break failure;
+        }
+        count += 1;
+        if count == 5 {
+            eprintln!("running");
+        }
+    };
+    eprintln!("{} {}", failure.code.name(), failure.message);
+    match comm
+        .shrink()
+        .and_then(|rest| operate(&rest, "allreduce", 800).map(|()| rest.size()))
+    {
+        Ok(left) => eprintln!("{left} left"),
+        Err(failure) => eprintln!("{failure}"),
+    }
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+struct Rank(Child, BufReader<std::process::ChildStderr>);
+
+impl Rank {
+    fn start(operation: &str, bytes: usize, rank: usize, roads: Vec<Option<Road>>) -> Self {
+        let sockets: Vec<Option<(&str, OwnedFd)>> = roads
+            .into_iter()
+            .map(|road| match road? {
+                Road::Local(socket) => Some(("shm", socket.into())),
+                Road::Remote { socket, .. } => Some(("tcp", socket.into())),
+            })
+            .collect();
+        let mut text = format!("{operation} {bytes} {rank}");
+        for socket in &sockets {
+            match socket {
+                Some((net, socket)) => text += &format!(" {net}:{}", socket.as_raw_fd()),
+                None => text += " none",
+            }
+        }
+        let inherited: Vec<i32> = sockets.iter().flatten().map(|(_, socket)| socket.as_raw_fd()).collect();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "a_rank_in_a_process_of_its_own", "--ignored", "--nocapture"])
+            .env("TEST_RANK", text)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        // SAFETY: the closure makes system calls alone.
+        unsafe {
+            command.pre_exec(move || {
+                for descriptor in &inherited {
+                    libc::fcntl(*descriptor, libc::F_SETFD, 0);
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap());
+        Self(child, lines)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Kills a rank while all are busy: the others are told, within seconds on the busiest machine, and go on without it.
+fn kill_one(net: Net, size: u32, operation: &str, bytes: usize, victim: usize) {
+    let mut ranks: Vec<Rank> = roads(size, net)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, roads)| Rank::start(operation, bytes, rank, roads))
+        .collect();
+    for rank in &mut ranks {
+        assert_eq!(rank.line().trim(), "running", "{net:?} {operation}");
+    }
+    ranks[victim].0.kill().unwrap();
+    let killed = Instant::now();
+    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
+        let line = rank.line();
+        assert!(
+            line.starts_with("rank_lost") && line.contains(&format!("rank {victim} ")),
+            "{net:?} {operation}, rank {number}: {line}"
+        );
+    }
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(5), "{net:?} {operation}: {took:?}");
+    for (number, rank) in ranks.iter_mut().enumerate().filter(|(number, _)| *number != victim) {
+        let line = rank.line();
+        assert_eq!(
+            line.trim(),
+            format!("{} left", size - 1),
+            "{net:?} {operation}, rank {number}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_killed_in_any_collective_is_named_to_the_others_which_go_on_without_it() {
+    for (number, operation) in OPERATIONS.iter().enumerate() {
+        kill_one(Net::Shm, 4, operation, [64, 400_000][number % 2], number % 4);
+        kill_one(Net::Shm, 4, operation, [400_000, 64][number % 2], (number + 1) % 4);
+        kill_one(Net::Tcp, 4, operation, [400_000, 8000][number % 2], (number + 2) % 4);
+    }
+}
+
+#[test]
+fn a_rank_killed_while_messages_are_exchanged_is_named_to_its_partner() {
+    for net in NETS {
+        for bytes in [64, 50_000, 3 << 20] {
+            kill_one(net, 2, "sendrecv", bytes, 1);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What tests of groups have in common.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use mayfly_comm::road::{Road, Via};
+use mayfly_comm::{JoinOptions, Joined, join};
+use mayfly_protocol::error::Failure;
+
+/// A secret for tests.
+pub const SECRET: &[u8] = b"a secret that only tests have";
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A rendezvous on the loopback whose heartbeat is a second.
+pub fn server() -> Server {
+    serve(ServeOptions::default())
+}
+
+/// One with other options.
+pub fn serve(options: ServeOptions) -> Server {
+    let heartbeat = Duration::from_secs(1);
+    Server::start(ServeOptions { heartbeat, ..options }).expect("a server starts")
+}
+
+/// Of a group at this server.
+pub fn options(server: &Server, name: &str, size: u32) -> JoinOptions {
+    at(server.addresses()[0], name, size)
+}
+
+/// Of a group at this address.
+pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
+    JoinOptions {
+        patience: PATIENCE,
+        ..JoinOptions::new(server.to_string(), name, SECRET, size)
+    }
+}
+
+/// Joins as many ranks as there are options, each on a thread of its own.
+pub fn join_all(options: &[JoinOptions]) -> Vec<Result<Joined, Failure>> {
+    std::thread::scope(|scope| {
+        let spawn = |options| scope.spawn(move || join(options));
+        let threads: Vec<_> = options.iter().map(spawn).collect();
+        let mut joined = Vec::new();
+        for thread in threads {
+            joined.push(thread.join().expect("a rank does not panic"));
+        }
+        joined
+    })
+}
+
+/// All ranks of a group, in order.
+pub fn world(options: &JoinOptions) -> Vec<Joined> {
+    let joined = join_all(&vec![options.clone(); options.size as usize]);
+    let mut ranks: Vec<Joined> = joined.into_iter().map(|joined| joined.expect("a rank joins")).collect();
+    ranks.sort_by_key(|joined| joined.rank);
+    ranks
+}
+
+/// How the bytes of each pair travel, by the lower rank; both ends have to say the same.
+pub fn vias(ranks: &[Joined]) -> Vec<((u32, u32), Via)> {
+    let mut vias = Vec::new();
+    for low in ranks {
+        for high in ranks.iter().filter(|high| high.rank > low.rank) {
+            let via = |from: &Joined, to: &Joined| from.roads[to.rank as usize].as_ref().map(Road::via);
+            let there = via(low, high).expect("a road there");
+            assert_eq!(Some(there), via(high, low), "ranks {} and {}", low.rank, high.rank);
+            vias.push(((low.rank, high.rank), there));
+        }
+    }
+    vias
+}
+
+/// Sends bytes over every road, in both directions, that nobody else would send.
+pub fn exchange(ranks: &mut [Joined]) {
+    for joined in ranks.iter_mut() {
+        assert!(joined.roads[joined.rank as usize].is_none());
+        for (road, to) in joined.roads.iter_mut().zip(0u32..) {
+            if let Some(road) = road {
+                send(road, &message(joined.rank, to));
+            }
+        }
+    }
+    for joined in ranks.iter_mut() {
+        for (road, from) in joined.roads.iter_mut().zip(0u32..) {
+            if let Some(road) = road {
+                assert_eq!(
+                    receive(road),
+                    message(from, joined.rank),
+                    "rank {} from {from}",
+                    joined.rank
+                );
+            }
+        }
+    }
+}
+
+const MESSAGE: usize = 3000;
+
+fn message(from: u32, to: u32) -> Vec<u8> {
+    (0..MESSAGE as u32)
+        .map(|at| (from * 31 + to * 17 + at * 7) as u8)
+        .collect()
+}
+
+/// Sends.
+pub fn send(road: &mut Road, bytes: &[u8]) {
+    let sent = match road {
+        Road::Local(socket) => socket.write_all(bytes),
+        Road::Remote {
+            socket, session: None, ..
+        } => socket.write_all(bytes),
+        Road::Remote {
+            socket,
+            session: Some(session),
+            ..
+        } => session.writer().write_all(bytes).and_then(|()| {
+            while session.wants_write() {
+                session.write_tls(socket)?;
+            }
+            Ok(())
+        }),
+    };
+    sent.expect("a road takes bytes");
+}
+
+/// Receives one message.
+pub fn receive(road: &mut Road) -> Vec<u8> {
+    let mut bytes = vec![0; MESSAGE];
+    let received = match road {
+        Road::Local(socket) => {
+            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            socket.read_exact(&mut bytes)
+        }
+        Road::Remote { socket, session, .. } => {
+            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            match session {
+                None => socket.read_exact(&mut bytes),
+                Some(session) => rustls_read(socket, session, &mut bytes),
+            }
+        }
+    };
+    received.expect("bytes come");
+    bytes
+}
+
+fn rustls_read(
+    socket: &mut std::net::TcpStream,
+    session: &mut rustls::Connection,
+    bytes: &mut [u8],
+) -> std::io::Result<()> {
+    let mut had = 0;
+    while had < bytes.len() {
+        match session.reader().read(&mut bytes[had..]) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => had += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if session.read_tls(socket)? == 0 {
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
+                }
+                session.process_new_packets().map_err(std::io::Error::other)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

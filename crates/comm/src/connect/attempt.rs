@@ -15,6 +15,7 @@ use rustls::Connection;
 
 use super::Trust;
 use super::hello::{HELLO_BYTES, Hello, Way};
+use super::socket::rearm;
 use crate::keys::{GroupKeys, MAC_BYTES, random, same_tag};
 use crate::rendezvous::messages::Card;
 use crate::rendezvous::messages::{RELAY_JOINED, RELAY_MAGIC};
@@ -464,6 +465,7 @@ impl Attempt {
             }
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(false).map_err(broken)?;
+                rearm(&socket).map_err(broken)?;
                 Ok(Road::Remote { socket, session, via })
             }
         }

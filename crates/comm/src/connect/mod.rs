@@ -305,7 +305,7 @@ impl Loop<'_> {
         let dialled = match &step.target {
             Target::Local(name) => socket::dial_local(name).map(Socket::Unix),
             Target::Address(address) => {
-                let from = (step.way == Way::Punch).then_some(self.setting.port);
+                let from = step.known_port.then_some(self.setting.port);
                 socket::dial(*address, from).map(Socket::Tcp)
             }
             Target::Relay => return self.contact.say(&FromRank::Relay { to: peer }),

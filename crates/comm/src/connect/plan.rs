@@ -10,6 +10,13 @@ use std::time::Duration;
 use super::hello::Way;
 use crate::rendezvous::messages::{Card, Nat};
 
+/// When somebody whose NAT gives each connection another port tries again, from another port of its own: the first time, the other's
+/// NAT may not have been opened yet.
+const AGAIN: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_millis(700),
+];
 /// Where the one who is to dial has a head start, it is this.
 const HEAD_START: Duration = Duration::from_millis(250);
 
@@ -60,6 +67,8 @@ pub struct Step {
     pub way: Way,
     /// How long after the world was told.
     pub after: Duration,
+    /// Whether it is dialled from the port that the rendezvous saw.
+    pub known_port: bool,
 }
 
 /// A rank, as the plan sees it.
@@ -73,14 +82,16 @@ pub struct Party<'a> {
 
 /// What `me` is to try to reach `peer`.
 pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
-    let mut steps = Vec::new();
+    let mut steps: Vec<Step> = Vec::new();
     let mut add = |target, way, after| {
-        let step = Step { target, way, after };
-        if steps
-            .iter()
-            .all(|known: &Step| known.target != step.target || known.way != step.way)
-        {
-            steps.push(step);
+        // An address may be both a rank's own and the one that the rendezvous saw.
+        if steps.iter().all(|known| known.target != target || known.way != way) {
+            steps.push(Step {
+                target,
+                way,
+                after,
+                known_port: way == Way::Punch,
+            });
         }
     };
     let (mine, theirs) = (me.card, peer.card);
@@ -116,11 +127,16 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
             add(Target::Address(theirs.observed), Way::Direct, begin + HEAD_START);
         }
     }
-    // Without a NAT there may still be a filter that lets answers in.
-    if ways.punch && mine.observed.is_ipv4() == theirs.observed.is_ipv4() && !one_host {
-        let both = mine.is_translated() && theirs.is_translated();
-        let after = if both { Duration::ZERO } else { HEAD_START * 2 };
-        add(Target::Address(theirs.observed), Way::Punch, begin + after);
+    // Without a NAT there may still be a filter that lets answers in. Behind one and the same, the way inside is the better one.
+    let punch = ways.punch && mine.observed.is_ipv4() == theirs.observed.is_ipv4() && !one_host;
+    let both = mine.is_translated() && theirs.is_translated();
+    let after = if both && mine.observed.ip() != theirs.observed.ip() {
+        Duration::ZERO
+    } else {
+        begin + HEAD_START * 2
+    };
+    if punch {
+        add(Target::Address(theirs.observed), Way::Punch, after);
     }
     if ways.relay {
         let hopeless = !ways.direct && !ways.punch || cannot_meet(mine, theirs);
@@ -129,6 +145,14 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
             Way::Relay,
             if hopeless { Duration::ZERO } else { ways.relay_after },
         );
+    }
+    if punch && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {
+        steps.extend(AGAIN.map(|again| Step {
+            target: Target::Address(theirs.observed),
+            way: Way::Punch,
+            after: after + again,
+            known_port: false,
+        }));
     }
     steps
 }

@@ -31,6 +31,12 @@ pub fn watch_peer(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets a connection's keep-alive going: Linux does not by itself where it came about by simultaneous open.
+pub fn rearm(socket: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(socket, false)?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
 fn new(to: SocketAddr) -> io::Result<OwnedFd> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::INET,

@@ -58,6 +58,8 @@ impl Net {
         let net = Self(made.join().expect("a namespace").into());
         net.ip("link set lo up");
         net.within(|| {
+            // Addresses of this family are checked by the kernel in its own time.
+            std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").expect("a setting");
             for interfaces in ["all", "default"] {
                 // An address is good from the beginning; a NAT that leads back inside does not tell hosts of a shorter way.
                 for setting in [
@@ -222,6 +224,7 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
                 type filter hook forward priority 0; policy drop;
                 ct state established,related accept
                 ct status dnat accept
+                {}
                 iifname lan accept
             }}
             chain own {{
@@ -229,7 +232,13 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
                 iifname wan ct state new drop
             }}
         }}",
-        hairpin[1], hairpin[0],
+        hairpin[1],
+        hairpin[0],
+        if habits.isolated {
+            "oifname lan iifname lan drop"
+        } else {
+            ""
+        },
     )
 }
 
@@ -318,9 +327,6 @@ impl Site {
         let host = self.hosts.get();
         self.hosts.set(host + 1);
         cable(&self.net, &format!("h{host}"), "lan", far, name);
-        if self.habits.isolated {
-            self.net.ip(&format!("link set h{host} type bridge_slave isolated on"));
-        }
         host
     }
 
@@ -328,8 +334,11 @@ impl Site {
     pub fn host(&self) -> Host {
         let net = Net::new();
         let host = self.plug(&net, "eth");
+        // On a network that keeps its hosts apart, all goes to the router.
+        let prefix = if self.habits.isolated { 32 } else { 24 };
         net.ip(&format!(
-            "link set eth up\naddress add 10.0.0.{host}/24 dev eth\nroute add default via 10.0.0.1"
+            "link set eth up\naddress add 10.0.0.{host}/{prefix} dev eth\n\
+             route replace 10.0.0.1 dev eth\nroute add default via 10.0.0.1"
         ));
         Host { net }
     }

@@ -1,10 +1,13 @@
 //! Groups on one host: how they form, and what does not.
 
 mod common;
+#[path = "common/here.rs"]
+mod here;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, exchange, join_all, options, server, vias, world};
+use common::{PATIENCE, exchange, vias};
+use here::{join_all, options, server, world};
 use mayfly_comm::connect::Trust;
 use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::road::Via;
@@ -120,18 +123,4 @@ fn a_pair_that_cannot_connect_is_named_with_what_was_tried() {
         ),
         "{failures:?}"
     );
-}
-
-#[test]
-fn one_hundred_worlds_one_after_another_leave_nothing_behind() {
-    let server = server();
-    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    world(&options(&server, "again", 3));
-    let before = descriptors();
-    for _ in 0..100 {
-        let mut ranks = world(&options(&server, "again", 3));
-        exchange(&mut ranks);
-    }
-    // Other tests of this process have some.
-    assert!(descriptors() < before + 1000);
 }

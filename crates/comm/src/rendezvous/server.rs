@@ -266,8 +266,12 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             if let Some(message) = take_frame(&mut self.received, MOST_FROM_RANK)? {
                 return Ok(Some(message));
             }
-            if self.from.read_buf(&mut self.received).await.map_err(broken)? == 0 {
-                return Ok(None);
+            match self.from.read_buf(&mut self.received).await {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // A process that was killed says no farewell in TLS.
+                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+                Err(error) => return Err(broken(error)),
             }
         }
     }
@@ -453,6 +457,7 @@ impl Drop for Attendance {
 
 /// A server with a thread of its own, for programs without a runtime. Ends when dropped.
 pub struct Server {
+    shared: Arc<Shared>,
     key: PublicKey,
     addresses: Vec<SocketAddr>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -474,7 +479,7 @@ impl Server {
             runtime.block_on(async {
                 match Bound::new(options).await {
                     Ok(bound) => {
-                        let _ = tell.send(Ok((bound.key(), bound.addresses())));
+                        let _ = tell.send(Ok((bound.shared.clone(), bound.key(), bound.addresses())));
                         bound.run(async { drop(stopped.await) }).await;
                     }
                     Err(failure) => drop(tell.send(Err(failure))),
@@ -486,8 +491,10 @@ impl Server {
             .spawn(serve)
             .map_err(failed)?;
         let bound = bound.recv();
-        let (key, addresses) = bound.map_err(|_| Failure::new(Code::Internal, "the rendezvous ended at once"))??;
+        let (shared, key, addresses) =
+            bound.map_err(|_| Failure::new(Code::Internal, "the rendezvous ended at once"))??;
         Ok(Self {
+            shared,
             key,
             addresses,
             stop: Some(stop),
@@ -503,6 +510,11 @@ impl Server {
     /// Where it listens, in the order of the options.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// How many groups and ranks it has.
+    pub fn counts(&self) -> (usize, usize) {
+        self.shared.desk().state.counts()
     }
 }
 

@@ -6,28 +6,17 @@ use std::time::Duration;
 
 use mayfly_comm::rendezvous::server::{ServeOptions, Server};
 use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{JoinOptions, Joined, join};
-use mayfly_protocol::error::Failure;
+use mayfly_comm::{JoinOptions, Joined};
 
 /// A secret for tests.
 pub const SECRET: &[u8] = b"a secret that only tests have";
 /// No test waits longer for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A rendezvous on the loopback whose heartbeat is a second.
-pub fn server() -> Server {
-    serve(ServeOptions::default())
-}
-
-/// One with other options.
+/// A rendezvous whose heartbeat is a second.
 pub fn serve(options: ServeOptions) -> Server {
     let heartbeat = Duration::from_secs(1);
     Server::start(ServeOptions { heartbeat, ..options }).expect("a server starts")
-}
-
-/// Of a group at this server.
-pub fn options(server: &Server, name: &str, size: u32) -> JoinOptions {
-    at(server.addresses()[0], name, size)
 }
 
 /// Of a group at this address.
@@ -36,27 +25,6 @@ pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
         patience: PATIENCE,
         ..JoinOptions::new(server.to_string(), name, SECRET, size)
     }
-}
-
-/// Joins as many ranks as there are options, each on a thread of its own.
-pub fn join_all(options: &[JoinOptions]) -> Vec<Result<Joined, Failure>> {
-    std::thread::scope(|scope| {
-        let spawn = |options| scope.spawn(move || join(options));
-        let threads: Vec<_> = options.iter().map(spawn).collect();
-        let mut joined = Vec::new();
-        for thread in threads {
-            joined.push(thread.join().expect("a rank does not panic"));
-        }
-        joined
-    })
-}
-
-/// All ranks of a group, in order.
-pub fn world(options: &JoinOptions) -> Vec<Joined> {
-    let joined = join_all(&vec![options.clone(); options.size as usize]);
-    let mut ranks: Vec<Joined> = joined.into_iter().map(|joined| joined.expect("a rank joins")).collect();
-    ranks.sort_by_key(|joined| joined.rank);
-    ranks
 }
 
 /// How the bytes of each pair travel, by the lower rank; both ends have to say the same.

@@ -274,7 +274,7 @@ fn seated(contact: &mut Contact, message: &ToRank) {
     if let ToRank::Seat { heartbeat_ms, .. } = message {
         contact.keep_alive(Duration::from_millis(*heartbeat_ms));
         let card = Sealed {
-            card: "x".repeat(500),
+            card: "x".repeat(300),
             mac: "y".repeat(64),
         };
         contact.say(&FromRank::Card(card)).unwrap();

@@ -7,7 +7,7 @@ mod here;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, exchange, vias};
-use here::{join_all, options, server, world};
+use here::{join_all, options, server, wait_for_ranks, world};
 use mayfly_comm::connect::Trust;
 use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::road::Via;
@@ -63,6 +63,9 @@ fn a_group_of_one_needs_nobody() {
     let server = server();
     let joined = join(&options(&server, "alone", 1)).unwrap();
     assert_eq!((joined.rank, joined.size, joined.roads.len()), (0, 1, 1));
+    assert_eq!(server.counts(), (1, 1));
+    drop(joined);
+    wait_for_ranks(&server, 0);
 }
 
 #[test]

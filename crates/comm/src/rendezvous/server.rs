@@ -14,7 +14,7 @@ use mayfly_fabric::tls::{Identity, presented, server_config_for_all};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -309,7 +309,7 @@ async fn attend(
                 probe,
                 heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
             };
-            let result = match timeout(heartbeat, writing.write_all(&to_frame(&welcome))).await {
+            let result = match timeout(heartbeat, put(&mut writing, &to_frame(&welcome))).await {
                 Ok(Ok(())) => attendance.serve(&mut reader, &mut writing).await,
                 Ok(Err(error)) => Err(broken(error)),
                 Err(_) => Err(silent(heartbeat)),
@@ -331,6 +331,12 @@ async fn attend(
         .await;
     }
     result
+}
+
+/// Writes all of it; what TLS holds back when the socket is full, too.
+async fn put(writing: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> std::io::Result<()> {
+    writing.write_all(frame).await?;
+    writing.flush().await
 }
 
 fn silent(heartbeat: Duration) -> Failure {
@@ -373,7 +379,7 @@ impl Attendance {
     async fn serve<R, W>(&mut self, reader: &mut Reader<R>, writing: &mut W) -> Result<(), Failure>
     where
         R: AsyncRead + Unpin,
-        W: AsyncWriteExt + Unpin,
+        W: AsyncWrite + Unpin,
     {
         let heartbeat = self.shared.options.heartbeat;
         let mut heard = Instant::now();
@@ -396,7 +402,7 @@ impl Attendance {
                 },
             };
             let begun = Instant::now();
-            match timeout(heartbeat, writing.write_all(&frame)).await {
+            match timeout(heartbeat, put(writing, &frame)).await {
                 Ok(written) => written.map_err(broken)?,
                 Err(_) => return Err(silent(heartbeat)),
             }

@@ -73,6 +73,8 @@ pub struct Joined {
     pub roads: Vec<Option<Road>>,
     /// For each rank the lowest one that runs on the same host, by its own account.
     pub hosts: Vec<u32>,
+    /// How long connecting took, from the rendezvous' telling where the others are.
+    pub connecting: Duration,
     /// Kept up to date while the membership lasts.
     pub lost: Arc<Lost>,
     /// To be kept while the group is used.
@@ -87,13 +89,19 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, deadline)?;
     let joined = enter(options, &keys, &mut contact, deadline);
     match joined {
-        Ok((seat, roads, hosts)) => {
+        Ok(Entered {
+            seat,
+            roads,
+            hosts,
+            connecting,
+        }) => {
             let lost = Arc::new(Lost::default());
             Ok(Joined {
                 rank: seat.rank,
                 size: seat.size,
                 roads,
                 hosts,
+                connecting,
                 membership: Membership::keep(contact, lost.clone())?,
                 lost,
             })
@@ -105,7 +113,12 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     }
 }
 
-type Entered = (Seat, Vec<Option<Road>>, Vec<u32>);
+struct Entered {
+    seat: Seat,
+    roads: Vec<Option<Road>>,
+    hosts: Vec<u32>,
+    connecting: Duration,
+}
 
 fn enter(
     options: &JoinOptions,
@@ -144,7 +157,7 @@ fn enter(
     let identity = new_identity()?;
     let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
     let listeners = connect::listen(contact.local(), &socket_name, options.ways.local)?;
-    let card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline);
+    let card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if text.len() > MOST_FROM_RANK / 2 {
         return Err(Failure::new(
@@ -155,6 +168,7 @@ fn enter(
     let mac = hex::encode(keys.seal_card(&run, seat.rank, seat.size, &text));
     contact.say(&FromRank::Card(Sealed { card: text, mac }))?;
     let cards = await_world(options, contact, &seat, deadline)?;
+    let told = Instant::now();
     let cards = open_cards(keys, &run, &seat, &cards)?;
     let hosts = hosts(&cards);
     let roads = connect::connect(
@@ -172,26 +186,31 @@ fn enter(
         &listeners,
         contact,
     )?;
-    Ok((seat, roads, hosts))
+    Ok(Entered {
+        seat,
+        roads,
+        hosts,
+        connecting: told.elapsed(),
+    })
 }
 
 /// What the others need to find this rank.
 fn introduce(
     identity: &Identity,
-    contact: &Contact,
+    contact: &mut Contact,
     listeners: &Listeners,
     socket_name: &str,
     observed: SocketAddr,
     probe: u16,
     deadline: Instant,
-) -> Card {
+) -> Result<Card, Failure> {
     let addresses = host::addresses();
     let local = contact.local();
     let own = observed.ip() == local.ip().to_canonical() || addresses.contains(&observed.ip());
     let nat = if own && observed.port() == local.port() {
         Nat::None
     } else {
-        match contact.probe(probe, deadline) {
+        match contact.probe(probe, deadline)? {
             Ok(again) if again == observed => Nat::Independent,
             Ok(_) => Nat::Dependent,
             Err(_) => Nat::Unknown,
@@ -208,7 +227,7 @@ fn introduce(
         }
     }
     locals.truncate(MOST_ADDRESSES);
-    Card {
+    Ok(Card {
         key: identity.public,
         host: host::identity(),
         user: rustix::process::geteuid().as_raw(),
@@ -216,7 +235,7 @@ fn introduce(
         locals,
         observed,
         nat,
-    }
+    })
 }
 
 fn await_world(

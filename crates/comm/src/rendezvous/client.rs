@@ -267,27 +267,65 @@ impl Contact {
         }
     }
 
-    /// Where the server's other port sees a second connection from the same port of ours.
-    pub fn probe(&self, port: u16, deadline: Instant) -> io::Result<SocketAddr> {
-        let deadline = deadline.min(Instant::now() + PROBE_PATIENCE);
+    /// Where the server's other port sees a second connection from the same port of ours. Pings go on meanwhile.
+    pub fn probe(&mut self, port: u16, deadline: Instant) -> Result<io::Result<SocketAddr>, Failure> {
         let mut to = self.server;
         to.set_port(port);
-        let mut socket = dial(to, Some(self.local.port()))?;
-        finish(&socket, deadline)?;
-        let mut bytes = [0; PROBE_BYTES];
-        let mut had = 0;
-        while had < bytes.len() {
-            match socket.read(&mut bytes[had..]) {
+        let mut probe = match dial(to, Some(self.local.port())) {
+            Ok(socket) => Probe {
+                socket,
+                answer: [0; PROBE_BYTES],
+                had: 0,
+            },
+            Err(error) => return Ok(Err(error)),
+        };
+        let deadline = deadline.min(Instant::now() + PROBE_PATIENCE);
+        loop {
+            self.pump()?;
+            match probe.read() {
+                Ok(None) if Instant::now() < deadline => {}
+                Ok(None) => return Ok(Err(io::ErrorKind::TimedOut.into())),
+                Ok(Some(seen)) => return Ok(Ok(seen)),
+                Err(error) => return Ok(Err(error)),
+            }
+            let wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
+            if let Err(error) = wait_for(&probe.socket, probe.is_new(), until(wake)) {
+                return Ok(Err(error));
+            }
+        }
+    }
+}
+
+/// A connection to the port that tells addresses.
+struct Probe {
+    socket: TcpStream,
+    answer: [u8; PROBE_BYTES],
+    had: usize,
+}
+
+impl Probe {
+    fn is_new(&self) -> bool {
+        self.socket.peer_addr().is_err()
+    }
+
+    /// The answer, once all of it is there.
+    fn read(&mut self) -> io::Result<Option<SocketAddr>> {
+        if let Some(error) = self.socket.take_error()? {
+            return Err(error);
+        }
+        if self.is_new() {
+            return Ok(None);
+        }
+        while self.had < self.answer.len() {
+            match self.socket.read(&mut self.answer[self.had..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => had += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !wait_for(&socket, false, until(deadline))? && until(deadline).is_zero() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                }
+                Ok(count) => self.had += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        from_probe(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let seen = from_probe(&self.answer).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(seen))
     }
 }

@@ -308,7 +308,7 @@ impl Lab {
 }
 
 impl Site {
-    fn behind(net: Net, number: usize, outside: String, kind: Kind, habits: Habits, inner: &str) -> Self {
+    pub fn behind(net: Net, number: usize, outside: String, kind: Kind, habits: Habits, inner: &str) -> Self {
         net.ip(&format!(
             "link add lan type bridge mcast_snooping 0\nlink set lan up\naddress add {inner} dev lan"
         ));

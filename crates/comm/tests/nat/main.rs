@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod lab;
+mod slow;
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use common::{exchange, vias};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
 use mayfly_comm::JoinOptions;
 use mayfly_comm::road::{Road, Via};
+use slow::{Sea, Weather};
 
 /// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
 fn connected(hosts: &[&Host], lab: &Lab) -> Vec<Via> {
@@ -291,4 +293,50 @@ fn without_a_relay_two_symmetric_nats_end_with_what_was_tried() {
     let text: String = failures.map(|failure| failure.message).collect();
     assert!(text.contains("rank 0 to rank 1 ("), "{text}");
     assert!(text.contains("by simultaneous open: no answer"), "{text}");
+}
+
+#[test]
+fn through_two_nats_far_apart_a_pair_is_connected_within_four_round_trips() {
+    if unavailable() {
+        return;
+    }
+    let one_way = Duration::from_millis(20);
+    let weather = Weather {
+        one_way,
+        ..Weather::default()
+    };
+    let sea = Sea::new(weather);
+    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted]);
+    assert_eq!(vias(&ranks)[0].1, Via::Punched);
+    exchange(&mut ranks);
+    for rank in ranks.iter() {
+        println!(
+            "rank {}: {} ms of {}",
+            rank.rank,
+            rank.connecting.as_millis(),
+            one_way.as_millis() * 8
+        );
+        assert!(
+            rank.connecting < one_way * 8,
+            "rank {}: {:?}",
+            rank.rank,
+            rank.connecting
+        );
+    }
+}
+
+#[test]
+fn lost_and_reordered_packets_delay_a_world_and_do_not_break_it() {
+    if unavailable() {
+        return;
+    }
+    let sea = Sea::new(Weather {
+        one_way: Duration::from_millis(5),
+        jitter: Duration::from_millis(10),
+        lost_of_1000: 50,
+    });
+    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::FullCone, Kind::Symmetric, Kind::Symmetric]);
+    // What is lost may be what would have opened a way in time; then it is another.
+    println!("{:?}", vias(&ranks));
+    exchange(&mut ranks);
 }

@@ -3,15 +3,19 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod lab;
+#[path = "../common/rate.rs"]
+mod rate;
 mod slow;
 
 use std::io::Read;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{exchange, vias};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
-use mayfly_comm::JoinOptions;
+use mayfly_comm::connect::Trust;
 use mayfly_comm::road::{Road, Via};
+use mayfly_comm::{JoinOptions, Joined};
 use slow::{Sea, Weather};
 
 /// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
@@ -339,4 +343,31 @@ fn lost_and_reordered_packets_delay_a_world_and_do_not_break_it() {
     // What is lost may be what would have opened a way in time; then it is another.
     println!("{:?}", vias(&ranks));
     exchange(&mut ranks);
+}
+
+fn ends(ranks: &[Joined]) -> (&TcpStream, &TcpStream) {
+    (rate::socket(&ranks[0].roads[1]), rate::socket(&ranks[1].roads[0]))
+}
+
+#[test]
+fn the_relay_lets_through_a_good_part_of_what_a_stream_between_the_same_hosts_has() {
+    if unavailable() {
+        return;
+    }
+    let lab = Lab::new();
+    let hosts = [lab.host(), lab.host()];
+    let (_server, [address, _]) = lab.server();
+    let mut options = JoinOptions {
+        trust: Trust::Fabric,
+        ..common::at(address, "rate", 2)
+    };
+    let all = join_on(&[&hosts[0], &hosts[1]], &options);
+    let direct: Vec<Joined> = all.into_iter().map(Result::unwrap).collect();
+    options.ways.direct = false;
+    options.ways.punch = false;
+    options.name = "relayed".into();
+    let all = join_on(&[&hosts[0], &hosts[1]], &options);
+    let relayed: Vec<Joined> = all.into_iter().map(Result::unwrap).collect();
+    let shares = rate::shares(ends(&direct), ends(&relayed));
+    assert!(shares[shares.len() - 1] > 0.2, "{shares:?}");
 }

@@ -7,15 +7,15 @@ mod lab;
 mod rate;
 mod slow;
 
-use std::io::Read;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{exchange, vias};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
 use mayfly_comm::connect::Trust;
 use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{JoinOptions, Joined};
+use mayfly_comm::{JoinOptions, Joined, join};
 use slow::{Sea, Weather};
 
 /// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
@@ -370,4 +370,65 @@ fn the_relay_lets_through_a_good_part_of_what_a_stream_between_the_same_hosts_ha
     let relayed: Vec<Joined> = all.into_iter().map(Result::unwrap).collect();
     let shares = rate::shares(ends(&direct), ends(&relayed));
     assert!(shares[shares.len() - 1] > 0.2, "{shares:?}");
+}
+
+/// The port at which the one process of a host listens.
+fn listening(host: &Host) -> Option<u16> {
+    // Columns: number, own address and port, the other's, state; in hexadecimal.
+    let table = host
+        .net
+        .within(|| std::fs::read_to_string("/proc/thread-self/net/tcp").expect("a table"));
+    table.lines().skip(1).find_map(|line| {
+        let mut columns = line.split_whitespace().skip(1);
+        let (_, port) = columns.next()?.split_once(':')?;
+        (columns.nth(1)? == "0A").then(|| u16::from_str_radix(port, 16).ok())?
+    })
+}
+
+#[test]
+fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
+    if unavailable() {
+        return;
+    }
+    let lab = Lab::new();
+    let (server, [address, _]) = lab.server();
+    let (first, second, stranger) = (lab.host(), lab.host(), lab.host());
+    let options = |rank| JoinOptions {
+        rank: Some(rank),
+        ..common::at(address, "door", 2)
+    };
+    let mut ranks = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first.net.within(|| join(&options(0))));
+        let begun = Instant::now();
+        let port = loop {
+            match listening(&first) {
+                Some(port) => break port,
+                None => assert!(begun.elapsed() < common::PATIENCE, "it does not listen"),
+            }
+        };
+        let addresses = first.net.within(mayfly_comm::connect::host::addresses);
+        let door = SocketAddr::new(addresses[0], port);
+        let callers: Vec<TcpStream> = stranger.net.within(|| {
+            let call = |at: usize| {
+                let mut socket = TcpStream::connect(door).expect("it listens");
+                // Silent ones, half a hello, and what is none.
+                socket
+                    .write_all(
+                        &b"MFRK\x01\x01 no hello of ours, but as long as one has to be............."[..at % 3 * 32],
+                    )
+                    .expect("it takes that");
+                socket
+            };
+            (0..100).map(call).collect()
+        });
+        let joined = second.net.within(|| join(&options(1)));
+        drop(callers);
+        vec![
+            waiting.join().expect("no panic").expect("it joins"),
+            joined.expect("it joins"),
+        ]
+    });
+    assert_eq!(vias(&ranks)[0].1, Via::Direct);
+    exchange(&mut ranks);
+    drop(server);
 }

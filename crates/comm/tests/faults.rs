@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, vias};
 use here::{join_all, options, server};
 use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::rendezvous::server::Server;
+use mayfly_comm::rendezvous::server::{ServeOptions, Server, serve};
 use mayfly_comm::{JoinOptions, Joined};
 use mayfly_protocol::error::Code;
 use rustix::process::{Pid, Signal, kill_process};
@@ -46,6 +46,41 @@ fn a_rank_of_its_own() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
+/// Makes a process a rendezvous.
+const SERVE: &str = "MAYFLY_TEST_SERVE";
+
+/// Not a test: a rendezvous as a program runs it.
+#[test]
+fn a_rendezvous_of_its_own() {
+    if std::env::var(SERVE).is_ok() {
+        serve(ServeOptions::default(), |key, addresses| {
+            println!("\nserves {} {key}", addresses[0])
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_rendezvous_serves_until_it_is_asked_to_end() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rendezvous_of_its_own", "--nocapture"])
+        .env(SERVE, "1")
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut process = Victim(child.expect("it runs"));
+    let ready = process.line("serves ");
+    let [_, address, key] = ready.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{ready}");
+    };
+    let options = JoinOptions {
+        server_key: Some(key.parse().unwrap()),
+        ..common::at(address.parse().unwrap(), "served", 3)
+    };
+    common::exchange(&mut here::world(&options));
+    process.signal(Signal::TERM);
+    assert!(process.0.wait().unwrap().success());
+}
+
 /// Rank 2 of 3, as a process.
 struct Victim(Child);
 
@@ -60,13 +95,17 @@ impl Victim {
         Self(child.expect("it runs"))
     }
 
-    /// Waits until it has joined.
+    /// Waits for a line that has this in it.
+    fn line(&mut self, with: &str) -> String {
+        let output = BufReader::new(self.0.stdout.as_mut().expect("its output"));
+        let mut lines = output.lines().map_while(Result::ok);
+        lines
+            .find(|line| line.contains(with))
+            .expect("it says so before it ends")
+    }
+
     fn has_joined(&mut self) {
-        let lines = BufReader::new(self.0.stdout.take().expect("its output")).lines();
-        let joined = lines
-            .map_while(Result::ok)
-            .find(|line| line.contains("joined as rank 2 of 3"));
-        assert!(joined.is_some(), "it ended");
+        self.line("joined as rank 2 of 3");
     }
 
     fn signal(&self, signal: Signal) {

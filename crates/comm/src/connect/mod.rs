@@ -1,7 +1,7 @@
 //! Connects a rank to all others of its group at once.
 //!
-//! One loop over non-blocking sockets: it accepts, dials what the [plan](plan) of each pair says, and drives every
-//! [attempt](attempt) until each pair has a road, or the deadline has passed.
+//! One loop over non-blocking sockets: it accepts, dials what the [plan](mod@plan) of each pair says, and drives every
+//! [attempt] until each pair has a road, or the deadline has passed.
 
 pub mod attempt;
 pub mod hello;

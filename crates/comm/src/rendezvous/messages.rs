@@ -18,7 +18,7 @@ pub const MOST_RANKS: u32 = 1 << 16;
 pub const MOST_NAME: usize = 200;
 /// Addresses that a rank may say it has.
 pub const MOST_ADDRESSES: usize = 16;
-/// Bytes of a reason that is passed on.
+/// Characters of a reason that is passed on.
 pub const MOST_REASON: usize = 500;
 /// Ranks of those missing that are named.
 pub const MOST_MISSING: usize = 16;

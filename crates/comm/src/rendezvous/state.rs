@@ -75,7 +75,7 @@ fn refused<T>(code: Code, text: impl Into<String>) -> Result<T, Failure> {
 }
 
 fn cut(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MOST_REASON / 4).collect()
+    text.chars().filter(|c| !c.is_control()).take(MOST_REASON).collect()
 }
 
 fn check(join: &Join) -> Result<(), Failure> {
@@ -266,7 +266,13 @@ impl State {
         };
         group.members.remove(&rank);
         let reason = cut(reason);
+        let first = group.lost.is_none();
         group.lost.get_or_insert_with(|| (rank, reason.clone()));
+        if !first && !group.formed {
+            // All know that nothing will come of it, and why; each that goes now goes for that reason.
+            self.forget_if_empty(&key);
+            return Vec::new();
+        }
         let effect = Effect {
             to: group.conns(),
             say: ToRank::Lost { rank, reason },

@@ -141,6 +141,23 @@ fn a_loss_is_told_to_those_who_are_left_and_closes_the_group() {
 }
 
 #[test]
+fn of_a_group_that_never_formed_only_the_first_loss_is_told_and_of_one_that_did_each() {
+    let mut state = State::default();
+    for rank in 0..3 {
+        seat(&mut state, rank, &join("job", "", 4, None)).unwrap();
+    }
+    assert_eq!(state.gone(0, "killed").len(), 1);
+    assert_eq!(state.leave(1, Some("rank 0 was lost")), []);
+    let mut state = State::default();
+    for rank in 0..3 {
+        seat(&mut state, rank, &join("job", "", 3, None)).unwrap();
+        state.card(rank, card(0)).unwrap();
+    }
+    assert_eq!(state.gone(0, "killed").len(), 1);
+    assert_eq!(state.gone(1, "killed").len(), 1);
+}
+
+#[test]
 fn one_that_leaves_when_all_is_done_is_no_loss() {
     let mut state = formed("");
     assert_eq!(state.leave(0, None), []);

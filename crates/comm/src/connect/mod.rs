@@ -44,6 +44,9 @@ const WORD: Duration = Duration::from_secs(5);
 /// After a dial that failed, in steps of twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Both ends of a pair open to each other again at multiples of this since they were told where the other is: what one NAT turned away
+/// because the other end was not there yet must meet it there the next time.
+const TOGETHER: Duration = Duration::from_millis(200);
 /// How often what takes too long is looked for.
 const SWEEP: Duration = Duration::from_millis(250);
 /// Callers that have not said who they are, beyond four for each rank.
@@ -105,6 +108,7 @@ struct Loop<'a> {
     epoll: OwnedFd,
     pairs: Vec<Pair>,
     open: usize,
+    begun: Instant,
     attempts: HashMap<u64, Attempt>,
     strangers: usize,
     next: u64,
@@ -187,6 +191,7 @@ pub fn connect(
         epoll,
         pairs,
         open,
+        begun: now,
         attempts: HashMap::new(),
         strangers: 0,
         next: FIRST_ATTEMPT,
@@ -489,9 +494,16 @@ impl Loop<'_> {
             return;
         };
         pair.notes.insert(pair.steps[at].name(), why);
-        let pause = pair.pauses[at];
-        pair.pauses[at] = (pause * 2).min(LONGEST_PAUSE);
-        self.timers.push(Reverse((Instant::now() + pause, peer, at)));
+        let now = Instant::now();
+        let again = if pair.steps[at].way == Way::Punch {
+            let rounds = now.duration_since(self.begun).as_millis() / TOGETHER.as_millis() + 1;
+            self.begun + TOGETHER * u32::try_from(rounds).unwrap_or(u32::MAX)
+        } else {
+            let pause = pair.pauses[at];
+            pair.pauses[at] = (pause * 2).min(LONGEST_PAUSE);
+            now + pause
+        };
+        self.timers.push(Reverse((again, peer, at)));
     }
 
     fn finish(&mut self, peer: u32, token: u64) {

@@ -1,6 +1,6 @@
 //! The rendezvous as a server: one port for ranks and the relay's halves, and one that tells where it sees a caller.
 //!
-//! A connection is a task of some kilobytes. Before it has shown a key and a group it has one deadline for all of that, so
+//! A connection is a task, not a thread. Before it has shown a key and a group it has one deadline for all of that, so
 //! silent and garbage-talking callers cost little and that not for long.
 
 use std::collections::HashMap;

@@ -151,6 +151,8 @@ pub struct Habits {
     pub hairpin: bool,
     /// Hosts do not reach each other at their inner ones.
     pub isolated: bool,
+    /// Strangers are answered with a reset, and not with silence.
+    pub resets: bool,
 }
 
 /// Hosts behind a NAT.
@@ -229,7 +231,7 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
             }}
             chain own {{
                 type filter hook input priority 0;
-                iifname wan ct state new drop
+                iifname wan ct state new {}
             }}
         }}",
         hairpin[1],
@@ -238,6 +240,11 @@ fn rules(kind: Kind, habits: Habits, outside: &str) -> String {
             "oifname lan iifname lan drop"
         } else {
             ""
+        },
+        if habits.resets {
+            "meta l4proto tcp reject with tcp reset"
+        } else {
+            "drop"
         },
     )
 }

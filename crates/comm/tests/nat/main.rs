@@ -98,7 +98,14 @@ fn neighbours_behind_one_nat_find_each_other_inside_or_around_it_or_by_the_relay
         (false, true, Via::Relay),
     ] {
         let lab = Lab::new();
-        let site = lab.site(Kind::PortRestricted, Habits { hairpin, isolated });
+        let site = lab.site(
+            Kind::PortRestricted,
+            Habits {
+                hairpin,
+                isolated,
+                ..Habits::default()
+            },
+        );
         let hosts = [site.host(), site.host()];
         let habits = format!("hairpin {hairpin}, isolated {isolated}");
         assert_eq!(connected(&[&hosts[0], &hosts[1]], &lab), [via], "{habits}");
@@ -310,7 +317,7 @@ fn through_two_nats_far_apart_a_pair_is_connected_within_four_round_trips() {
         ..Weather::default()
     };
     let sea = Sea::new(weather);
-    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted]);
+    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted], Habits::default());
     assert_eq!(vias(&ranks)[0].1, Via::Punched);
     exchange(&mut ranks);
     for rank in ranks.iter() {
@@ -339,7 +346,10 @@ fn lost_and_reordered_packets_delay_a_world_and_do_not_break_it() {
         jitter: Duration::from_millis(10),
         lost_of_1000: 50,
     });
-    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::FullCone, Kind::Symmetric, Kind::Symmetric]);
+    let mut ranks = sea.world(
+        &[Kind::PortRestricted, Kind::FullCone, Kind::Symmetric, Kind::Symmetric],
+        Habits::default(),
+    );
     // What is lost may be what would have opened a way in time; then it is another.
     println!("{:?}", vias(&ranks));
     exchange(&mut ranks);
@@ -431,4 +441,26 @@ fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
     assert_eq!(vias(&ranks)[0].1, Via::Direct);
     exchange(&mut ranks);
     drop(server);
+}
+
+#[test]
+fn nats_that_answer_strangers_with_resets_are_opened_too() {
+    if unavailable() {
+        return;
+    }
+    let resets = Habits {
+        resets: true,
+        ..Habits::default()
+    };
+    let sea = Sea::new(Weather {
+        one_way: Duration::from_millis(20),
+        ..Weather::default()
+    });
+    let mut ranks = sea.world(&[Kind::PortRestricted, Kind::PortRestricted, Kind::FullCone], resets);
+    assert!(
+        vias(&ranks).iter().all(|(_, via)| *via == Via::Punched),
+        "{:?}",
+        vias(&ranks)
+    );
+    exchange(&mut ranks);
 }

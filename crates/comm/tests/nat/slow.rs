@@ -154,7 +154,7 @@ impl Sea {
     }
 
     /// A world of a rank behind each of these NATs.
-    pub fn world(&self, kinds: &[Kind]) -> World {
+    pub fn world(&self, kinds: &[Kind], habits: Habits) -> World {
         let mut ports = Vec::new();
         let server_net = Net::new();
         let at = Ipv4Addr::new(198, 18, 0, 2);
@@ -169,14 +169,7 @@ impl Sea {
                 ports.push((outside, tun(&net, "wan")));
                 net.ip(&format!("link set wan up mtu {MTU}\naddress add {outside}/16 dev wan"));
                 let number = usize::from(number);
-                Site::behind(
-                    net,
-                    number,
-                    outside.to_string(),
-                    *kind,
-                    Habits::default(),
-                    "10.0.0.1/24",
-                )
+                Site::behind(net, number, outside.to_string(), *kind, habits, "10.0.0.1/24")
             })
             .collect();
         let hosts: Vec<Host> = sites.iter().map(Site::host).collect();

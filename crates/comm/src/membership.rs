@@ -25,6 +25,8 @@ const STACK: usize = 512 << 10;
 pub struct Membership {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// The thread is this process' own; one that was forked off has neither it nor a place in the group.
+    process: u32,
 }
 
 impl Membership {
@@ -47,12 +49,16 @@ impl Membership {
         Ok(Self {
             stop,
             thread: Some(thread),
+            process: std::process::id(),
         })
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         // It takes one such; and were it full, that would wake the thread too.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

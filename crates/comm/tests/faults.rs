@@ -221,3 +221,27 @@ fn without_last(mut ranks: Vec<Joined>) -> Vec<Joined> {
     }
     ranks
 }
+
+#[test]
+fn a_process_that_a_rank_forked_off_does_not_leave_the_group_for_it() {
+    let server = server();
+    let mut ranks = here::world(&options(&server, "forked", 2));
+    // SAFETY: the child only frees what it has, and ends without the test's other threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(ranks);
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(0) };
+    }
+    let child = Pid::from_raw(child).expect("a child");
+    let begun = Instant::now();
+    while rustix::process::waitpid(Some(child), rustix::process::WaitOptions::NOHANG)
+        .unwrap()
+        .is_none()
+    {
+        assert!(begun.elapsed() < PATIENCE, "it hangs");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    common::exchange(&mut ranks);
+    assert_eq!(server.counts(), (1, 2));
+}

@@ -1,10 +1,25 @@
 //! Functions that talk to each other: N ranks form a group, connect to each other as well as they can, and exchange messages and
 //! run collectives as MPI ranks do.
 //!
+//! Connecting:
+//! - [`join`](join()): the way into a group, which uses what follows.
+//! - [`rendezvous`]: where ranks meet, by name and secret; its server is behind the feature `server`.
+//! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
+//!   simultaneous open, a [`relay`].
+//! - [`membership`]: heartbeats, and news of ranks that are lost.
 //! - [`road`]: what connecting hands to communicating: one authenticated road for each pair of ranks, and news of lost ranks.
+//!
+//! Communicating:
 //! - [`Communicator`]: ranks that exchange messages ([`Communicator::send`], [`Communicator::recv`]) and compute together
 //!   ([`Communicator::allreduce`] and so on).
 
+pub mod connect;
+pub mod join;
+pub mod keys;
+pub mod membership;
+#[cfg(feature = "server")]
+pub mod relay;
+pub mod rendezvous;
 pub mod road;
 
 mod book;
@@ -23,6 +38,7 @@ mod wire;
 pub use book::{ANY_SOURCE, ANY_TAG, Status};
 pub use datatype::Datatype;
 pub use group::Communicator;
+pub use join::{JoinOptions, Joined, join};
 pub use nonblocking::{Request, Scope};
 pub use operation::Operation;
 pub use options::Options;

@@ -1,8 +1,8 @@
 //! Every collective against what one process computes from everybody's input.
 
-mod common;
+mod threads;
 
-use common::{Net, group, options, pattern};
+use threads::{Net, group, options, pattern};
 use mayfly_comm::{Datatype, Operation};
 use proptest::prelude::*;
 

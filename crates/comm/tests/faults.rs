@@ -1,6 +1,6 @@
 //! Ranks that call different things, and ranks that die.
 
-mod common;
+mod threads;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Net, group, options, roads};
+use threads::{Net, group, options, roads};
 use mayfly_comm::road::{Lost, Road, Via};
 use mayfly_comm::{Communicator, Datatype, Operation};
 use mayfly_protocol::error::{Code, Failure};

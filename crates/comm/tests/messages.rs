@@ -1,11 +1,11 @@
 //! Messages from rank to rank.
 
-mod common;
+mod threads;
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{Net, group, options, over, pattern, roads_by};
+use threads::{Net, group, options, over, pattern, roads_by};
 use mayfly_comm::road::{Road, Via};
 use mayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, Operation, Options};
 use mayfly_fabric::tls::{self, Identity};
@@ -202,7 +202,7 @@ fn a_wait_ends_at_its_limit_and_the_message_can_still_be_received() {
             // Formed with patience, used without.
             drop(comm);
         });
-        over(common::roads(2, net), Options { ..short }, |comm| {
+        over(threads::roads(2, net), Options { ..short }, |comm| {
             if comm.rank() == 0 {
                 lates.lock().unwrap().recv().unwrap();
                 comm.send(&[4; 10], 1, 1).unwrap();

@@ -1,5 +1,6 @@
 //! TLS 1.3 between a client and a worker or node, with raw public keys: each side knows the one key it will accept, from the
-//! lease's token, the grant and the node's signed verdict, so no certificate is involved.
+//! lease's token, the grant and the node's signed verdict, so no certificate is involved. Where any key will do, who was met is asked
+//! for afterwards.
 
 use std::sync::Arc;
 
@@ -36,16 +37,27 @@ fn certified(provider: &CryptoProvider, pkcs8: &[u8], public: &PublicKey) -> Res
     )))
 }
 
-/// Accepts exactly one peer.
+/// Accepts exactly one peer, or whoever has the private half of the key that it presents.
 #[derive(Debug)]
-struct OnlyThis {
-    spki: Vec<u8>,
+struct Accepted {
+    only: Option<Vec<u8>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl OnlyThis {
+impl Accepted {
+    fn new(only: Option<&PublicKey>, provider: &Arc<CryptoProvider>) -> Self {
+        Self {
+            only: only.map(spki),
+            provider: provider.clone(),
+        }
+    }
+
     fn check(&self, presented: &CertificateDer<'_>) -> Result<(), Error> {
-        if presented.as_ref() == self.spki {
+        let accepted = match &self.only {
+            Some(spki) => presented.as_ref() == spki,
+            None => key_in(presented).is_some(),
+        };
+        if accepted {
             Ok(())
         } else {
             Err(Error::InvalidCertificate(
@@ -54,13 +66,30 @@ impl OnlyThis {
         }
     }
 
-    fn verify(&self, message: &[u8], dss: &DigitallySignedStruct) -> Result<HandshakeSignatureValid, Error> {
-        let key = SubjectPublicKeyInfoDer::from(self.spki.as_slice());
+    /// Of the key that passed [`Self::check`].
+    fn verify(
+        &self,
+        message: &[u8],
+        presented: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(presented.as_ref());
         verify_tls13_signature_with_raw_key(message, &key, dss, &self.provider.signature_verification_algorithms)
     }
 }
 
-impl ServerCertVerifier for OnlyThis {
+/// The Ed25519 key in a SubjectPublicKeyInfo.
+fn key_in(presented: &CertificateDer<'_>) -> Option<PublicKey> {
+    let key = presented.as_ref().strip_prefix(&SPKI_PREFIX)?;
+    Some(PublicKey(key.try_into().ok()?))
+}
+
+/// Whom a session past its handshake was made with: the peer's certificates as rustls gives them.
+pub fn presented(certificates: Option<&[CertificateDer<'_>]>) -> Option<PublicKey> {
+    key_in(certificates?.first()?)
+}
+
+impl ServerCertVerifier for Accepted {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -82,10 +111,10 @@ impl ServerCertVerifier for OnlyThis {
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        _cert: &CertificateDer<'_>,
+        cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.verify(message, dss)
+        self.verify(message, cert, dss)
     }
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         vec![SignatureScheme::ED25519]
@@ -95,7 +124,7 @@ impl ServerCertVerifier for OnlyThis {
     }
 }
 
-impl ClientCertVerifier for OnlyThis {
+impl ClientCertVerifier for Accepted {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -118,10 +147,10 @@ impl ClientCertVerifier for OnlyThis {
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        _cert: &CertificateDer<'_>,
+        cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.verify(message, dss)
+        self.verify(message, cert, dss)
     }
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         vec![SignatureScheme::ED25519]
@@ -140,14 +169,11 @@ pub struct Identity {
     pub public: PublicKey,
 }
 
-/// How a client meets whoever holds `peer`'s private key, and nobody else.
-fn client_config(identity: &Identity, peer: &PublicKey) -> Result<Arc<ClientConfig>, Error> {
+/// How a client meets whoever holds `peer`'s private key, and nobody else; without one, whoever answers.
+fn client_config(identity: &Identity, peer: Option<&PublicKey>) -> Result<Arc<ClientConfig>, Error> {
     let provider = provider();
     let own = certified(&provider, &identity.pkcs8, &identity.public)?;
-    let only = OnlyThis {
-        spki: spki(peer),
-        provider: provider.clone(),
-    };
+    let only = Accepted::new(peer, &provider);
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -158,12 +184,18 @@ fn client_config(identity: &Identity, peer: &PublicKey) -> Result<Arc<ClientConf
 
 /// How a worker or a node meets the client that holds `holder`'s private key, and nobody else.
 pub fn server_config(identity: &Identity, holder: &PublicKey) -> Result<Arc<ServerConfig>, Error> {
+    config_of_server(identity, Some(holder))
+}
+
+/// How a server meets whoever has a key, which [`presented`] tells afterwards.
+pub fn server_config_for_all(identity: &Identity) -> Result<Arc<ServerConfig>, Error> {
+    config_of_server(identity, None)
+}
+
+fn config_of_server(identity: &Identity, client: Option<&PublicKey>) -> Result<Arc<ServerConfig>, Error> {
     let provider = provider();
     let own = certified(&provider, &identity.pkcs8, &identity.public)?;
-    let only = OnlyThis {
-        spki: spki(holder),
-        provider: provider.clone(),
-    };
+    let only = Accepted::new(client, &provider);
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(only))
@@ -175,6 +207,15 @@ pub fn server_config(identity: &Identity, holder: &PublicKey) -> Result<Arc<Serv
 
 /// The client's half of a session with the worker or node that holds `peer`'s private key.
 pub fn client(identity: &Identity, peer: &PublicKey) -> Result<ClientConnection, Error> {
+    client_session(identity, Some(peer))
+}
+
+/// The client's half of a session with whoever answers, whom [`presented`] tells afterwards.
+pub fn client_of_any(identity: &Identity) -> Result<ClientConnection, Error> {
+    client_session(identity, None)
+}
+
+fn client_session(identity: &Identity, peer: Option<&PublicKey>) -> Result<ClientConnection, Error> {
     // A raw key has no name; this one is sent to nobody who could take it for one.
     let name = ServerName::try_from("worker.mayfly.invalid").map_err(|_| Error::General("name".into()))?;
     ClientConnection::new(client_config(identity, peer)?, name)

@@ -1,101 +1,137 @@
-//! Groups of threads, for tests.
-#![allow(dead_code)]
+//! What tests of groups have in common.
 
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use mayfly_comm::road::{Lost, Road, Via};
-use mayfly_comm::{Communicator, Options};
+use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use mayfly_comm::road::{Road, Via};
+use mayfly_comm::{JoinOptions, Joined};
 
-/// How the ranks of a test reach each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Net {
-    Shm,
-    Tcp,
+/// A secret for tests.
+pub const SECRET: &[u8] = b"a secret that only tests have";
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A rendezvous whose heartbeat is a second.
+pub fn serve(options: ServeOptions) -> Server {
+    let heartbeat = Duration::from_secs(1);
+    Server::start(ServeOptions { heartbeat, ..options }).expect("a server starts")
 }
 
-pub fn options() -> Options {
-    Options {
-        deadline: Duration::from_secs(30),
-        ..Options::default()
+/// Of a group at this address.
+pub fn at(server: SocketAddr, name: &str, size: u32) -> JoinOptions {
+    JoinOptions {
+        patience: PATIENCE,
+        ..JoinOptions::new(server.to_string(), name, SECRET, size)
     }
 }
 
-fn pair(net: Net) -> (Road, Road) {
-    match net {
-        Net::Shm => {
-            let (one, other) = UnixStream::pair().unwrap();
-            (Road::Local(one), Road::Local(other))
-        }
-        Net::Tcp => {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            (clear(one), clear(listener.accept().unwrap().0))
-        }
-    }
-}
-
-fn clear(socket: TcpStream) -> Road {
-    Road::Remote {
-        socket,
-        session: None,
-        via: Via::Direct,
-    }
-}
-
-pub type Roads = Vec<Option<Road>>;
-
-/// For each rank its roads.
-pub fn roads(size: u32, net: Net) -> Vec<Roads> {
-    roads_by(size, |_, _| pair(net))
-}
-
-pub fn roads_by(size: u32, pair: impl Fn(u32, u32) -> (Road, Road)) -> Vec<Roads> {
-    let mut all: Vec<Roads> = (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
-    for low in 0..size {
-        for high in low + 1..size {
-            let (one, other) = pair(low, high);
-            all[low as usize][high as usize] = Some(one);
-            all[high as usize][low as usize] = Some(other);
+/// How the bytes of each pair travel, by the lower rank; both ends have to say the same.
+pub fn vias(ranks: &[Joined]) -> Vec<((u32, u32), Via)> {
+    let mut vias = Vec::new();
+    for low in ranks {
+        for high in ranks.iter().filter(|high| high.rank > low.rank) {
+            let via = |from: &Joined, to: &Joined| from.roads[to.rank as usize].as_ref().map(Road::via);
+            let there = via(low, high).expect("a road there");
+            assert_eq!(Some(there), via(high, low), "ranks {} and {}", low.rank, high.rank);
+            vias.push(((low.rank, high.rank), there));
         }
     }
-    all
+    vias
 }
 
-/// Runs a function on all ranks of a group, each in a thread, and returns what they returned, by rank.
-pub fn group<T: Send>(size: u32, net: Net, options: Options, run: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    over(roads(size, net), options, run)
-}
-
-pub fn over<T: Send>(roads: Vec<Roads>, options: Options, run: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    let size = roads.len() as u32;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..)
-            .zip(roads)
-            .map(|(rank, roads)| {
-                let (run, options) = (&run, options.clone());
-                scope.spawn(move || {
-                    let lost = Arc::new(Lost::default());
-                    run(Communicator::form(rank, size, roads, lost, options).unwrap())
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-/// Bytes that depend on who sends what.
-pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
+/// Sends bytes over every road, in both directions, that nobody else would send.
+pub fn exchange(ranks: &mut [Joined]) {
+    for joined in ranks.iter_mut() {
+        assert!(joined.roads[joined.rank as usize].is_none());
+        for (road, to) in joined.roads.iter_mut().zip(0u32..) {
+            if let Some(road) = road {
+                send(road, &message(joined.rank, to));
+            }
+        }
     }
-    bytes.truncate(length);
+    for joined in ranks.iter_mut() {
+        for (road, from) in joined.roads.iter_mut().zip(0u32..) {
+            if let Some(road) = road {
+                assert_eq!(
+                    receive(road),
+                    message(from, joined.rank),
+                    "rank {} from {from}",
+                    joined.rank
+                );
+            }
+        }
+    }
+}
+
+const MESSAGE: usize = 3000;
+
+fn message(from: u32, to: u32) -> Vec<u8> {
+    (0..MESSAGE as u32)
+        .map(|at| (from * 31 + to * 17 + at * 7) as u8)
+        .collect()
+}
+
+/// Sends.
+pub fn send(road: &mut Road, bytes: &[u8]) {
+    let sent = match road {
+        Road::Local(socket) => socket.write_all(bytes),
+        Road::Remote {
+            socket, session: None, ..
+        } => socket.write_all(bytes),
+        Road::Remote {
+            socket,
+            session: Some(session),
+            ..
+        } => session.writer().write_all(bytes).and_then(|()| {
+            while session.wants_write() {
+                session.write_tls(socket)?;
+            }
+            Ok(())
+        }),
+    };
+    sent.expect("a road takes bytes");
+}
+
+/// Receives one message.
+pub fn receive(road: &mut Road) -> Vec<u8> {
+    let mut bytes = vec![0; MESSAGE];
+    let received = match road {
+        Road::Local(socket) => {
+            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            socket.read_exact(&mut bytes)
+        }
+        Road::Remote { socket, session, .. } => {
+            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            match session {
+                None => socket.read_exact(&mut bytes),
+                Some(session) => rustls_read(socket, session, &mut bytes),
+            }
+        }
+    };
+    received.expect("bytes come");
     bytes
+}
+
+fn rustls_read(
+    socket: &mut std::net::TcpStream,
+    session: &mut rustls::Connection,
+    bytes: &mut [u8],
+) -> std::io::Result<()> {
+    let mut had = 0;
+    while had < bytes.len() {
+        match session.reader().read(&mut bytes[had..]) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => had += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if session.read_tls(socket)? == 0 {
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
+                }
+                session.process_new_packets().map_err(std::io::Error::other)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,102 @@
+//! The first bytes on every connection between two ranks: who calls whom, in which run, and how.
+
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 64;
+const MAGIC: [u8; 4] = *b"MFRK";
+const VERSION: u8 = 1;
+
+/// How a connection came about, as the end that says so knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Way {
+    /// A socket of the host.
+    Local = 0,
+    /// Dialled, or accepted, which says nothing about what the other did.
+    Direct = 1,
+    /// Dialled by both at once, from the ports that the NATs know.
+    Punch = 2,
+    /// Through the relay.
+    Relay = 3,
+}
+
+/// A hello. Both ends send one, and prove with the group's secret that they saw the same two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// How this end came to the connection.
+    pub way: Way,
+    /// Whether this end wants what follows encrypted. One suffices.
+    pub encrypt: bool,
+    /// The rendezvous' random name of this very run.
+    pub run: [u8; 16],
+    /// Who sends it.
+    pub from: u32,
+    /// To whom.
+    pub to: u32,
+    /// Random: no proof is good for another connection.
+    pub nonce: [u8; 32],
+}
+
+impl Hello {
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.way as u8;
+        bytes[6] = u8::from(self.encrypt);
+        bytes[8..24].copy_from_slice(&self.run);
+        bytes[24..28].copy_from_slice(&self.from.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.to.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// Reads what a stranger sent; `None` unless it is exactly what [`Self::to_bytes`] writes.
+    pub fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
+        let way = match bytes[5] {
+            0 => Way::Local,
+            1 => Way::Direct,
+            2 => Way::Punch,
+            3 => Way::Relay,
+            _ => return None,
+        };
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut hello = Self {
+            way,
+            encrypt: bytes[6] == 1,
+            run: [0; 16],
+            from: word(24),
+            to: word(28),
+            nonce: [0; 32],
+        };
+        hello.run.copy_from_slice(&bytes[8..24]);
+        hello.nonce.copy_from_slice(&bytes[32..]);
+        (hello.to_bytes() == *bytes).then_some(hello)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_what_was_written_and_nothing_else(bytes in proptest::array::uniform32(any::<u8>()), at in 0..HELLO_BYTES, with: u8) {
+            let hello = Hello {
+                way: Way::Punch,
+                encrypt: bytes[0] & 1 == 1,
+                run: bytes[..16].try_into().unwrap(),
+                from: u32::from(bytes[1]),
+                to: u32::from(bytes[2]),
+                nonce: bytes,
+            };
+            let mut sent = hello.to_bytes();
+            prop_assert_eq!(Hello::from_bytes(&sent), Some(hello));
+            sent[at] = with;
+            if let Some(read) = Hello::from_bytes(&sent) {
+                prop_assert_eq!(read.to_bytes(), sent);
+            }
+        }
+    }
+}

@@ -1,0 +1,643 @@
+//! Connects a rank to all others of its group at once.
+//!
+//! One loop over non-blocking sockets: it accepts, dials what the [plan](mod@plan) of each pair says, and drives every
+//! [attempt] until each pair has a road, or the deadline has passed.
+
+pub mod attempt;
+pub mod hello;
+pub mod host;
+pub mod plan;
+pub mod socket;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::tls::Identity;
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::epoll;
+
+use self::attempt::{Attempt, Common, Progress, Socket};
+use self::hello::Way;
+use self::plan::{Party, Step, Target, Ways, plan};
+use crate::keys::GroupKeys;
+use crate::rendezvous::client::Contact;
+use crate::rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
+use crate::road::Road;
+
+/// What may lie between two hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trust {
+    /// What leaves a host is encrypted.
+    #[default]
+    Nobody,
+    /// Nobody listens there. Ranks still show each other that they are of the group.
+    Fabric,
+}
+
+/// The other rank's next word on a connection comes within this, or the connection is given up.
+const WORD: Duration = Duration::from_secs(5);
+/// After a dial that failed, in steps of twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Both ends of a pair open to each other again at multiples of this since they were told where the other is: what one NAT turned away
+/// because the other end was not there yet must meet it there the next time.
+const TOGETHER: Duration = Duration::from_millis(200);
+/// How often what takes too long is looked for.
+const SWEEP: Duration = Duration::from_millis(250);
+/// Callers that have not said who they are, beyond four for each rank.
+const MOST_STRANGERS: usize = 256;
+/// Calls that are accepted in one go, so that others have their turn.
+const ACCEPTS: usize = 64;
+/// Pairs and addresses that an error names.
+const MOST_NAMED: usize = 4;
+
+const CONTACT: u64 = 0;
+const FIRST_LISTENER: u64 = 1;
+const FIRST_ATTEMPT: u64 = 16;
+
+/// Where a rank can be called.
+pub struct Listeners {
+    /// One for each family.
+    pub tcp: Vec<TcpListener>,
+    /// Within the host.
+    pub unix: Option<UnixListener>,
+}
+
+/// What connecting needs to know.
+pub struct Setting<'a> {
+    /// The group's.
+    pub keys: &'a GroupKeys,
+    /// This rank's.
+    pub identity: &'a Identity,
+    /// The run's random name.
+    pub run: [u8; 16],
+    /// Which rank this is.
+    pub rank: u32,
+    /// All ranks'.
+    pub cards: &'a [Card],
+    /// What may be tried.
+    pub ways: Ways,
+    /// What need not be encrypted.
+    pub trust: Trust,
+    /// The port that the NAT, if there is one, knows.
+    pub port: u16,
+    /// When all must be connected.
+    pub deadline: Instant,
+}
+
+struct Pair {
+    steps: Vec<Step>,
+    pauses: Vec<Duration>,
+    /// What came of each target last.
+    notes: BTreeMap<String, String>,
+    attempts: Vec<u64>,
+    chosen: bool,
+    road: Option<Road>,
+}
+
+struct Loop<'a> {
+    common: Common<'a>,
+    setting: &'a Setting<'a>,
+    contact: &'a mut Contact,
+    listeners: &'a Listeners,
+    epoll: OwnedFd,
+    pairs: Vec<Pair>,
+    open: usize,
+    begun: Instant,
+    attempts: HashMap<u64, Attempt>,
+    strangers: usize,
+    next: u64,
+    timers: BinaryHeap<Reverse<(Instant, u32, usize)>>,
+    writing: bool,
+}
+
+fn failed(what: &str, error: impl Into<io::Error>) -> Failure {
+    let error: io::Error = error.into();
+    let advice = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (ulimit -n)",
+        _ => "",
+    };
+    Failure::new(Code::Internal, format!("{what}: {error}{advice}"))
+}
+
+impl Step {
+    fn name(&self) -> String {
+        match (&self.target, self.way) {
+            (Target::Local(_), _) => "a socket of the host".into(),
+            (Target::Address(address), Way::Punch) => format!("{address} by simultaneous open"),
+            (Target::Address(address), _) => address.to_string(),
+            (Target::Relay, _) => "the relay".into(),
+        }
+    }
+}
+
+/// Connects to all others: a road for each rank, none for this one.
+pub fn connect(
+    setting: &Setting<'_>,
+    listeners: &Listeners,
+    contact: &mut Contact,
+) -> Result<Vec<Option<Road>>, Failure> {
+    let me = setting.rank;
+    let parties = setting
+        .cards
+        .iter()
+        .zip(0u32..)
+        .map(|(card, rank)| Party { rank, card });
+    let mine = &setting.cards[me as usize];
+    let mut timers = BinaryHeap::new();
+    let now = Instant::now();
+    let pairs: Vec<Pair> = parties
+        .map(|peer| {
+            let steps = match peer.rank {
+                rank if rank == me => Vec::new(),
+                _ => plan(Party { rank: me, card: mine }, peer, &setting.ways),
+            };
+            timers.extend(
+                steps
+                    .iter()
+                    .enumerate()
+                    .map(|(at, step)| Reverse((now + step.after, peer.rank, at))),
+            );
+            Pair {
+                pauses: vec![FIRST_PAUSE; steps.len()],
+                steps,
+                notes: BTreeMap::new(),
+                attempts: Vec::new(),
+                chosen: false,
+                road: None,
+            }
+        })
+        .collect();
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed("epoll", error))?;
+    let open = pairs.len() - 1;
+    let common = Common {
+        keys: setting.keys,
+        identity: setting.identity,
+        run: setting.run,
+        rank: me,
+        cards: setting.cards,
+        trust: setting.trust,
+    };
+    let mut run = Loop {
+        common,
+        setting,
+        contact,
+        listeners,
+        epoll,
+        pairs,
+        open,
+        begun: now,
+        attempts: HashMap::new(),
+        strangers: 0,
+        next: FIRST_ATTEMPT,
+        timers,
+        writing: false,
+    };
+    run.watch()?;
+    run.run()?;
+    Ok(run.pairs.into_iter().map(|pair| pair.road).collect())
+}
+
+impl Loop<'_> {
+    fn add(&self, socket: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<(), Failure> {
+        epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags).map_err(|error| failed("epoll", error))
+    }
+
+    fn watch(&mut self) -> Result<(), Failure> {
+        self.add(self.contact.socket(), CONTACT, epoll::EventFlags::IN)?;
+        for (listener, token) in self.listeners.tcp.iter().zip(FIRST_LISTENER..) {
+            self.add(listener, token, epoll::EventFlags::IN)?;
+        }
+        if let Some(unix) = &self.listeners.unix {
+            self.add(unix, FIRST_ATTEMPT - 1, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        let mut events = Vec::with_capacity(1024);
+        let mut sweep = Instant::now() + SWEEP;
+        while self.open > 0 {
+            let now = Instant::now();
+            if now >= self.setting.deadline {
+                return Err(self.late());
+            }
+            self.dial_what_is_due(now)?;
+            if now >= sweep {
+                self.sweep(now);
+                sweep = now + SWEEP;
+            }
+            self.attend_contact()?;
+            if self.open == 0 {
+                break;
+            }
+            let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
+            let wake = [
+                Some(sweep),
+                timer,
+                self.contact.next_ping(),
+                Some(self.setting.deadline),
+            ];
+            let wake = wake.into_iter().flatten().min().unwrap_or(sweep);
+            let timeout = socket::timespec(wake.saturating_duration_since(Instant::now()));
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed("epoll", error)),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    CONTACT => {}
+                    token if token < FIRST_ATTEMPT => self.accept(token)?,
+                    token => self.drive(token)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what the rendezvous says: a loss ends all of it.
+    fn attend_contact(&mut self) -> Result<(), Failure> {
+        self.contact.pump()?;
+        while let Some(message) = self.contact.take()? {
+            match message {
+                ToRank::Lost { rank, reason } => return Err(lost(rank, &reason)),
+                ToRank::Ticket { to, ticket } => self.dial_relay(to, ticket.as_deref())?,
+                _ => {}
+            }
+        }
+        if self.writing != self.contact.wants_write() {
+            self.writing = !self.writing;
+            let flags = interest(self.writing);
+            epoll::modify(
+                &self.epoll,
+                self.contact.socket(),
+                epoll::EventData::new_u64(CONTACT),
+                flags,
+            )
+            .map_err(|error| failed("epoll", error))?;
+        }
+        Ok(())
+    }
+
+    fn dial_what_is_due(&mut self, now: Instant) -> Result<(), Failure> {
+        while let Some(Reverse((at, peer, step))) = self.timers.peek().copied() {
+            if at > now {
+                return Ok(());
+            }
+            self.timers.pop();
+            let pair = &self.pairs[peer as usize];
+            if pair.road.is_some() {
+                continue;
+            }
+            if pair.chosen {
+                // Another attempt has come far; this one is for the case that it fails.
+                self.timers.push(Reverse((now + LONGEST_PAUSE, peer, step)));
+                continue;
+            }
+            self.dial(peer, step)?;
+        }
+        Ok(())
+    }
+
+    fn dial(&mut self, peer: u32, at: usize) -> Result<(), Failure> {
+        let step = &self.pairs[peer as usize].steps[at];
+        let dialled = match &step.target {
+            Target::Local(name) => socket::dial_local(name).map(Socket::Unix),
+            Target::Address(address) => {
+                let from = step.known_port.then_some(self.setting.port);
+                socket::dial(*address, from).map(Socket::Tcp)
+            }
+            Target::Relay => return self.contact.say(&FromRank::Relay { to: peer }),
+        };
+        match dialled {
+            Ok(socket) => {
+                let attempt = Attempt::dialled(socket, step.way, peer, at, None);
+                self.begin(attempt)
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                Err(failed("a socket cannot be made", error))
+            }
+            Err(error) => {
+                self.note(peer, Some(at), error.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    fn dial_relay(&mut self, peer: u32, ticket: Option<&str>) -> Result<(), Failure> {
+        let Some(pair) = self.pairs.get(peer as usize) else {
+            return Ok(());
+        };
+        let Some(at) = pair.steps.iter().position(|step| step.target == Target::Relay) else {
+            return Ok(());
+        };
+        if pair.road.is_some() || pair.chosen {
+            return Ok(());
+        }
+        let Some(ticket) = ticket
+            .and_then(|text| hex::decode(text).ok())
+            .filter(|bytes| bytes.len() == TICKET_BYTES)
+        else {
+            self.note(peer, Some(at), "this rendezvous does not relay".into());
+            return Ok(());
+        };
+        match socket::dial(self.contact.server(), None) {
+            Ok(socket) => self.begin(Attempt::dialled(
+                Socket::Tcp(socket),
+                Way::Relay,
+                peer,
+                at,
+                Some(&ticket),
+            )),
+            Err(error) => {
+                self.note(peer, Some(at), error.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, attempt: Attempt) -> Result<(), Failure> {
+        let token = self.next;
+        self.next += 1;
+        self.add(attempt.socket(), token, interest(attempt.wants_write()))?;
+        match attempt.peer {
+            Some(peer) => self.pairs[peer as usize].attempts.push(token),
+            None => self.strangers += 1,
+        }
+        self.attempts.insert(token, attempt);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u64) -> Result<(), Failure> {
+        for _ in 0..ACCEPTS {
+            let accepted = match (token.checked_sub(FIRST_LISTENER), &self.listeners.unix) {
+                (_, Some(unix)) if token == FIRST_ATTEMPT - 1 => unix.accept().map(|(socket, _)| Socket::Unix(socket)),
+                (Some(at), _) => match self.listeners.tcp.get(at as usize) {
+                    Some(listener) => listener.accept().map(|(socket, _)| Socket::Tcp(socket)),
+                    None => return Ok(()),
+                },
+                _ => return Ok(()),
+            };
+            let socket = match accepted {
+                Ok(socket) => socket,
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    return Err(failed("a connection cannot be accepted", error));
+                }
+                // None is left, or the caller has gone again.
+                Err(_) => return Ok(()),
+            };
+            if self.strangers >= self.pairs.len() * 4 + MOST_STRANGERS || prepare(&socket).is_err() {
+                continue;
+            }
+            self.begin(Attempt::accepted(socket))?;
+        }
+        Ok(())
+    }
+
+    fn drive(&mut self, token: u64) -> Result<(), Failure> {
+        let Some(attempt) = self.attempts.get_mut(&token) else {
+            return Ok(());
+        };
+        let (stranger, writing, chosen) = (attempt.peer.is_none(), attempt.wants_write(), attempt.chosen);
+        let mut progress = attempt.advance(&self.common);
+        if let (true, Some(peer)) = (stranger, attempt.peer) {
+            self.strangers -= 1;
+            self.pairs[peer as usize].attempts.push(token);
+        }
+        if let (Ok(Progress::Proven), Some(peer)) = (&progress, attempt.peer) {
+            if self.pairs[peer as usize].chosen {
+                self.drop_attempt(token);
+                return Ok(());
+            }
+            progress = attempt
+                .choose(&self.common)
+                .and_then(|()| attempt.advance(&self.common));
+        }
+        let Some(peer) = attempt.peer else {
+            if progress.is_ok() {
+                return self.rewatch(token, writing);
+            }
+            self.drop_attempt(token);
+            return Ok(());
+        };
+        if attempt.chosen && !chosen {
+            self.pairs[peer as usize].chosen = true;
+        }
+        if self.pairs[peer as usize].road.is_some() {
+            self.drop_attempt(token);
+            return Ok(());
+        }
+        match progress {
+            Ok(Progress::Ready) => {
+                self.finish(peer, token);
+                Ok(())
+            }
+            Ok(_) => self.rewatch(token, writing),
+            Err(why) => {
+                self.fail(token, why);
+                Ok(())
+            }
+        }
+    }
+
+    fn rewatch(&mut self, token: u64, was_writing: bool) -> Result<(), Failure> {
+        let Some(attempt) = self.attempts.get(&token) else {
+            return Ok(());
+        };
+        let writing = attempt.wants_write();
+        if writing == was_writing {
+            return Ok(());
+        }
+        epoll::modify(
+            &self.epoll,
+            attempt.socket(),
+            epoll::EventData::new_u64(token),
+            interest(writing),
+        )
+        .map_err(|error| failed("epoll", error))
+    }
+
+    /// Forgets an attempt; its socket closes, and so leaves the epoll.
+    fn drop_attempt(&mut self, token: u64) -> Option<Attempt> {
+        let attempt = self.attempts.remove(&token)?;
+        match attempt.peer {
+            Some(peer) => self.pairs[peer as usize].attempts.retain(|other| *other != token),
+            None => self.strangers -= 1,
+        }
+        Some(attempt)
+    }
+
+    fn fail(&mut self, token: u64, why: String) {
+        let Some(attempt) = self.drop_attempt(token) else {
+            return;
+        };
+        let Some(peer) = attempt.peer else {
+            return;
+        };
+        if attempt.chosen {
+            self.pairs[peer as usize].chosen = false;
+        }
+        self.note(peer, attempt.step, why);
+    }
+
+    /// Remembers what came of a step, and tries it again later.
+    fn note(&mut self, peer: u32, step: Option<usize>, why: String) {
+        let pair = &mut self.pairs[peer as usize];
+        let Some(at) = step else {
+            pair.notes.insert("a connection of the other's".into(), why);
+            return;
+        };
+        pair.notes.insert(pair.steps[at].name(), why);
+        let now = Instant::now();
+        let again = if pair.steps[at].way == Way::Punch {
+            let rounds = now.duration_since(self.begun).as_millis() / TOGETHER.as_millis() + 1;
+            self.begun + TOGETHER * u32::try_from(rounds).unwrap_or(u32::MAX)
+        } else {
+            let pause = pair.pauses[at];
+            pair.pauses[at] = (pause * 2).min(LONGEST_PAUSE);
+            now + pause
+        };
+        self.timers.push(Reverse((again, peer, at)));
+    }
+
+    fn finish(&mut self, peer: u32, token: u64) {
+        let Some(attempt) = self.drop_attempt(token) else {
+            return;
+        };
+        // The next loop's, and whoever has the road watches it in its own way.
+        let _ = epoll::delete(&self.epoll, attempt.socket());
+        match attempt.into_road() {
+            Ok(road) => {
+                let pair = &mut self.pairs[peer as usize];
+                pair.road = Some(road);
+                self.open -= 1;
+                for other in std::mem::take(&mut pair.attempts) {
+                    self.attempts.remove(&other);
+                }
+            }
+            Err(why) => {
+                self.pairs[peer as usize].chosen = false;
+                self.note(peer, None, why);
+            }
+        }
+    }
+
+    /// Gives up what waits too long for the other rank's next word.
+    fn sweep(&mut self, now: Instant) {
+        let late = |attempt: &Attempt| !attempt.is_on_its_way() && now.duration_since(attempt.since) > WORD;
+        let late: Vec<u64> = self
+            .attempts
+            .iter()
+            .filter(|(_, attempt)| late(attempt))
+            .map(|(token, _)| *token)
+            .collect();
+        for token in late {
+            let why = self.attempts.get(&token).map_or("", Attempt::waits_for);
+            self.fail(token, why.into());
+        }
+    }
+
+    /// Says of the first pairs that are not connected what was tried and what came of it.
+    fn late(&mut self) -> Failure {
+        for attempt in self.attempts.values() {
+            if let (Some(peer), Some(at)) = (attempt.peer, attempt.step) {
+                let pair = &mut self.pairs[peer as usize];
+                let name = pair.steps[at].name();
+                pair.notes.insert(name, attempt.waits_for().into());
+            }
+        }
+        let me = self.setting.rank;
+        let open = |(pair, rank): &(&Pair, u32)| pair.road.is_none() && *rank != me;
+        let pairs: Vec<String> = self
+            .pairs
+            .iter()
+            .zip(0u32..)
+            .filter(open)
+            .take(MOST_NAMED)
+            .map(|(pair, rank)| {
+                let tried: Vec<String> = pair
+                    .notes
+                    .iter()
+                    .map(|(target, why)| format!("{target}: {why}"))
+                    .collect();
+                let tried = if tried.is_empty() {
+                    "nothing could be tried".into()
+                } else {
+                    tried.join("; ")
+                };
+                format!("rank {me} to rank {rank} ({tried})")
+            })
+            .collect();
+        let more = if self.open > pairs.len() { ", and others" } else { "" };
+        Failure::new(
+            Code::TimedOut,
+            format!(
+                "{} of {} connections were not made in time: {}{more}; let the ranks reach each other or the relay, or wait longer",
+                self.open,
+                self.pairs.len() - 1,
+                pairs.join(", "),
+            ),
+        )
+    }
+}
+
+fn interest(writing: bool) -> epoll::EventFlags {
+    if writing {
+        epoll::EventFlags::IN | epoll::EventFlags::OUT
+    } else {
+        epoll::EventFlags::IN
+    }
+}
+
+/// Makes an accepted socket what a dialled one is, and turns away other users of the host.
+fn prepare(socket: &Socket) -> io::Result<()> {
+    match socket {
+        Socket::Tcp(socket) => {
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+            socket::watch_peer(socket)
+        }
+        Socket::Unix(socket) => {
+            socket.set_nonblocking(true)?;
+            if socket::user_of(socket)? == rustix::process::geteuid().as_raw() {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::PermissionDenied.into())
+            }
+        }
+    }
+}
+
+/// The error of whoever forms a group that has lost a rank.
+pub(crate) fn lost(rank: u32, reason: &str) -> Failure {
+    Failure::new(
+        Code::RankLost,
+        format!("rank {rank} was lost while the group formed: {reason}; start all ranks again"),
+    )
+}
+
+/// Listens in both families if the host has them; in the family of `like` on its very port.
+pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Failure> {
+    let own = socket::any(like, like.port());
+    let first = socket::listen_on(own).map_err(|error| failed(&format!("cannot listen at {own}"), error))?;
+    let other: SocketAddr = match like {
+        SocketAddr::V4(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+    };
+    let mut tcp = vec![first];
+    // A host may have one family only.
+    tcp.extend(socket::listen_on(other));
+    for listener in &tcp {
+        listener
+            .set_nonblocking(true)
+            .map_err(|error| failed("cannot listen", error))?;
+    }
+    let unix = if unix { socket::listen_local(name).ok() } else { None };
+    Ok(Listeners { tcp, unix })
+}

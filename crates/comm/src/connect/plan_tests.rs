@@ -1,0 +1,95 @@
+use mayfly_protocol::ids::PublicKey;
+
+use super::*;
+
+fn card(host: &str, local: &str, observed: &str, nat: Nat) -> Card {
+    Card {
+        key: PublicKey([0; 32]),
+        host: host.into(),
+        user: 1,
+        unix: Some(host.into()),
+        locals: vec![local.parse().unwrap()],
+        observed: observed.parse().unwrap(),
+        nat,
+    }
+}
+
+fn both(low: &Card, high: &Card, ways: &Ways) -> [Vec<Step>; 2] {
+    let low = Party { rank: 0, card: low };
+    let high = Party { rank: 1, card: high };
+    [plan(low, high, ways), plan(high, low, ways)]
+}
+
+fn soonest(steps: &[Step], way: Way) -> Option<Duration> {
+    steps.iter().filter(|step| step.way == way).map(|step| step.after).min()
+}
+
+#[test]
+fn on_one_host_the_higher_rank_dials_a_socket_and_nothing_else_begins() {
+    let card = card("h", "10.0.0.1:5", "10.0.0.1:5", Nat::None);
+    let [low, high] = both(&card, &card, &Ways::default());
+    assert_eq!(soonest(&high, Way::Local), Some(Duration::ZERO));
+    assert_eq!(soonest(&low, Way::Local), None);
+    for steps in [&low, &high] {
+        assert!(
+            steps
+                .iter()
+                .all(|step| step.way == Way::Local || step.after >= HEAD_START)
+        );
+    }
+}
+
+#[test]
+fn users_of_one_host_meet_on_its_loopback() {
+    let low = card("h", "10.0.0.1:5", "10.0.0.1:5", Nat::None);
+    let high = Card { user: 2, ..low.clone() };
+    let [_, steps] = both(&low, &high, &Ways::default());
+    assert_eq!(steps[0].target, Target::Address("127.0.0.1:5".parse().unwrap()));
+    assert_eq!(steps[0].after, Duration::ZERO);
+}
+
+#[test]
+fn one_behind_a_nat_dials_first_and_two_open_at_once() {
+    let free = card("a", "1.0.0.1:5", "1.0.0.1:5", Nat::None);
+    let inside = card("b", "10.0.0.1:6", "2.0.0.1:6", Nat::Independent);
+    let [low, high] = both(&inside, &free, &Ways::default());
+    assert_eq!(soonest(&low, Way::Direct), Some(Duration::ZERO));
+    assert_eq!(soonest(&high, Way::Direct), Some(HEAD_START));
+    let other = card("c", "10.0.0.1:7", "3.0.0.1:7", Nat::Independent);
+    for steps in both(&inside, &other, &Ways::default()) {
+        assert_eq!(soonest(&steps, Way::Punch), Some(Duration::ZERO));
+        assert_eq!(soonest(&steps, Way::Relay), Some(Ways::default().relay_after));
+    }
+}
+
+#[test]
+fn two_symmetric_nats_go_to_the_relay_at_once_unless_they_are_one() {
+    let first = card("a", "10.0.0.1:6", "2.0.0.1:6", Nat::Dependent);
+    let second = card("b", "10.0.0.1:6", "3.0.0.1:6", Nat::Dependent);
+    for steps in both(&first, &second, &Ways::default()) {
+        assert_eq!(soonest(&steps, Way::Relay), Some(Duration::ZERO));
+    }
+    let neighbour = card("b", "10.0.0.2:6", "2.0.0.1:7", Nat::Dependent);
+    for steps in both(&first, &neighbour, &Ways::default()) {
+        assert_eq!(soonest(&steps, Way::Relay), Some(Ways::default().relay_after));
+    }
+}
+
+#[test]
+fn ways_that_are_not_wanted_are_not_tried() {
+    let first = card("a", "10.0.0.1:6", "2.0.0.1:6", Nat::Independent);
+    let second = card("b", "10.0.0.1:6", "3.0.0.1:6", Nat::Independent);
+    let none = Ways {
+        local: false,
+        direct: false,
+        punch: false,
+        relay: false,
+        ..Ways::default()
+    };
+    assert!(both(&first, &second, &none).iter().all(Vec::is_empty));
+    let relay = Ways { relay: true, ..none };
+    for steps in both(&first, &second, &relay) {
+        assert_eq!(steps.len(), 1);
+        assert_eq!(steps[0].after, Duration::ZERO);
+    }
+}

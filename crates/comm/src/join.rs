@@ -1,0 +1,331 @@
+//! The way into a group: from nothing but a name and a secret to connections with all other ranks.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::tls::Identity;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+
+use crate::connect::plan::Ways;
+use crate::connect::{self, Listeners, Setting, Trust, host};
+use crate::keys::{GroupKeys, new_identity, random, same_tag};
+use crate::membership::Membership;
+use crate::rendezvous::client::Contact;
+use crate::rendezvous::messages::{
+    Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
+};
+use crate::road::{Lost, Road};
+
+/// Which group, and how to get into it.
+#[derive(Debug, Clone)]
+pub struct JoinOptions {
+    /// Where the rendezvous is, as `host:port`.
+    pub rendezvous: String,
+    /// Its key, if it is known. Without, whoever answers is spoken to: it can keep the ranks apart, and see who they are, but
+    /// neither be one of them nor read what they say.
+    pub server_key: Option<PublicKey>,
+    /// The group's name.
+    pub name: String,
+    /// Which run of it, where whoever starts the ranks can say so. Ranks of one run do not meet those of another.
+    pub run: String,
+    /// What all ranks know and nobody else: at least 16 random bytes.
+    pub secret: Vec<u8>,
+    /// Which rank this is; any that is free if it is not said.
+    pub rank: Option<u32>,
+    /// How many ranks there are.
+    pub size: u32,
+    /// What need not be encrypted.
+    pub trust: Trust,
+    /// Ways to other ranks that may be tried.
+    pub ways: Ways,
+    /// How long all of it may take.
+    pub patience: Duration,
+}
+
+impl JoinOptions {
+    /// With a rendezvous, a name, a secret and a size; all else as it is usual.
+    pub fn new(rendezvous: impl Into<String>, name: impl Into<String>, secret: impl Into<Vec<u8>>, size: u32) -> Self {
+        Self {
+            rendezvous: rendezvous.into(),
+            server_key: None,
+            name: name.into(),
+            run: String::new(),
+            secret: secret.into(),
+            rank: None,
+            size,
+            trust: Trust::Nobody,
+            ways: Ways::default(),
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A rank that is connected with all others.
+#[derive(Debug)]
+pub struct Joined {
+    /// Which rank this is.
+    pub rank: u32,
+    /// Of how many.
+    pub size: u32,
+    /// A road to each rank, none to this one. Sockets block, as the system makes them.
+    pub roads: Vec<Option<Road>>,
+    /// For each rank the lowest one that runs on the same host, by its own account.
+    pub hosts: Vec<u32>,
+    /// How long connecting took, from the rendezvous' telling where the others are.
+    pub connecting: Duration,
+    /// Kept up to date while the membership lasts.
+    pub lost: Arc<Lost>,
+    /// To be kept while the group is used.
+    pub membership: Membership,
+}
+
+/// Joins a group: comes back once all ranks are there and this one is connected with each, or with what went wrong. It takes no longer
+/// than `patience`.
+pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
+    let deadline = Instant::now() + options.patience;
+    let keys = GroupKeys::new(&options.name, &options.run, &options.secret)?;
+    let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, deadline)?;
+    let joined = enter(options, &keys, &mut contact, deadline);
+    match joined {
+        Ok(Entered {
+            seat,
+            roads,
+            hosts,
+            connecting,
+        }) => {
+            let lost = Arc::new(Lost::default());
+            Ok(Joined {
+                rank: seat.rank,
+                size: seat.size,
+                roads,
+                hosts,
+                connecting,
+                membership: Membership::keep(contact, lost.clone())?,
+                lost,
+            })
+        }
+        Err(failure) => {
+            contact.leave(Some(format!("it could not join: {}", failure.message)));
+            Err(failure)
+        }
+    }
+}
+
+struct Entered {
+    seat: Seat,
+    roads: Vec<Option<Road>>,
+    hosts: Vec<u32>,
+    connecting: Duration,
+}
+
+fn enter(
+    options: &JoinOptions,
+    keys: &GroupKeys,
+    contact: &mut Contact,
+    deadline: Instant,
+) -> Result<Entered, Failure> {
+    contact.say(&FromRank::Join(Join {
+        version: VERSION,
+        name: options.name.clone(),
+        run: options.run.clone(),
+        size: options.size,
+        rank: options.rank,
+    }))?;
+    let (seat, observed, probe, heartbeat_ms) = match contact.wait(deadline)? {
+        Some(ToRank::Seat {
+            seat,
+            observed,
+            probe,
+            heartbeat_ms,
+        }) => (seat, observed, probe, heartbeat_ms),
+        Some(other) => return Err(unexpected(&other)),
+        None => {
+            return Err(Failure::new(
+                Code::TimedOut,
+                format!("the rendezvous at {} did not answer", options.rendezvous),
+            ));
+        }
+    };
+    contact.keep_alive(Duration::from_millis(heartbeat_ms.max(1)));
+    let run = <[u8; 16]>::try_from(hex::decode(&seat.nonce).unwrap_or_default());
+    let run = run.map_err(|_| broken("it gave the run no name"))?;
+    if seat.size != options.size || seat.rank >= seat.size || options.rank.is_some_and(|rank| rank != seat.rank) {
+        return Err(broken("it gave this rank another place than it wanted"));
+    }
+    let identity = new_identity()?;
+    let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
+    let listeners = connect::listen(contact.local(), &socket_name, options.ways.local)?;
+    let card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
+    let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    if text.len() > MOST_FROM_RANK / 2 {
+        return Err(Failure::new(
+            Code::Internal,
+            "what this rank says of itself is too long",
+        ));
+    }
+    let mac = hex::encode(keys.seal_card(&run, seat.rank, seat.size, &text));
+    contact.say(&FromRank::Card(Sealed { card: text, mac }))?;
+    let cards = await_world(options, contact, &seat, deadline)?;
+    let told = Instant::now();
+    let cards = open_cards(keys, &run, &seat, &cards)?;
+    let hosts = hosts(&cards);
+    let roads = connect::connect(
+        &Setting {
+            keys,
+            identity: &identity,
+            run,
+            rank: seat.rank,
+            cards: &cards,
+            ways: options.ways,
+            trust: options.trust,
+            port: contact.local().port(),
+            deadline,
+        },
+        &listeners,
+        contact,
+    )?;
+    Ok(Entered {
+        seat,
+        roads,
+        hosts,
+        connecting: told.elapsed(),
+    })
+}
+
+/// What the others need to find this rank.
+fn introduce(
+    identity: &Identity,
+    contact: &mut Contact,
+    listeners: &Listeners,
+    socket_name: &str,
+    observed: SocketAddr,
+    probe: u16,
+    deadline: Instant,
+) -> Result<Card, Failure> {
+    let addresses = host::addresses();
+    let local = contact.local();
+    let own = observed.ip() == local.ip().to_canonical() || addresses.contains(&observed.ip());
+    let nat = if own && observed.port() == local.port() {
+        Nat::None
+    } else {
+        match contact.probe(probe, deadline)? {
+            Ok(again) if again == observed => Nat::Independent,
+            Ok(_) => Nat::Dependent,
+            Err(_) => Nat::Unknown,
+        }
+    };
+    let mut locals = Vec::new();
+    for listener in listeners.tcp.iter().filter_map(|listener| listener.local_addr().ok()) {
+        let same_family = addresses.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
+        locals.extend(same_family.map(|ip| SocketAddr::new(*ip, listener.port())));
+        // A host may have no address but the loopback's, which is of use to ranks beside this one.
+        let loopback = SocketAddr::new(local.ip(), listener.port());
+        if local.ip().is_loopback() && local.is_ipv4() == listener.is_ipv4() {
+            locals.push(loopback);
+        }
+    }
+    locals.truncate(MOST_ADDRESSES);
+    Ok(Card {
+        key: identity.public,
+        host: host::identity(),
+        user: rustix::process::geteuid().as_raw(),
+        unix: listeners.unix.as_ref().map(|_| socket_name.to_owned()),
+        locals,
+        observed,
+        nat,
+    })
+}
+
+fn await_world(
+    options: &JoinOptions,
+    contact: &mut Contact,
+    seat: &Seat,
+    deadline: Instant,
+) -> Result<Vec<Sealed>, Failure> {
+    let mut absent = (Vec::new(), 0);
+    loop {
+        match contact.wait(deadline)? {
+            Some(ToRank::World { cards }) => return Ok(cards),
+            Some(ToRank::Pong { missing, missing_count }) => absent = (missing, missing_count),
+            Some(ToRank::Lost { rank, reason }) => return Err(connect::lost(rank, &reason)),
+            Some(other) => return Err(unexpected(&other)),
+            None => {
+                let (missing, count) = absent;
+                let names: Vec<String> = missing.iter().take(MOST_MISSING).map(u32::to_string).collect();
+                let more = if count as usize > names.len() {
+                    " and others"
+                } else {
+                    ""
+                };
+                let who = match names.len() {
+                    0 => "some had not shown their addresses yet".to_owned(),
+                    _ => format!("{count} did not come: {}{more}", names.join(", ")),
+                };
+                return Err(Failure::new(
+                    Code::TimedOut,
+                    format!(
+                        "of the {} ranks of group `{}`, {who}; this is rank {}, which waited {:.1} s: start all ranks, or wait longer",
+                        seat.size,
+                        options.name,
+                        seat.rank,
+                        options.patience.as_secs_f64(),
+                    ),
+                ));
+            }
+        }
+    }
+}
+
+/// Reads the cards; one that its rank did not write is refused, whoever passed it on.
+fn open_cards(keys: &GroupKeys, run: &[u8; 16], seat: &Seat, sealed: &[Sealed]) -> Result<Vec<Card>, Failure> {
+    if sealed.len() != seat.size as usize {
+        return Err(broken("it told of too few ranks or too many"));
+    }
+    let open = |(sealed, rank): (&Sealed, u32)| {
+        let expected = keys.seal_card(run, rank, seat.size, &sealed.card);
+        let sound = hex::decode(&sealed.mac).is_ok_and(|mac| same_tag(&expected, &mac));
+        if !sound {
+            return Err(Failure::new(
+                Code::Unauthorized,
+                format!(
+                    "what is said of rank {rank} was not said by a rank with the group's secret: do all have the same secret?"
+                ),
+            ));
+        }
+        let card = serde_json::from_str::<Card>(&sealed.card);
+        let card = card.ok().filter(|card| card.locals.len() <= MOST_ADDRESSES);
+        card.ok_or_else(|| broken(&format!("what rank {rank} says of itself is not understood")))
+    };
+    sealed.iter().zip(0u32..).map(open).collect()
+}
+
+fn hosts(cards: &[Card]) -> Vec<u32> {
+    let mut first = std::collections::HashMap::new();
+    cards
+        .iter()
+        .zip(0u32..)
+        .map(|(card, rank)| *first.entry(card.host.as_str()).or_insert(rank))
+        .collect()
+}
+
+fn broken(what: &str) -> Failure {
+    Failure::new(
+        Code::ProtocolViolation,
+        format!("the rendezvous is none of ours: {what}"),
+    )
+}
+
+fn unexpected(message: &ToRank) -> Failure {
+    match message {
+        ToRank::Lost { rank, reason } => connect::lost(*rank, reason),
+        other => {
+            let text = format!("{other:?}");
+            broken(&format!(
+                "it said {} out of turn",
+                text.chars().take(60).collect::<String>()
+            ))
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What a group's secret becomes.
+//!
+//! The secret itself never leaves a rank. HKDF (RFC 5869) makes two things of it: a signing key, with which a rank shows the rendezvous
+//! in TLS that it belongs to the name, so that the rendezvous keeps a public key and nothing that would let it in; and a key for
+//! HMAC among ranks, which the rendezvous never learns, so that it can neither change what a rank says of itself nor stand between two.
+
+use mayfly_fabric::tls::Identity;
+use mayfly_lease::SigningKey;
+use mayfly_protocol::error::{Code, Failure};
+use ring::{hkdf, hmac};
+
+use crate::connect::hello::Hello;
+
+/// Bytes of a secret below which it could be guessed.
+pub const LEAST_SECRET_BYTES: usize = 16;
+/// Bytes of an HMAC.
+pub const MAC_BYTES: usize = 32;
+
+/// The keys of a group.
+#[derive(Clone)]
+pub struct GroupKeys {
+    member: Identity,
+    among: hmac::Key,
+}
+
+impl std::fmt::Debug for GroupKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupKeys")
+            .field("member", &self.member.public)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Bytes(usize);
+
+impl hkdf::KeyType for Bytes {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn derive(secret: &hkdf::Prk, info: &[&[u8]]) -> Result<[u8; 32], Failure> {
+    let mut key = [0; 32];
+    secret
+        .expand(info, Bytes(key.len()))
+        .and_then(|bytes| bytes.fill(&mut key))
+        .map_err(|_| Failure::new(Code::Internal, "a key of the group could not be derived"))?;
+    Ok(key)
+}
+
+fn feed(context: &mut hmac::Context, hellos: [&Hello; 2]) {
+    for hello in hellos {
+        context.update(&hello.to_bytes());
+    }
+}
+
+/// Random bytes from the system.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Failure::new(Code::Internal, format!("the system gives no random bytes: {error}")))?;
+    Ok(bytes)
+}
+
+/// A new key pair.
+pub(crate) fn new_identity() -> Result<Identity, Failure> {
+    Ok(identity(&SigningKey::from_seed(random()?)))
+}
+
+fn identity(key: &SigningKey) -> Identity {
+    Identity {
+        pkcs8: key.to_pkcs8(),
+        public: key.public(),
+    }
+}
+
+/// The server's key pair.
+#[cfg(feature = "server")]
+pub(crate) fn identity_from(seed: [u8; 32]) -> Identity {
+    identity(&SigningKey::from_seed(seed))
+}
+
+impl GroupKeys {
+    /// The keys of a run of a group. The secret is to be random: whoever can guess it is a member.
+    pub fn new(name: &str, run: &str, secret: &[u8]) -> Result<Self, Failure> {
+        if secret.len() < LEAST_SECRET_BYTES {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!(
+                    "a group's secret has at least {LEAST_SECRET_BYTES} random bytes; this one has {}",
+                    secret.len()
+                ),
+            ));
+        }
+        let secret = hkdf::Salt::new(hkdf::HKDF_SHA256, b"mayfly group 1").extract(secret);
+        let run_name = (name.len() as u64).to_le_bytes();
+        let member = derive(&secret, &[b"member", name.as_bytes()])?;
+        let among = derive(&secret, &[b"among", &run_name, name.as_bytes(), run.as_bytes()])?;
+        Ok(Self {
+            member: identity(&SigningKey::from_seed(member)),
+            among: hmac::Key::new(hmac::HMAC_SHA256, &among),
+        })
+    }
+
+    /// What a rank shows the rendezvous. Its public half is the same for all who have the secret.
+    pub fn member(&self) -> &Identity {
+        &self.member
+    }
+
+    fn context(&self, label: &[u8], more: &[&[u8]]) -> hmac::Context {
+        let mut context = hmac::Context::with_key(&self.among);
+        context.update(label);
+        for part in more {
+            context.update(part);
+        }
+        context
+    }
+
+    /// Binds what a rank says of itself to the rank, the size and the run.
+    pub fn seal_card(&self, nonce: &[u8; 16], rank: u32, size: u32, card: &str) -> [u8; MAC_BYTES] {
+        let (rank, size) = (rank.to_le_bytes(), size.to_le_bytes());
+        tag(self.context(b"card", &[nonce, &rank, &size, card.as_bytes()]))
+    }
+
+    /// Shows knowledge of the secret to the other end of a connection; the lower rank's proof is not the higher's.
+    pub fn proof(&self, of_lower: bool, lower: &Hello, higher: &Hello) -> [u8; MAC_BYTES] {
+        let mut context = self.context(if of_lower { b"lower" } else { b"upper" }, &[]);
+        feed(&mut context, [lower, higher]);
+        tag(context)
+    }
+
+    /// Says that this of all connections is the pair's.
+    pub fn choice(&self, lower: &Hello, higher: &Hello) -> [u8; MAC_BYTES] {
+        let mut context = self.context(b"chose", &[]);
+        feed(&mut context, [lower, higher]);
+        tag(context)
+    }
+}
+
+fn tag(context: hmac::Context) -> [u8; MAC_BYTES] {
+    let mut bytes = [0; MAC_BYTES];
+    bytes.copy_from_slice(context.sign().as_ref());
+    bytes
+}
+
+/// Whether two tags are equal, in a time that does not tell where they differ.
+pub fn same_tag(ours: &[u8; MAC_BYTES], theirs: &[u8]) -> bool {
+    ours.len() == theirs.len() && ours.iter().zip(theirs).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"0123456789abcdef";
+
+    #[test]
+    fn all_with_the_secret_have_the_same_keys_and_nobody_else() {
+        let keys = GroupKeys::new("job", "1", SECRET).unwrap();
+        let again = GroupKeys::new("job", "1", SECRET).unwrap();
+        assert_eq!(keys.member().public, again.member().public);
+        let card = |keys: &GroupKeys| keys.seal_card(&[1; 16], 2, 4, "card");
+        assert!(same_tag(&card(&keys), &card(&again)));
+        for other in [
+            GroupKeys::new("job", "1", b"0123456789abcdeg").unwrap(),
+            GroupKeys::new("jo", "b1", SECRET).unwrap(),
+        ] {
+            assert_ne!(keys.member().public, other.member().public);
+            assert!(!same_tag(&card(&keys), &card(&other)));
+        }
+    }
+
+    #[test]
+    fn runs_of_a_name_share_the_key_to_the_rendezvous_and_not_the_one_among_ranks() {
+        let first = GroupKeys::new("job", "1", SECRET).unwrap();
+        let second = GroupKeys::new("job", "2", SECRET).unwrap();
+        assert_eq!(first.member().public, second.member().public);
+        assert_ne!(
+            first.seal_card(&[1; 16], 2, 4, ""),
+            second.seal_card(&[1; 16], 2, 4, "")
+        );
+    }
+
+    #[test]
+    fn a_card_is_bound_to_rank_size_and_run() {
+        let keys = GroupKeys::new("job", "", SECRET).unwrap();
+        let card = keys.seal_card(&[1; 16], 2, 4, "card");
+        assert_ne!(card, keys.seal_card(&[2; 16], 2, 4, "card"));
+        assert_ne!(card, keys.seal_card(&[1; 16], 3, 4, "card"));
+        assert_ne!(card, keys.seal_card(&[1; 16], 2, 5, "card"));
+        assert_ne!(card, keys.seal_card(&[1; 16], 2, 4, "other"));
+    }
+
+    #[test]
+    fn a_secret_that_could_be_guessed_is_refused() {
+        let failure = GroupKeys::new("job", "", b"hunter2").unwrap_err();
+        assert_eq!(failure.code, Code::InvalidRequest);
+    }
+}

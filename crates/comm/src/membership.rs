@@ -1,0 +1,101 @@
+//! Being of a group: a small thread keeps a rank's connection to the rendezvous, says that the rank lives, and hears who does not.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::connect::socket::timespec;
+use crate::rendezvous::client::Contact;
+use crate::rendezvous::messages::ToRank;
+use crate::road::Lost;
+
+/// The longest wait of the thread.
+const LONG: Duration = Duration::from_secs(60);
+/// Bytes of stack: it calls little.
+const STACK: usize = 512 << 10;
+
+/// A rank's place in its group. Dropping it leaves: the others take that for the end of the rank's work, not for a loss.
+///
+/// When the rendezvous itself is gone the group goes on; then a lost rank shows by its broken roads alone.
+#[derive(Debug)]
+pub struct Membership {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    /// The thread is this process' own; one that was forked off has neither it nor a place in the group.
+    process: u32,
+}
+
+impl Membership {
+    /// Keeps a connection, and puts into `lost` what comes over it.
+    pub fn keep(contact: Contact, lost: Arc<Lost>) -> Result<Self, Failure> {
+        let failed = |error| {
+            Failure::new(
+                Code::Internal,
+                format!("the thread that keeps a group's heartbeat: {error}"),
+            )
+        };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
+        let stop = Arc::new(stop);
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("heartbeat".into())
+            .stack_size(STACK)
+            .spawn(move || attend(contact, &lost, &stopped))
+            .map_err(failed)?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+            process: std::process::id(),
+        })
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        // It takes one such; and were it full, that would wake the thread too.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Until the rank leaves, or the rendezvous is gone.
+fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
+    loop {
+        let sound = contact.pump();
+        // What it said before it was gone counts.
+        while let Ok(Some(message)) = contact.take() {
+            if let ToRank::Lost { rank, reason } = message {
+                lost.add(rank, reason);
+            }
+        }
+        if sound.is_err() || contact.has_ended() {
+            return;
+        }
+        let wake = contact
+            .next_ping()
+            .map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
+        let flags = if contact.wants_write() {
+            PollFlags::IN | PollFlags::OUT
+        } else {
+            PollFlags::IN
+        };
+        let mut polled = [PollFd::new(contact.socket(), flags), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut polled, Some(&timespec(wake))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        if !polled[1].revents().is_empty() {
+            contact.leave(None);
+            return;
+        }
+    }
+}

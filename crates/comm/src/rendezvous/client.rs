@@ -1,0 +1,331 @@
+//! A rank's connection to the rendezvous. Never blocks by itself; whoever has it waits on its socket.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::tls;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+use rustls::ClientConnection;
+
+use super::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
+use crate::connect::socket::{dial, wait_for};
+use crate::keys::GroupKeys;
+
+/// Pings for each heartbeat: some may come late.
+const PINGS_PER_HEARTBEAT: u32 = 4;
+/// A rendezvous that answers no ping for so many heartbeats is not there any more.
+const SILENT_HEARTBEATS: u32 = 3;
+/// What the server may take to notice that a rank leaves.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// What the port that tells addresses may take to do so.
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The connection, inside TLS.
+pub struct Contact {
+    socket: TcpStream,
+    session: ClientConnection,
+    received: Vec<u8>,
+    server: SocketAddr,
+    local: SocketAddr,
+    heartbeat: Option<Duration>,
+    pinged: Instant,
+    heard: Instant,
+    ended: bool,
+}
+
+fn unreachable(server: impl std::fmt::Display, what: impl std::fmt::Display) -> Failure {
+    Failure::new(Code::Unreachable, format!("the rendezvous at {server} {what}"))
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Waits until a connection that was begun is there, or is not.
+fn finish(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
+    while !wait_for(socket, true, until(deadline))? {
+        if until(deadline).is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    socket.take_error()?.map_or(Ok(()), Err)
+}
+
+fn connected(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    // From a port of its own that later connections share.
+    let socket = dial(server, Some(0))?;
+    finish(&socket, deadline)?;
+    Ok(socket)
+}
+
+impl Contact {
+    /// Connects to the first of the server's addresses that answers, and shows the group's key. Only the server whose key is `pinned`
+    /// is spoken to, if one is.
+    pub fn open(
+        server: &str,
+        pinned: Option<&PublicKey>,
+        keys: &GroupKeys,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        let addresses = server.to_socket_addrs().map_err(|error| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("`{server}` is no address of a rendezvous (host:port): {error}"),
+            )
+        })?;
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        let mut failed = Vec::new();
+        for (at, address) in addresses.iter().enumerate() {
+            // A name may have addresses that lead nowhere; the last one has what time is left.
+            let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+            match connected(*address, Instant::now() + until(deadline) / others) {
+                Ok(socket) => return Self::over(socket, *address, pinned, keys),
+                Err(error) => failed.push(format!("{address}: {error}")),
+            }
+        }
+        Err(unreachable(
+            server,
+            format_args!("cannot be reached ({})", failed.join("; ")),
+        ))
+    }
+
+    fn over(
+        socket: TcpStream,
+        server: SocketAddr,
+        pinned: Option<&PublicKey>,
+        keys: &GroupKeys,
+    ) -> Result<Self, Failure> {
+        let session = match pinned {
+            Some(key) => tls::client(keys.member(), key),
+            None => tls::client_of_any(keys.member()),
+        };
+        let mut session =
+            session.map_err(|error| Failure::new(Code::Internal, format!("TLS cannot begin: {error}")))?;
+        session.set_buffer_limit(None);
+        let local = socket.local_addr().map_err(|error| unreachable(server, error))?;
+        Ok(Self {
+            socket,
+            session,
+            received: Vec::new(),
+            server,
+            local,
+            heartbeat: None,
+            pinged: Instant::now(),
+            heard: Instant::now(),
+            ended: false,
+        })
+    }
+
+    /// The server's address that answered.
+    pub fn server(&self) -> SocketAddr {
+        self.server
+    }
+
+    /// This end's own address.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// To wait on.
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Whether there is something to write.
+    pub fn wants_write(&self) -> bool {
+        self.session.wants_write()
+    }
+
+    /// Whether nothing will come any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// How long the server goes without a word before it takes this rank for lost; pings begin with that.
+    pub fn keep_alive(&mut self, heartbeat: Duration) {
+        self.heartbeat = Some(heartbeat);
+        self.heard = Instant::now();
+    }
+
+    /// Says something, with the next [`Self::pump`].
+    pub fn say(&mut self, message: &FromRank) -> Result<(), Failure> {
+        let written = self.session.writer().write_all(&to_frame(message));
+        written.map_err(|error| unreachable(self.server, error))
+    }
+
+    /// Writes and reads what can be without waiting, and pings if it is time to. The end of the connection is an error, but only once
+    /// all that came before has been read.
+    pub fn pump(&mut self) -> Result<(), Failure> {
+        if let Some(heartbeat) = self.heartbeat {
+            let now = Instant::now();
+            if now.duration_since(self.heard) > heartbeat * SILENT_HEARTBEATS {
+                return Err(unreachable(self.server, "does not answer any more"));
+            }
+            if now.duration_since(self.pinged) >= heartbeat / PINGS_PER_HEARTBEAT {
+                self.pinged = now;
+                self.say(&FromRank::Ping)?;
+            }
+        }
+        self.write()?;
+        self.read()?;
+        // Handshakes are answered.
+        self.write()
+    }
+
+    /// When [`Self::pump`] has something to do though nothing came.
+    pub fn next_ping(&self) -> Option<Instant> {
+        Some(self.pinged + self.heartbeat? / PINGS_PER_HEARTBEAT)
+    }
+
+    fn write(&mut self) -> Result<(), Failure> {
+        while self.session.wants_write() && !self.ended {
+            match self.session.write_tls(&mut self.socket) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // What it said last may still be there to read.
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        let mut plain = [0; 16 << 10];
+        while !self.ended {
+            match self.session.read_tls(&mut self.socket) {
+                Ok(0) => self.ended = true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => self.ended = true,
+            }
+            let processed = self.session.process_new_packets().map_err(|error| {
+                Failure::new(
+                    Code::Unauthorized,
+                    format!(
+                        "the rendezvous at {} is not the one whose key is expected, or none at all: {error}",
+                        self.server
+                    ),
+                )
+            })?;
+            let mut left = processed.plaintext_bytes_to_read();
+            while left > 0 {
+                let count = self.session.reader().read(&mut plain).unwrap_or(0);
+                if count == 0 {
+                    break;
+                }
+                self.received.extend_from_slice(&plain[..count]);
+                self.heard = Instant::now();
+                left -= count;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message that has come.
+    pub fn take(&mut self) -> Result<Option<ToRank>, Failure> {
+        match take_frame(&mut self.received, MOST_TO_RANK)? {
+            Some(ToRank::Refused { failure }) => Err(failure),
+            Some(message) => Ok(Some(message)),
+            None if self.ended => Err(unreachable(self.server, "ended the connection")),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the next message; `None` when the deadline has passed.
+    pub fn wait(&mut self, deadline: Instant) -> Result<Option<ToRank>, Failure> {
+        loop {
+            self.pump()?;
+            if let Some(message) = self.take()? {
+                return Ok(Some(message));
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(None);
+            }
+            let wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
+            wait_for(&self.socket, self.wants_write(), wake.saturating_duration_since(now))
+                .map_err(|error| unreachable(self.server, error))?;
+        }
+    }
+
+    /// Leaves the group, with a reason if the others are to know that something is wrong. Returns when the server has heard it, so that
+    /// whoever joins under the same name afterwards does not meet what is left of this rank; or when it does not answer.
+    pub fn leave(mut self, reason: Option<String>) {
+        let deadline = Instant::now() + FAREWELL;
+        let mut said = self.say(&FromRank::Leave { reason });
+        while said.is_ok() && !self.ended && Instant::now() < deadline {
+            said = self.pump();
+            let wait = wait_for(&self.socket, self.wants_write(), until(deadline));
+            self.received.clear();
+            if wait.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Where the server's other port sees a second connection from the same port of ours. Pings go on meanwhile.
+    pub fn probe(&mut self, port: u16, deadline: Instant) -> Result<io::Result<SocketAddr>, Failure> {
+        let mut to = self.server;
+        to.set_port(port);
+        let mut probe = match dial(to, Some(self.local.port())) {
+            Ok(socket) => Probe {
+                socket,
+                answer: [0; PROBE_BYTES],
+                had: 0,
+            },
+            Err(error) => return Ok(Err(error)),
+        };
+        let deadline = deadline.min(Instant::now() + PROBE_PATIENCE);
+        loop {
+            self.pump()?;
+            match probe.read() {
+                Ok(None) if Instant::now() < deadline => {}
+                Ok(None) => return Ok(Err(io::ErrorKind::TimedOut.into())),
+                Ok(Some(seen)) => return Ok(Ok(seen)),
+                Err(error) => return Ok(Err(error)),
+            }
+            let wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
+            if let Err(error) = wait_for(&probe.socket, probe.is_new(), until(wake)) {
+                return Ok(Err(error));
+            }
+        }
+    }
+}
+
+/// A connection to the port that tells addresses.
+struct Probe {
+    socket: TcpStream,
+    answer: [u8; PROBE_BYTES],
+    had: usize,
+}
+
+impl Probe {
+    fn is_new(&self) -> bool {
+        self.socket.peer_addr().is_err()
+    }
+
+    /// The answer, once all of it is there.
+    fn read(&mut self) -> io::Result<Option<SocketAddr>> {
+        if let Some(error) = self.socket.take_error()? {
+            return Err(error);
+        }
+        if self.is_new() {
+            return Ok(None);
+        }
+        while self.had < self.answer.len() {
+            match self.socket.read(&mut self.answer[self.had..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.had += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let seen = from_probe(&self.answer).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(seen))
+    }
+}

@@ -1,0 +1,561 @@
+//! The rendezvous as a server: one port for ranks and the relay's halves, and one that tells where it sees a caller.
+//!
+//! A connection is a task, not a thread. Before it has shown a key and a group it has one deadline for all of that, so
+//! silent and garbage-talking callers cost little and that not for long.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mayfly_fabric::tls::{Identity, presented, server_config_for_all};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+
+use super::messages::{FromRank, Join, MOST_FROM_RANK, RELAY_MAGIC, ToRank, probe_bytes, take_frame, to_frame};
+use super::state::{Conn, Effect, State};
+use crate::keys;
+use crate::relay::Relay;
+
+/// First byte of a TLS handshake.
+const TLS_FIRST: u8 = 0x16;
+const RELAY_FIRST: u8 = RELAY_MAGIC[0];
+/// After a failed `accept`, such as for want of descriptors: others may end meanwhile.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a server is to do.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// Where ranks come; a port 0 becomes any that is free.
+    pub listen: Vec<SocketAddr>,
+    /// Seed of its key, which ranks may pin; a random one if there is none.
+    pub seed: Option<[u8; 32]>,
+    /// A rank that is silent for so long is lost.
+    pub heartbeat: Duration,
+    /// What a caller has to say who it is.
+    pub patience: Duration,
+    /// Whether it relays between pairs that cannot connect otherwise.
+    pub relay: bool,
+    /// Connections at a time; more wait in the system's queue.
+    pub most_connections: usize,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            seed: None,
+            heartbeat: Duration::from_secs(2),
+            patience: Duration::from_secs(5),
+            relay: true,
+            most_connections: 100_000,
+        }
+    }
+}
+
+/// State, and how to reach each rank: always locked together, so that what is said arrives in the order in which it happened.
+#[derive(Default)]
+struct Desk {
+    state: State,
+    mailboxes: HashMap<Conn, mpsc::UnboundedSender<Arc<[u8]>>>,
+}
+
+impl Desk {
+    /// A mailbox holds at most one table and one loss for each rank, so it needs no other bound.
+    fn deliver(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            let frame: Arc<[u8]> = to_frame(&effect.say).into();
+            for conn in effect.to {
+                if let Some(mailbox) = self.mailboxes.get(&conn) {
+                    // Whoever does not listen any more is about to be lost.
+                    let _ = mailbox.send(frame.clone());
+                }
+            }
+        }
+    }
+}
+
+struct Shared {
+    desk: Mutex<Desk>,
+    conns: AtomicU64,
+    acceptor: TlsAcceptor,
+    options: ServeOptions,
+    relay: Arc<Relay>,
+    room: Arc<Semaphore>,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sockets that are bound, and a key: a server before it runs.
+pub struct Bound {
+    shared: Arc<Shared>,
+    key: PublicKey,
+    /// Each with the one beside it that tells callers their address.
+    listeners: Vec<(TcpListener, TcpListener)>,
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::AddrInUse => Code::AddressInUse,
+            _ => Code::InvalidRequest,
+        };
+        Failure::new(code, format!("the rendezvous cannot listen at {address}: {error}"))
+    })
+}
+
+impl Bound {
+    /// Binds.
+    pub async fn new(options: ServeOptions) -> Result<Self, Failure> {
+        let identity = match options.seed {
+            Some(seed) => keys::identity_from(seed),
+            None => keys::new_identity()?,
+        };
+        let Identity { public: key, .. } = identity;
+        let tls = server_config_for_all(&identity)
+            .map_err(|error| Failure::new(Code::Internal, format!("the rendezvous' key is of no use: {error}")))?;
+        let mut listeners = Vec::new();
+        for address in &options.listen {
+            let probe = SocketAddr::new(address.ip(), 0);
+            listeners.push((listen(*address).await?, listen(probe).await?));
+        }
+        let shared = Shared {
+            desk: Mutex::default(),
+            conns: AtomicU64::new(0),
+            acceptor: TlsAcceptor::from(tls),
+            relay: Arc::new(Relay::new(options.relay)?),
+            room: Arc::new(Semaphore::new(options.most_connections.min(Semaphore::MAX_PERMITS))),
+            options,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            key,
+            listeners,
+        })
+    }
+
+    /// What ranks may pin.
+    pub fn key(&self) -> PublicKey {
+        self.key
+    }
+
+    /// Where it listens, in the order of the options.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let addresses = self.listeners.iter().filter_map(|(ranks, _)| ranks.local_addr().ok());
+        addresses.collect()
+    }
+
+    /// Serves until `stop` is over; then every connection ends.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        // Its receivers learn of the end by its being dropped.
+        let (running, ended) = watch::channel(());
+        for (ranks, probe) in self.listeners {
+            let port = probe.local_addr().map_or(0, |address| address.port());
+            tokio::spawn(accept_ranks(self.shared.clone(), ranks, port, ended.clone()));
+            tokio::spawn(accept_probes(self.shared.clone(), probe, ended.clone()));
+        }
+        drop(ended);
+        stop.await;
+        drop(running);
+    }
+}
+
+/// Accepts until the end.
+async fn next_caller(listener: &TcpListener, ended: &mut watch::Receiver<()>) -> Option<(TcpStream, SocketAddr)> {
+    loop {
+        tokio::select! {
+            _ = ended.changed() => return None,
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => return Some(accepted),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+async fn accept_ranks(shared: Arc<Shared>, listener: TcpListener, probe: u16, mut ended: watch::Receiver<()>) {
+    loop {
+        let Ok(room) = shared.room.clone().acquire_owned().await else {
+            return;
+        };
+        let Some((socket, from)) = next_caller(&listener, &mut ended).await else {
+            return;
+        };
+        let shared = shared.clone();
+        let mut ended = ended.clone();
+        tokio::spawn(async move {
+            let _room = room;
+            tokio::select! {
+                _ = ended.changed() => {}
+                result = meet(&shared, socket, from, probe) => if let Err(failure) = result {
+                    tracing::debug!(%from, %failure, "a caller was turned away");
+                },
+            }
+        });
+    }
+}
+
+async fn accept_probes(shared: Arc<Shared>, listener: TcpListener, mut ended: watch::Receiver<()>) {
+    while let Some((mut socket, from)) = next_caller(&listener, &mut ended).await {
+        let patience = shared.options.patience;
+        tokio::spawn(async move {
+            // It fits into the socket's buffer, so this waits for nobody; then the caller is given time to close first.
+            if socket.write_all(&probe_bytes(canonical(from))).await.is_ok() {
+                let _ = timeout(patience, socket.read(&mut [0; 1])).await;
+            }
+        });
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn late() -> Failure {
+    Failure::new(Code::TimedOut, "the caller did not say in time who it is")
+}
+
+fn broken(error: std::io::Error) -> Failure {
+    Failure::new(Code::Unreachable, format!("its connection broke: {error}"))
+}
+
+/// Finds out what a caller wants.
+async fn meet(shared: &Arc<Shared>, socket: TcpStream, from: SocketAddr, probe: u16) -> Result<(), Failure> {
+    let deadline = Instant::now() + shared.options.patience;
+    socket.set_nodelay(true).map_err(broken)?;
+    let mut first = [0];
+    let peeked = timeout_at(deadline, socket.peek(&mut first))
+        .await
+        .map_err(|_| late())?;
+    match (peeked.map_err(broken)?, first[0]) {
+        (0, _) => Ok(()),
+        (_, TLS_FIRST) => attend(shared, socket, canonical(from), probe, deadline).await,
+        (_, RELAY_FIRST) => shared.relay.serve(socket, deadline).await,
+        _ => Err(Failure::new(
+            Code::ProtocolViolation,
+            "it speaks neither TLS nor to the relay",
+        )),
+    }
+}
+
+/// What a rank said so far. Its reading can be abandoned at any time and taken up again.
+struct Reader<R> {
+    from: R,
+    received: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    /// The next message; `None` at the end.
+    async fn next<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>, Failure> {
+        loop {
+            if let Some(message) = take_frame(&mut self.received, MOST_FROM_RANK)? {
+                return Ok(Some(message));
+            }
+            match self.from.read_buf(&mut self.received).await {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // A process that was killed says no farewell in TLS.
+                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+                Err(error) => return Err(broken(error)),
+            }
+        }
+    }
+}
+
+async fn attend(
+    shared: &Arc<Shared>,
+    socket: TcpStream,
+    from: SocketAddr,
+    probe: u16,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let accepted = timeout_at(deadline, shared.acceptor.accept(socket)).await;
+    let stream = accepted.map_err(|_| late())?.map_err(broken)?;
+    let Some(verifier) = presented(stream.get_ref().1.peer_certificates()) else {
+        return Err(Failure::new(Code::Unauthorized, "it showed no key"));
+    };
+    let (reading, mut writing) = tokio::io::split(stream);
+    let mut reader = Reader {
+        from: reading,
+        received: Vec::new(),
+    };
+    let first = timeout_at(deadline, reader.next()).await.map_err(|_| late())??;
+    let joined = match first {
+        Some(FromRank::Join(join)) => Attendance::begin(shared, verifier, &join),
+        Some(_) => Err(Failure::new(Code::ProtocolViolation, "the first word is to be `join`")),
+        None => return Ok(()),
+    };
+    let heartbeat = shared.options.heartbeat;
+    let result = match joined {
+        Ok((mut attendance, seat)) => {
+            let welcome = ToRank::Seat {
+                seat,
+                observed: from,
+                probe,
+                heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
+            };
+            let result = match timeout(heartbeat, put(&mut writing, &to_frame(&welcome))).await {
+                Ok(Ok(())) => attendance.serve(&mut reader, &mut writing).await,
+                Ok(Err(error)) => Err(broken(error)),
+                Err(_) => Err(silent(heartbeat)),
+            };
+            attendance.end(&result);
+            result
+        }
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = &result {
+        // If it still hears anything.
+        let refused = to_frame(&ToRank::Refused {
+            failure: failure.clone(),
+        });
+        let _ = timeout(heartbeat, async {
+            writing.write_all(&refused).await?;
+            writing.shutdown().await
+        })
+        .await;
+    }
+    result
+}
+
+/// Writes all of it; what TLS holds back when the socket is full, too.
+async fn put(writing: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> std::io::Result<()> {
+    writing.write_all(frame).await?;
+    writing.flush().await
+}
+
+fn silent(heartbeat: Duration) -> Failure {
+    Failure::new(
+        Code::RankLost,
+        format!(
+            "it was silent for {} ms: its host hangs or is cut off",
+            heartbeat.as_millis()
+        ),
+    )
+}
+
+/// A rank's connection while it is of a group.
+struct Attendance {
+    shared: Arc<Shared>,
+    conn: Conn,
+    mailbox: mpsc::UnboundedReceiver<Arc<[u8]>>,
+    ended: bool,
+}
+
+impl Attendance {
+    fn begin(shared: &Arc<Shared>, verifier: PublicKey, join: &Join) -> Result<(Self, super::messages::Seat), Failure> {
+        let conn = shared.conns.fetch_add(1, Ordering::Relaxed);
+        let nonce = keys::random()?;
+        let (sender, mailbox) = mpsc::unbounded_channel();
+        let mut desk = shared.desk();
+        let seat = desk.state.join(conn, verifier, join, nonce)?;
+        desk.mailboxes.insert(conn, sender);
+        drop(desk);
+        let attendance = Self {
+            shared: shared.clone(),
+            conn,
+            mailbox,
+            ended: false,
+        };
+        Ok((attendance, seat))
+    }
+
+    /// Until the rank leaves, or its connection ends, or it is silent.
+    async fn serve<R, W>(&mut self, reader: &mut Reader<R>, writing: &mut W) -> Result<(), Failure>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let heartbeat = self.shared.options.heartbeat;
+        let mut heard = Instant::now();
+        loop {
+            let frame: Arc<[u8]> = tokio::select! {
+                message = timeout_at(heard + heartbeat, reader.next()) => {
+                    heard = Instant::now();
+                    match message.map_err(|_| silent(heartbeat))?? {
+                        Some(message) => match self.answer(message)? {
+                            Some(answer) => to_frame(&answer).into(),
+                            None if self.ended => return Ok(()),
+                            None => continue,
+                        },
+                        None => return Err(Failure::new(Code::RankLost, "its process ended, or its connection was cut")),
+                    }
+                }
+                frame = self.mailbox.recv() => match frame {
+                    Some(frame) => frame,
+                    None => return Ok(()),
+                },
+            };
+            let begun = Instant::now();
+            match timeout(heartbeat, put(writing, &frame)).await {
+                Ok(written) => written.map_err(broken)?,
+                Err(_) => return Err(silent(heartbeat)),
+            }
+            // While it was written to, nobody listened.
+            heard += begun.elapsed();
+        }
+    }
+
+    fn answer(&mut self, message: FromRank) -> Result<Option<ToRank>, Failure> {
+        let mut desk = self.shared.desk();
+        match message {
+            FromRank::Join(_) => Err(Failure::new(Code::ProtocolViolation, "it has joined already")),
+            FromRank::Card(card) => {
+                let effects = desk.state.card(self.conn, card)?;
+                desk.deliver(effects);
+                Ok(None)
+            }
+            FromRank::Ping => {
+                let (missing, missing_count) = desk.state.missing(self.conn)?;
+                Ok(Some(ToRank::Pong { missing, missing_count }))
+            }
+            FromRank::Relay { to } => {
+                let (nonce, from, to) = desk.state.pair(self.conn, to)?;
+                let ticket = self.shared.relay.ticket(nonce, from, to).map(hex::encode);
+                Ok(Some(ToRank::Ticket { to, ticket }))
+            }
+            FromRank::Leave { reason } => {
+                let effects = desk.state.leave(self.conn, reason.as_deref());
+                desk.mailboxes.remove(&self.conn);
+                desk.deliver(effects);
+                self.ended = true;
+                Ok(None)
+            }
+        }
+    }
+
+    fn end(&mut self, result: &Result<(), Failure>) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let reason = match result {
+            Ok(()) => "its connection to the rendezvous ended",
+            Err(failure) => &failure.message,
+        };
+        let mut desk = self.shared.desk();
+        desk.mailboxes.remove(&self.conn);
+        let effects = desk.state.gone(self.conn, reason);
+        desk.deliver(effects);
+    }
+}
+
+impl Drop for Attendance {
+    /// Its task may be dropped at any time.
+    fn drop(&mut self) {
+        self.end(&Ok(()));
+    }
+}
+
+/// A server with a thread of its own, for programs without a runtime. Ends when dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    key: PublicKey,
+    addresses: Vec<SocketAddr>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds, and serves from then on.
+    pub fn start(options: ServeOptions) -> Result<Self, Failure> {
+        let (tell, bound) = std::sync::mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let failed = |error| Failure::new(Code::Internal, format!("the rendezvous cannot start: {error}"));
+        let serve = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(tell.send(Err(failed(error)))),
+            };
+            runtime.block_on(async {
+                match Bound::new(options).await {
+                    Ok(bound) => {
+                        let _ = tell.send(Ok((bound.shared.clone(), bound.key(), bound.addresses())));
+                        bound.run(async { drop(stopped.await) }).await;
+                    }
+                    Err(failure) => drop(tell.send(Err(failure))),
+                }
+            });
+        };
+        let thread = std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(serve)
+            .map_err(failed)?;
+        let bound = bound.recv();
+        let (shared, key, addresses) =
+            bound.map_err(|_| Failure::new(Code::Internal, "the rendezvous ended at once"))??;
+        Ok(Self {
+            shared,
+            key,
+            addresses,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// What ranks may pin.
+    pub fn key(&self) -> PublicKey {
+        self.key
+    }
+
+    /// Where it listens, in the order of the options.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// How many groups and ranks it has.
+    pub fn counts(&self) -> (usize, usize) {
+        self.shared.desk().state.counts()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves until the process is asked to end (SIGINT, SIGTERM); `ready` hears the key and the addresses. What `mayfly rendezvous` does.
+pub fn serve(options: ServeOptions, ready: impl FnOnce(PublicKey, &[SocketAddr])) -> Result<(), Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |error| Failure::new(Code::Internal, format!("the rendezvous cannot start: {error}"));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let bound = Bound::new(options).await?;
+        ready(bound.key(), &bound.addresses());
+        bound
+            .run(async move {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            })
+            .await;
+        Ok(())
+    })
+}

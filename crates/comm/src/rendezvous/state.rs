@@ -1,0 +1,335 @@
+//! Which groups there are and who is in them. Pure: no I/O, no clock, no randomness; the server around it brings all three.
+//!
+//! A group is there from its first rank to its last. It forms until all ranks have shown their cards, and is closed to newcomers
+//! from then on, and from its first loss. The run that whoever starts a group names is remembered for a while when it is over, so that
+//! a rank that comes late does not wait for others who are gone.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+
+use super::messages::{Join, MOST_MISSING, MOST_NAME, MOST_RANKS, MOST_REASON, Sealed, Seat, ToRank, VERSION};
+
+/// A connection, numbered by the server; a number is used once.
+pub type Conn = u64;
+
+/// Groups at a time.
+const MOST_GROUPS: usize = 100_000;
+/// Runs that are over, and remembered.
+const MOST_OVER: usize = 10_000;
+
+/// Something to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effect {
+    /// To whom.
+    pub to: Vec<Conn>,
+    /// What.
+    pub say: ToRank,
+}
+
+/// A run's name: the group's, and which run of it.
+type Key = (String, String);
+
+#[derive(Debug)]
+struct Member {
+    conn: Conn,
+    card: Option<Sealed>,
+}
+
+#[derive(Debug)]
+struct Group {
+    verifier: PublicKey,
+    nonce: [u8; 16],
+    size: u32,
+    /// Those who are there. One that was lost leaves no entry.
+    members: BTreeMap<u32, Member>,
+    cards: u32,
+    formed: bool,
+    lost: Option<(u32, String)>,
+}
+
+impl Group {
+    fn conns(&self) -> Vec<Conn> {
+        self.members.values().map(|member| member.conn).collect()
+    }
+
+    fn missing(&self) -> impl Iterator<Item = u32> {
+        (0..self.size).filter(|rank| !self.members.contains_key(rank))
+    }
+}
+
+/// All groups.
+#[derive(Debug, Default)]
+pub struct State {
+    groups: HashMap<Key, Group>,
+    /// How many groups of a name there are, and whose they are.
+    names: HashMap<String, (PublicKey, usize)>,
+    seats: HashMap<Conn, (Key, u32)>,
+    over: HashMap<Key, PublicKey>,
+    over_since: VecDeque<Key>,
+}
+
+fn refused<T>(code: Code, text: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::new(code, text))
+}
+
+fn cut(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MOST_REASON).collect()
+}
+
+fn check(join: &Join) -> Result<(), Failure> {
+    if join.version != VERSION {
+        let text = format!(
+            "this rendezvous speaks version {VERSION} and the rank {}: use the same release of Mayfly on both",
+            join.version
+        );
+        return refused(Code::VersionMismatch, text);
+    }
+    for (what, text) in [("name", &join.name), ("run", &join.run)] {
+        if text.len() > MOST_NAME || text.chars().any(char::is_control) {
+            let text = format!("a group's {what} has at most {MOST_NAME} bytes and no control characters");
+            return refused(Code::InvalidRequest, text);
+        }
+    }
+    if join.name.is_empty() {
+        return refused(Code::InvalidRequest, "a group has a name; this one's is empty");
+    }
+    if join.size == 0 || join.size > MOST_RANKS {
+        let text = format!("a group has 1 to {MOST_RANKS} ranks, not {}", join.size);
+        return refused(Code::InvalidRequest, text);
+    }
+    if let Some(rank) = join.rank.filter(|rank| *rank >= join.size) {
+        let text = format!("there is no rank {rank} among {}: they count from 0", join.size);
+        return refused(Code::InvalidRequest, text);
+    }
+    Ok(())
+}
+
+impl State {
+    /// A rank wants to be of a group; `verifier` is the key that it showed, `nonce` random, for the case that it is the first.
+    pub fn join(&mut self, conn: Conn, verifier: PublicKey, join: &Join, nonce: [u8; 16]) -> Result<Seat, Failure> {
+        check(join)?;
+        if self.seats.contains_key(&conn) {
+            return refused(Code::ProtocolViolation, "this connection has joined a group already");
+        }
+        let key = (join.name.clone(), join.run.clone());
+        let owner = self.names.get(&join.name).map(|(owner, _)| owner);
+        if owner
+            .or_else(|| self.over.get(&key))
+            .is_some_and(|owner| *owner != verifier)
+        {
+            let text = format!(
+                "there is a group `{}` already, with another secret: give this rank that group's, or use another name",
+                join.name
+            );
+            return refused(Code::Unauthorized, text);
+        }
+        if self.over.contains_key(&key) {
+            let text = format!(
+                "run `{}` of group `{}` is over: this rank came too late, or was left over from it; start a new run",
+                join.run, join.name
+            );
+            return refused(Code::InvalidRequest, text);
+        }
+        if !self.groups.contains_key(&key) {
+            self.create(&key, verifier, join.size, nonce)?;
+        }
+        let Some(group) = self.groups.get_mut(&key) else {
+            return refused(Code::Internal, "the group vanished");
+        };
+        if let Some((rank, reason)) = &group.lost {
+            let text = format!(
+                "group `{}` has lost rank {rank} already: {reason}; wait until its other ranks are gone and start all again",
+                join.name
+            );
+            return refused(Code::RankLost, text);
+        }
+        if group.size != join.size {
+            let text = format!(
+                "group `{}` has {} ranks, and this one counts {}: all must say the same",
+                join.name, group.size, join.size
+            );
+            return refused(Code::Mismatch, text);
+        }
+        if group.formed {
+            let text = format!(
+                "group `{}` has all its {} ranks: this one is left over from a former run, or one too many",
+                join.name, group.size
+            );
+            return refused(Code::InvalidRequest, text);
+        }
+        let rank = match join.rank {
+            Some(rank) if group.members.contains_key(&rank) => {
+                let text = format!(
+                    "rank {rank} of group `{}` is here already: two were started with one number",
+                    join.name
+                );
+                return refused(Code::InvalidRequest, text);
+            }
+            Some(rank) => rank,
+            None => match group.missing().next() {
+                Some(rank) => rank,
+                None => return refused(Code::InvalidRequest, format!("group `{}` has no rank free", join.name)),
+            },
+        };
+        group.members.insert(rank, Member { conn, card: None });
+        let seat = Seat {
+            rank,
+            size: group.size,
+            nonce: hex::encode(group.nonce),
+        };
+        self.seats.insert(conn, (key, rank));
+        Ok(seat)
+    }
+
+    fn create(&mut self, key: &Key, verifier: PublicKey, size: u32, nonce: [u8; 16]) -> Result<(), Failure> {
+        if self.groups.len() >= MOST_GROUPS {
+            let text = format!("this rendezvous has {MOST_GROUPS} groups already: wait, or use another");
+            return refused(Code::NoCapacity, text);
+        }
+        self.names.entry(key.0.clone()).or_insert((verifier, 0)).1 += 1;
+        let group = Group {
+            verifier,
+            nonce,
+            size,
+            members: BTreeMap::new(),
+            cards: 0,
+            formed: false,
+            lost: None,
+        };
+        self.groups.insert(key.clone(), group);
+        Ok(())
+    }
+
+    fn group_of(&mut self, conn: Conn) -> Result<(&mut Group, u32), Failure> {
+        let found = self.seats.get(&conn);
+        match found.and_then(|(key, rank)| self.groups.get_mut(key).map(|group| (group, *rank))) {
+            Some(found) => Ok(found),
+            None => refused(Code::ProtocolViolation, "this connection has joined no group"),
+        }
+    }
+
+    /// A rank says what others need to find it. With the last card, all get all.
+    pub fn card(&mut self, conn: Conn, card: Sealed) -> Result<Vec<Effect>, Failure> {
+        let (group, rank) = self.group_of(conn)?;
+        match group.members.get_mut(&rank) {
+            Some(member) if member.card.is_none() && !group.formed => member.card = Some(card),
+            _ => return refused(Code::ProtocolViolation, "a rank has one card"),
+        }
+        group.cards += 1;
+        if group.cards < group.size || group.lost.is_some() {
+            return Ok(Vec::new());
+        }
+        group.formed = true;
+        // Nobody needs them here any more.
+        let cards = group
+            .members
+            .values_mut()
+            .filter_map(|member| member.card.take())
+            .collect();
+        Ok(vec![Effect {
+            to: group.conns(),
+            say: ToRank::World { cards },
+        }])
+    }
+
+    /// Who has not come yet: the first of them, and how many.
+    pub fn missing(&mut self, conn: Conn) -> Result<(Vec<u32>, u32), Failure> {
+        let (group, _) = self.group_of(conn)?;
+        if group.formed {
+            return Ok((Vec::new(), 0));
+        }
+        let count = group.size - u32::try_from(group.members.len()).unwrap_or(group.size);
+        Ok((group.missing().take(MOST_MISSING).collect(), count))
+    }
+
+    /// The pair that a rank wants relayed: the run's random name, and both ranks.
+    pub fn pair(&mut self, conn: Conn, to: u32) -> Result<([u8; 16], u32, u32), Failure> {
+        let (group, rank) = self.group_of(conn)?;
+        if !group.formed || to >= group.size || to == rank {
+            return refused(
+                Code::ProtocolViolation,
+                format!("rank {rank} has no use for a relay to {to}"),
+            );
+        }
+        Ok((group.nonce, rank, to))
+    }
+
+    /// A connection ended, or fell silent: its rank is lost, which all others of its group hear.
+    pub fn gone(&mut self, conn: Conn, reason: &str) -> Vec<Effect> {
+        let Some((key, rank)) = self.seats.remove(&conn) else {
+            return Vec::new();
+        };
+        let Some(group) = self.groups.get_mut(&key) else {
+            return Vec::new();
+        };
+        group.members.remove(&rank);
+        let reason = cut(reason);
+        let first = group.lost.is_none();
+        group.lost.get_or_insert_with(|| (rank, reason.clone()));
+        if !first && !group.formed {
+            // All know that nothing will come of it, and why; each that goes now goes for that reason.
+            self.forget_if_empty(&key);
+            return Vec::new();
+        }
+        let effect = Effect {
+            to: group.conns(),
+            say: ToRank::Lost { rank, reason },
+        };
+        self.forget_if_empty(&key);
+        if effect.to.is_empty() { Vec::new() } else { vec![effect] }
+    }
+
+    /// A rank goes of its own will. What it sent may still be on its way, so the others hear nothing; but those who wait for
+    /// it to come hear that it will not.
+    pub fn leave(&mut self, conn: Conn, reason: Option<&str>) -> Vec<Effect> {
+        if let Some(reason) = reason {
+            return self.gone(conn, reason);
+        }
+        if matches!(self.group_of(conn), Ok((group, _)) if !group.formed) {
+            return self.gone(conn, "it left before all were there");
+        }
+        if let Some((key, rank)) = self.seats.remove(&conn)
+            && let Some(group) = self.groups.get_mut(&key)
+        {
+            group.members.remove(&rank);
+            self.forget_if_empty(&key);
+        }
+        Vec::new()
+    }
+
+    fn forget_if_empty(&mut self, key: &Key) {
+        if self.groups.get(key).is_none_or(|group| !group.members.is_empty()) {
+            return;
+        }
+        let Some(group) = self.groups.remove(key) else {
+            return;
+        };
+        if let Some((_, count)) = self.names.get_mut(&key.0) {
+            *count -= 1;
+            if *count == 0 {
+                self.names.remove(&key.0);
+            }
+        }
+        // A run without a name of its own may be followed by another such.
+        if !key.1.is_empty() {
+            self.over.insert(key.clone(), group.verifier);
+            self.over_since.push_back(key.clone());
+            if self.over_since.len() > MOST_OVER
+                && let Some(oldest) = self.over_since.pop_front()
+            {
+                self.over.remove(&oldest);
+            }
+        }
+    }
+
+    /// How many groups and ranks there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.groups.len(), self.seats.len())
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -1,0 +1,283 @@
+//! Callers at the rendezvous that are not what they should be, and what they cost the others: nothing.
+
+mod common;
+#[path = "common/here.rs"]
+mod here;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, SECRET, at, exchange, serve, vias};
+use here::{join_all, options, server, wait_for_ranks, world};
+use mayfly_comm::keys::GroupKeys;
+use mayfly_comm::rendezvous::client::Contact;
+use mayfly_comm::rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
+use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use mayfly_comm::{JoinOptions, join};
+use mayfly_protocol::error::Code;
+use mayfly_protocol::ids::PublicKey;
+
+/// Reads until the other end closes.
+fn until_closed(mut socket: &TcpStream) -> Duration {
+    let begun = Instant::now();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut rest = Vec::new();
+    // A reset is an end too.
+    let ended = socket.read_to_end(&mut rest);
+    assert!(
+        !ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),
+        "still open"
+    );
+    begun.elapsed()
+}
+
+#[test]
+fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
+    let server = serve(ServeOptions {
+        patience: Duration::from_millis(700),
+        ..ServeOptions::default()
+    });
+    let address = server.addresses()[0];
+    let call = |first: &[u8]| {
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.write_all(first).unwrap();
+        socket
+    };
+    let silent: Vec<TcpStream> = (0..200).map(|_| call(b"")).collect();
+    // The beginning of a handshake, of a relay's ticket, of something else altogether.
+    let half: Vec<TcpStream> = [
+        &b"\x16\x03\x01\x02"[..],
+        b"MFRL1234",
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0xff; 5000],
+    ]
+    .map(call)
+    .into();
+    let mut ranks = world(&at(address, "unmoved", 8));
+    assert_eq!(vias(&ranks).len(), 28);
+    exchange(&mut ranks);
+    for socket in silent.iter().chain(&half) {
+        assert!(until_closed(socket) < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn whoever_joins_and_then_falls_silent_is_lost_within_a_heartbeat() {
+    let server = server();
+    let keys = GroupKeys::new("silent", "", SECRET).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut silent = contact(&server.addresses()[0].to_string(), &keys);
+    silent.say(&joining("silent", 3, Some(2))).unwrap();
+    assert!(matches!(silent.wait(deadline), Ok(Some(ToRank::Seat { .. }))));
+    let begun = Instant::now();
+    let failure = join(&JoinOptions {
+        rank: Some(0),
+        ..options(&server, "silent", 3)
+    })
+    .unwrap_err();
+    assert_eq!(failure.code, Code::RankLost);
+    assert!(
+        failure
+            .message
+            .contains("rank 2 was lost while the group formed: it was silent"),
+        "{failure}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+fn contact(server: &str, keys: &GroupKeys) -> Contact {
+    Contact::open(server, None, keys, Instant::now() + PATIENCE).unwrap()
+}
+
+fn joining(name: &str, size: u32, rank: Option<u32>) -> FromRank {
+    FromRank::Join(Join {
+        version: VERSION,
+        name: name.into(),
+        run: String::new(),
+        size,
+        rank,
+    })
+}
+
+#[test]
+fn a_foreign_secret_is_refused_and_the_group_forms_without_it() {
+    let server = server();
+    let right = options(&server, "guarded", 2);
+    let first = {
+        let right = right.clone();
+        std::thread::spawn(move || join(&right))
+    };
+    let wrong = JoinOptions {
+        secret: b"another secret of enough bytes".to_vec(),
+        ..right.clone()
+    };
+    wait_for_ranks(&server, 1);
+    let failure = join(&wrong).unwrap_err();
+    assert_eq!(failure.code, Code::Unauthorized);
+    assert!(
+        failure.message.contains("`guarded` already, with another secret"),
+        "{failure}"
+    );
+    let second = join(&right).unwrap();
+    assert_eq!(second.rank + first.join().unwrap().unwrap().rank, 1);
+}
+
+#[test]
+fn two_runs_of_one_name_form_side_by_side() {
+    let server = server();
+    let mut all = Vec::new();
+    for run in ["monday", "tuesday"] {
+        let options = JoinOptions {
+            run: run.into(),
+            ..options(&server, "daily", 3)
+        };
+        all.extend(vec![options; 3]);
+    }
+    let mut joined: Vec<_> = join_all(&all).into_iter().map(Result::unwrap).collect();
+    let mut second = joined.split_off(3);
+    joined.sort_by_key(|rank| rank.rank);
+    second.sort_by_key(|rank| rank.rank);
+    exchange(&mut joined);
+    exchange(&mut second);
+}
+
+#[test]
+fn a_stale_rank_and_a_number_taken_twice_are_told_so() {
+    let server = server();
+    let options = JoinOptions {
+        run: "first".into(),
+        ..options(&server, "job", 2)
+    };
+    let ranks = world(&options);
+    let failure = join(&options).unwrap_err();
+    assert!(
+        failure.message.contains("left over from a former run, or one too many"),
+        "{failure}"
+    );
+    drop(ranks);
+    let failure = join(&options).unwrap_err();
+    assert!(
+        failure.message.contains("run `first` of group `job` is over"),
+        "{failure}"
+    );
+    let again = JoinOptions {
+        run: "second".into(),
+        rank: Some(1),
+        ..options
+    };
+    let results = join_all(&[again.clone(), again.clone(), JoinOptions { rank: Some(0), ..again }]);
+    let failures: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    assert!(
+        failures[0].message.contains("rank 1 of group `job` is here already")
+            || failures[0].message.contains("has all its 2 ranks"),
+        "{failures:?}"
+    );
+}
+
+#[test]
+fn a_rendezvous_with_another_key_than_the_pinned_is_not_spoken_to() {
+    let server = server();
+    let pinned = JoinOptions {
+        server_key: Some(server.key()),
+        ..options(&server, "pinned", 1)
+    };
+    assert!(join(&pinned).is_ok());
+    let wrong = JoinOptions {
+        server_key: Some(PublicKey([3; 32])),
+        ..pinned
+    };
+    let failure = join(&wrong).unwrap_err();
+    assert_eq!(failure.code, Code::Unauthorized, "{failure}");
+}
+
+#[test]
+fn what_a_member_without_the_groups_inner_key_says_of_itself_is_refused() {
+    let server = server();
+    // The key that lets it in is the name's; that among ranks is the run's.
+    let keys = GroupKeys::new("sealed", "other run", SECRET).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut forger = contact(&server.addresses()[0].to_string(), &keys);
+    forger.say(&joining("sealed", 2, Some(1))).unwrap();
+    let Ok(Some(ToRank::Seat { seat, .. })) = forger.wait(deadline) else {
+        panic!("no seat");
+    };
+    let honest = {
+        let options = JoinOptions {
+            rank: Some(0),
+            ..options(&server, "sealed", 2)
+        };
+        std::thread::spawn(move || join(&options))
+    };
+    let nonce: [u8; 16] = hex::decode(&seat.nonce).unwrap().try_into().unwrap();
+    let card = "{}".to_owned();
+    let mac = hex::encode(keys.seal_card(&nonce, 1, 2, &card));
+    forger.say(&FromRank::Card(Sealed { card, mac })).unwrap();
+    assert!(matches!(forger.wait(deadline), Ok(Some(ToRank::World { .. }))));
+    let failure = honest.join().unwrap().unwrap_err();
+    assert_eq!(failure.code, Code::Unauthorized);
+    assert!(
+        failure
+            .message
+            .contains("what is said of rank 1 was not said by a rank with the group's secret"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn a_thousand_ranks_can_wait_and_the_last_one_sets_them_going() {
+    // All of them are kept alive by one thread here, which takes its time.
+    let patient = ServeOptions {
+        heartbeat: PATIENCE,
+        ..ServeOptions::default()
+    };
+    let server = Server::start(patient).unwrap();
+    let keys = GroupKeys::new("many", "", SECRET).unwrap();
+    let address = server.addresses()[0].to_string();
+    let size = 1000;
+    let begun = Instant::now();
+    let mut waiting: Vec<Contact> = Vec::new();
+    for rank in 0..size {
+        let mut contact = contact(&address, &keys);
+        contact.say(&joining("many", size, Some(rank))).unwrap();
+        contact.pump().unwrap();
+        waiting.push(contact);
+        // One thread keeps all of them alive.
+        for other in &mut waiting {
+            if other.next_ping().is_none_or(|ping| ping < Instant::now()) {
+                other.pump().unwrap();
+                while let Some(message) = other.take().unwrap() {
+                    seated(other, &message);
+                }
+            }
+        }
+    }
+    let mut worlds = 0;
+    while worlds < size {
+        assert!(begun.elapsed() < PATIENCE, "{worlds} of {size}");
+        for contact in &mut waiting {
+            contact.pump().unwrap();
+            while let Some(message) = contact.take().unwrap() {
+                seated(contact, &message);
+                if let ToRank::World { cards } = message {
+                    assert_eq!(cards.len(), size as usize);
+                    worlds += 1;
+                }
+            }
+        }
+    }
+    println!("{size} ranks: {} ms", begun.elapsed().as_millis());
+}
+
+fn seated(contact: &mut Contact, message: &ToRank) {
+    if let ToRank::Seat { heartbeat_ms, .. } = message {
+        contact.keep_alive(Duration::from_millis(*heartbeat_ms));
+        let card = Sealed {
+            card: "x".repeat(300),
+            mac: "y".repeat(64),
+        };
+        contact.say(&FromRank::Card(card)).unwrap();
+        contact.pump().unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! A sea between sites: every packet takes its time, some are lost, some overtake others. The kernels that tests run on do not all have
+//! netem; so all sites' outer interfaces are TUN devices, and a thread carries what they send.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mayfly_comm::Joined;
+use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::common;
+use super::lab::{Habits, Host, Kind, Net, Site, world_on};
+
+/// What happens to packets.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Weather {
+    /// Each takes this long...
+    pub one_way: Duration,
+    /// ...and up to so much more, so that some overtake others.
+    pub jitter: Duration,
+    /// So many of a thousand get lost.
+    pub lost_of_1000: u32,
+}
+
+/// Sites and a rendezvous with a sea between them.
+pub struct Sea {
+    weather: Weather,
+}
+
+/// Carries packets until it is dropped.
+struct Ferry {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const MTU: usize = 1500;
+const TICK: Duration = Duration::from_millis(20);
+
+/// A TUN device in a network, whose packets are read from and written to the file.
+fn tun(net: &Net, name: &str) -> File {
+    net.within(|| {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+            .expect("TUN");
+        // `struct ifreq`: a name of 16 bytes, flags of 2, and what else it may hold.
+        let mut request = [0u8; 40];
+        request[..name.len()].copy_from_slice(name.as_bytes());
+        let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as u16;
+        request[16..18].copy_from_slice(&flags.to_ne_bytes());
+        // SAFETY: the request is as long as the system's and lives through the call.
+        let done = unsafe {
+            libc::ioctl(
+                std::os::fd::AsRawFd::as_raw_fd(&file),
+                libc::TUNSETIFF,
+                request.as_mut_ptr(),
+            )
+        };
+        assert_eq!(done, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+        rustix::io::ioctl_fionbio(&file, true).expect("non-blocking");
+        file
+    })
+}
+
+impl Ferry {
+    fn start(weather: Weather, ports: Vec<(Ipv4Addr, File)>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || carry(weather, &ports, &stopped));
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Ferry {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A generator that is the same in every run (xorshift64).
+struct Noise(u64);
+
+impl Noise {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        if bound == 0 { 0 } else { self.0 % bound }
+    }
+}
+
+fn carry(weather: Weather, ports: &[(Ipv4Addr, File)], stop: &AtomicBool) {
+    let to: HashMap<Ipv4Addr, &File> = ports.iter().map(|(address, file)| (*address, file)).collect();
+    let mut under_way: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>> = BinaryHeap::new();
+    let mut noise = Noise(0x5ea);
+    let mut number = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        while under_way.peek().is_some_and(|Reverse((due, ..))| *due <= now) {
+            let Some(Reverse((.., packet))) = under_way.pop() else {
+                break;
+            };
+            let destination: [u8; 4] = packet[16..20].try_into().expect("four bytes");
+            if let Some(mut file) = to.get(&destination.into()).copied() {
+                // What does not get in is lost, as such things are.
+                let _ = file.write(&packet);
+            }
+        }
+        let due = under_way
+            .peek()
+            .map_or(TICK, |Reverse((due, ..))| due.saturating_duration_since(Instant::now()));
+        let mut polled: Vec<PollFd> = ports
+            .iter()
+            .map(|(_, file)| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN))
+            .collect();
+        let timeout = Timespec::try_from(due.min(TICK)).expect("a short time");
+        let _ = poll(&mut polled, Some(&timeout));
+        let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        for ((_, file), _) in ports.iter().zip(ready).filter(|(_, ready)| *ready) {
+            let mut file: &File = file;
+            let mut packet = [0; MTU];
+            while let Ok(length) = file.read(&mut packet) {
+                let is_ipv4 = length >= 20 && packet[0] >> 4 == 4;
+                if is_ipv4 && noise.below(1000) >= u64::from(weather.lost_of_1000) {
+                    let more = noise.below(u64::try_from(weather.jitter.as_micros()).expect("a short time"));
+                    let due = Instant::now() + weather.one_way + Duration::from_micros(more);
+                    number += 1;
+                    under_way.push(Reverse((due, number, packet[..length].to_vec())));
+                }
+            }
+        }
+    }
+}
+
+impl Sea {
+    /// Of this weather.
+    pub fn new(weather: Weather) -> Self {
+        Self { weather }
+    }
+
+    /// A world of a rank behind each of these NATs.
+    pub fn world(&self, kinds: &[Kind], habits: Habits) -> World {
+        let mut ports = Vec::new();
+        let server_net = Net::new();
+        let at = Ipv4Addr::new(198, 18, 0, 2);
+        ports.push((at, tun(&server_net, "eth")));
+        server_net.ip(&format!("link set eth up mtu {MTU}\naddress add {at}/16 dev eth"));
+        let sites: Vec<Site> = kinds
+            .iter()
+            .zip(3u8..)
+            .map(|(kind, number)| {
+                let net = Net::new();
+                let outside = Ipv4Addr::new(198, 18, 1, number);
+                ports.push((outside, tun(&net, "wan")));
+                net.ip(&format!("link set wan up mtu {MTU}\naddress add {outside}/16 dev wan"));
+                let number = usize::from(number);
+                Site::behind(net, number, outside.to_string(), *kind, habits, "10.0.0.1/24")
+            })
+            .collect();
+        let hosts: Vec<Host> = sites.iter().map(Site::host).collect();
+        let ferry = Ferry::start(self.weather, ports);
+        let server = server_net.within(|| {
+            common::serve(ServeOptions {
+                listen: vec![SocketAddr::from((at, 0))],
+                ..ServeOptions::default()
+            })
+        });
+        let ranks = world_on(&hosts.iter().collect::<Vec<_>>(), server.addresses()[0]);
+        World {
+            ranks,
+            _server: server,
+            _ferry: ferry,
+            _sites: sites,
+            _hosts: hosts,
+        }
+    }
+}
+
+/// Ranks, and what carries their packets.
+pub struct World {
+    ranks: Vec<Joined>,
+    _server: Server,
+    _ferry: Ferry,
+    _sites: Vec<Site>,
+    _hosts: Vec<Host>,
+}
+
+impl std::ops::Deref for World {
+    type Target = Vec<Joined>;
+    fn deref(&self) -> &Self::Target {
+        &self.ranks
+    }
+}
+
+impl std::ops::DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.ranks
+    }
+}

@@ -1,0 +1,101 @@
+//! Groups of threads, for tests.
+#![allow(dead_code)]
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_comm::road::{Lost, Road, Via};
+use mayfly_comm::{Communicator, Options};
+
+/// How the ranks of a test reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Net {
+    Shm,
+    Tcp,
+}
+
+pub fn options() -> Options {
+    Options {
+        deadline: Duration::from_secs(30),
+        ..Options::default()
+    }
+}
+
+fn pair(net: Net) -> (Road, Road) {
+    match net {
+        Net::Shm => {
+            let (one, other) = UnixStream::pair().unwrap();
+            (Road::Local(one), Road::Local(other))
+        }
+        Net::Tcp => {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (clear(one), clear(listener.accept().unwrap().0))
+        }
+    }
+}
+
+fn clear(socket: TcpStream) -> Road {
+    Road::Remote {
+        socket,
+        session: None,
+        via: Via::Direct,
+    }
+}
+
+pub type Roads = Vec<Option<Road>>;
+
+/// For each rank its roads.
+pub fn roads(size: u32, net: Net) -> Vec<Roads> {
+    roads_by(size, |_, _| pair(net))
+}
+
+pub fn roads_by(size: u32, pair: impl Fn(u32, u32) -> (Road, Road)) -> Vec<Roads> {
+    let mut all: Vec<Roads> = (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
+    for low in 0..size {
+        for high in low + 1..size {
+            let (one, other) = pair(low, high);
+            all[low as usize][high as usize] = Some(one);
+            all[high as usize][low as usize] = Some(other);
+        }
+    }
+    all
+}
+
+/// Runs a function on all ranks of a group, each in a thread, and returns what they returned, by rank.
+pub fn group<T: Send>(size: u32, net: Net, options: Options, run: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    over(roads(size, net), options, run)
+}
+
+pub fn over<T: Send>(roads: Vec<Roads>, options: Options, run: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    let size = roads.len() as u32;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(roads)
+            .map(|(rank, roads)| {
+                let (run, options) = (&run, options.clone());
+                scope.spawn(move || {
+                    let lost = Arc::new(Lost::default());
+                    run(Communicator::form(rank, size, roads, lost, options).unwrap())
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Bytes that depend on who sends what.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}

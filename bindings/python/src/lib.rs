@@ -3,6 +3,7 @@
 mod block;
 mod client;
 mod codec;
+mod comm;
 mod errors;
 mod guard;
 mod pool;
@@ -30,6 +31,8 @@ mod _native {
     use super::block::Block;
     #[pymodule_export]
     use super::client::{Client, Lease};
+    #[pymodule_export]
+    use super::comm::{Communicator, Op, Request};
     #[pymodule_export]
     use super::executor_main;
     #[pymodule_export]

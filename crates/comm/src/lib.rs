@@ -2,6 +2,7 @@
 //! run collectives as MPI ranks do.
 //!
 //! Connecting:
+//! - [`Invitation`]: what a rank is told by whoever started it, and all of the way to a [`Communicator`].
 //! - [`join`](join()): the way into a group, which uses what follows.
 //! - [`rendezvous`]: where ranks meet, by name and secret; its server is behind the feature `server`.
 //! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
@@ -14,6 +15,7 @@
 //!   ([`Communicator::allreduce`] and so on).
 
 pub mod connect;
+pub mod invitation;
 pub mod join;
 pub mod keys;
 pub mod membership;
@@ -38,6 +40,7 @@ mod wire;
 pub use book::{ANY_SOURCE, ANY_TAG, Status};
 pub use datatype::Datatype;
 pub use group::Communicator;
+pub use invitation::{GROUP_VARIABLE, Invitation, World};
 pub use join::{JoinOptions, Joined, join};
 pub use nonblocking::{Request, Scope};
 pub use operation::Operation;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
-use mayfly_protocol::api::{Event, ManagerMessage, Usage};
+use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{broadcast, oneshot, watch};
@@ -64,6 +64,8 @@ pub struct Control {
     pub events: broadcast::Sender<Told>,
     /// Number of the list of nodes that have room, for those who lease straight from them.
     pub rooms: watch::Sender<u64>,
+    /// Where the ranks of groups meet.
+    pub rendezvous: RendezvousAddress,
     /// With whom people log in, if the site has somebody.
     pub oidc: Option<Provider>,
     /// The other managers over the same store.
@@ -77,7 +79,7 @@ impl Control {
     /// All of it, over what the store remembers.
     pub fn new(
         options: Options,
-        url: String,
+        (url, rendezvous): (String, RendezvousAddress),
         ca_pem: String,
         signing: SigningKey,
         store: Arc<dyn Store>,
@@ -87,6 +89,7 @@ impl Control {
         Self {
             oidc: options.oidc.clone().map(Provider::new),
             options,
+            rendezvous,
             url,
             ca_pem,
             peers: Peers::of(signing.public()),

@@ -40,6 +40,9 @@ pub enum Error {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The place where the ranks of groups meet.
+    #[error("{0}")]
+    Rendezvous(String),
     /// Cryptography.
     #[error("cannot make keys and certificates: {0}; check the names given with `--host-name`")]
     Certificate(String),
@@ -50,7 +53,7 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Self::AddressInUse(_) => Code::AddressInUse,
-            Self::Listen { .. } | Self::Certificate(_) => Code::InvalidRequest,
+            Self::Listen { .. } | Self::Certificate(_) | Self::Rendezvous(_) => Code::InvalidRequest,
             Self::File { .. } | Self::Damaged { .. } | Self::Store(_) => Code::StoreFailed,
         }
     }

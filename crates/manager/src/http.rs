@@ -22,7 +22,7 @@ use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{
     ErrorBody, Event, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
-    ManagerStatus, NodeStatus, Reclaimed, RenewRequest, VersionInfo,
+    ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::LeaseId;
@@ -56,6 +56,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/version", get(version))
         .route("/v1/health", get(health))
         .route("/v1/managers", get(list_managers))
+        .route("/v1/rendezvous", get(show_rendezvous))
         .route("/v1/leases", get(list_leases).post(create_lease))
         .route("/v1/leases/{id}", get(show_lease).delete(release_lease))
         .route("/v1/leases/{id}/renew", post(renew_lease))
@@ -114,6 +115,13 @@ async fn name_managers(Shared(control): Shared<Api>, request: Request, next: Nex
         response.headers_mut().insert(MANAGERS_HEADER, value);
     }
     response
+}
+
+/// Where the ranks of groups meet.
+#[utoipa::path(get, path = "/v1/rendezvous", security(("bearer" = [])),
+    responses((status = 200, body = RendezvousAddress), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_rendezvous(_: Caller, Shared(control): Shared<Api>) -> Json<RendezvousAddress> {
+    Json(control.rendezvous.clone())
 }
 
 /// The managers of this site, of which each answers for all: first the one that was asked.

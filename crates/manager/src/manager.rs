@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mayfly_comm::rendezvous::server::{Bound, ServeOptions};
 use mayfly_lease::SigningKey;
 use mayfly_protocol::accounts::{Role, TenantSpec};
-use mayfly_protocol::api::{Connection, JoinToken, NodeStatus};
+use mayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{PublicKey, TenantId};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::accounts::{OWN_TENANT, OWN_TOKEN};
-use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms};
+use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms, stopped};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
@@ -44,6 +45,7 @@ struct Running {
 struct Tasks {
     server: JoinHandle<()>,
     clock: JoinHandle<()>,
+    rendezvous: JoinHandle<()>,
 }
 
 impl Manager {
@@ -75,6 +77,17 @@ impl Manager {
         };
         let address = listener.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
+        // Beside the API, on a port of its own: what is spoken there is not HTTP, and no token is shown.
+        let meeting = Bound::new(ServeOptions {
+            listen: vec![SocketAddr::new(address.ip(), 0)],
+            ..ServeOptions::default()
+        });
+        let meeting = meeting.await.map_err(|failure| Error::Rendezvous(failure.message))?;
+        let place = meeting.addresses().first().copied().unwrap_or(address);
+        let rendezvous = RendezvousAddress {
+            address: host_and_port(place, &options.names),
+            key: meeting.key(),
+        };
         let snapshot = store
             .load(now_ms().saturating_sub(SHOWN_MS))
             .within(LOAD_DEADLINE)
@@ -103,7 +116,15 @@ impl Manager {
         let world = World::remembered(snapshot, Instant::now());
         let journal = Journal::start(Arc::clone(&store) as Arc<dyn Notes>);
         let Identity { signing, ca_pem, tls } = identity;
-        let control = Arc::new(Control::new(options, url, ca_pem, signing, store, journal, world));
+        let control = Arc::new(Control::new(
+            options,
+            (url, rendezvous),
+            ca_pem,
+            signing,
+            store,
+            journal,
+            world,
+        ));
         let mut for_clients = vec![connection_path.clone()];
         if control.oidc.is_some() {
             let path = control.options.state_dir.join(LOGIN_FILE);
@@ -127,6 +148,10 @@ impl Manager {
         let tasks = Tasks {
             server: tokio::spawn(serve::serve(listener, tls, router, control.stopping.subscribe())),
             clock: tokio::spawn(keep_time(Arc::clone(&control))),
+            rendezvous: tokio::spawn({
+                let mut stopping = control.stopping.subscribe();
+                meeting.run(async move { stopped(&mut stopping).await })
+            }),
         };
         tracing::info!(url = control.url, "listening");
         let tasks = Mutex::new(Some(tasks));
@@ -209,13 +234,17 @@ fn write(path: &Path, connection: &Connection) -> Result<(), Error> {
 
 /// The URL to hand out: the first configured name, else the address, with the loopback standing for "everywhere".
 fn url_of(address: SocketAddr, names: &[String]) -> String {
+    format!("https://{}", host_and_port(address, names))
+}
+
+fn host_and_port(address: SocketAddr, names: &[String]) -> String {
     let port = address.port();
     match (names.first(), address.ip()) {
-        (Some(name), _) if name.contains(':') => format!("https://[{name}]:{port}"),
-        (Some(name), _) => format!("https://{name}:{port}"),
-        (None, ip) if ip.is_unspecified() => format!("https://{}:{port}", Ipv4Addr::LOCALHOST),
-        (None, IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
-        (None, IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
+        (Some(name), _) if name.contains(':') => format!("[{name}]:{port}"),
+        (Some(name), _) => format!("{name}:{port}"),
+        (None, ip) if ip.is_unspecified() => format!("{}:{port}", Ipv4Addr::LOCALHOST),
+        (None, IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        (None, IpAddr::V4(ip)) => format!("{ip}:{port}"),
     }
 }
 
@@ -289,6 +318,7 @@ impl Handle {
         if let Some(tasks) = tasks {
             let _ = tasks.server.await;
             let _ = tasks.clock.await;
+            let _ = tasks.rendezvous.await;
         }
         self.0.control.journal.drained().await;
     }

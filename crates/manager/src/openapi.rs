@@ -24,6 +24,7 @@ impl Modify for BearerScheme {
         http::version,
         http::health,
         http::list_managers,
+        http::show_rendezvous,
         http::create_lease,
         http::list_leases,
         http::show_lease,

@@ -370,6 +370,16 @@ impl From<Usage> for Metered {
     }
 }
 
+/// Answer to `GET /v1/rendezvous`: where the ranks of groups meet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RendezvousAddress {
+    /// `host:port`.
+    pub address: String,
+    /// With which it shows that it is the one.
+    #[schema(value_type = String)]
+    pub key: PublicKey,
+}
+
 /// Answer to `DELETE /v1/nodes/{id}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reclaimed {

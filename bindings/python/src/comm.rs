@@ -1,0 +1,591 @@
+//! Communicators for Python: what `mayfly.MPI` is made of.
+
+use std::ops::Range;
+use std::os::raw::c_int;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mayfly_comm::membership::Membership;
+use mayfly_comm::road::Lost;
+use mayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
+use mayfly_protocol::error::{Code, Failure};
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::errors::raise;
+use crate::guard::Guarded;
+
+fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
+    raise(py, failure.code, &failure.message)
+}
+
+/// A contiguous buffer of a Python object's, held until this is dropped.
+struct View {
+    buffer: Box<ffi::Py_buffer>,
+}
+
+// SAFETY: the memory is the object's, which is kept alive and may be used by any thread; whoever changes it meanwhile breaks
+// the rules of MPI, and gets some bytes or others.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
+        let mut buffer = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
+        let flags: c_int = if writable { ffi::PyBUF_WRITABLE } else { ffi::PyBUF_SIMPLE };
+        // SAFETY: the object is alive, and the buffer is filled in or left as it is.
+        let got = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *buffer, flags) };
+        if got != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(Self { buffer })
+    }
+
+    fn length(&self) -> usize {
+        usize::try_from(self.buffer.len).unwrap_or(0)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.length() == 0 {
+            return &[];
+        }
+        // SAFETY: the object keeps so many bytes there until the buffer is released.
+        unsafe { std::slice::from_raw_parts(self.buffer.buf.cast(), self.length()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.length() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; it was asked for to be written to.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.buf.cast(), self.length()) }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: filled in by PyObject_GetBuffer, and released once.
+        Python::attach(|_| unsafe { ffi::PyBuffer_Release(&mut *self.buffer) });
+    }
+}
+
+/// What a reduction does with elements.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Op {
+    operation: Operation,
+}
+
+fn memory_view<'py>(py: Python<'py>, start: *mut u8, length: usize, flags: c_int) -> PyResult<Bound<'py, PyAny>> {
+    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyValueError::new_err("a buffer of too many bytes"))?;
+    // SAFETY: the memory stays while the function that is shown it runs; it is told not to keep it.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(start.cast(), length, flags)) }
+}
+
+/// A read-only, and a writable view of memory.
+const READ: c_int = 0x100;
+const WRITE: c_int = 0x200;
+
+#[pymethods]
+impl Op {
+    /// A built-in operation by its name.
+    #[staticmethod]
+    fn named(name: &str) -> PyResult<Self> {
+        let operation = match name {
+            "sum" => Operation::Sum,
+            "prod" => Operation::Product,
+            "min" => Operation::Min,
+            "max" => Operation::Max,
+            "land" => Operation::LogicalAnd,
+            "lor" => Operation::LogicalOr,
+            "lxor" => Operation::LogicalXor,
+            "band" => Operation::BitAnd,
+            "bor" => Operation::BitOr,
+            "bxor" => Operation::BitXor,
+            "minloc" => Operation::MinAt,
+            "maxloc" => Operation::MaxAt,
+            other => return Err(PyValueError::new_err(format!("there is no operation `{other}`"))),
+        };
+        Ok(Self { operation })
+    }
+
+    /// A function of two buffers and a number of a datatype, that combines them into the second.
+    #[staticmethod]
+    fn user(function: Py<PyAny>, commute: bool) -> Self {
+        let combine = move |left: &[u8], right: &mut [u8], datatype: Datatype| {
+            Python::attach(|py| {
+                let called = memory_view(py, left.as_ptr().cast_mut(), left.len(), READ).and_then(|left| {
+                    let right = memory_view(py, right.as_mut_ptr(), right.len(), WRITE)?;
+                    function.call1(py, (left, right, datatype as u8))
+                });
+                if let Err(error) = called {
+                    error.write_unraisable(py, Some(function.bind(py)));
+                }
+            });
+        };
+        Self {
+            operation: Operation::user(combine, commute),
+        }
+    }
+}
+
+/// Which collective operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Barrier,
+    Bcast,
+    Gather,
+    Scatter,
+    Allgather,
+    Alltoall,
+    Reduce,
+    Allreduce,
+    ReduceScatter,
+    Scan,
+    Exscan,
+}
+
+impl Kind {
+    fn of(name: &str) -> PyResult<Self> {
+        Ok(match name {
+            "barrier" => Self::Barrier,
+            "bcast" => Self::Bcast,
+            "gather" => Self::Gather,
+            "scatter" => Self::Scatter,
+            "allgather" => Self::Allgather,
+            "alltoall" => Self::Alltoall,
+            "reduce" => Self::Reduce,
+            "allreduce" => Self::Allreduce,
+            "reduce_scatter" => Self::ReduceScatter,
+            "scan" => Self::Scan,
+            "exscan" => Self::Exscan,
+            other => return Err(PyValueError::new_err(format!("there is no collective `{other}`"))),
+        })
+    }
+}
+
+/// A collective operation with all that it works on.
+struct Job {
+    kind: Kind,
+    own: Option<View>,
+    into: Option<View>,
+    /// Where each rank's block is, if they are not equally long: what is sent, and what is received.
+    sent: Option<Vec<Range<usize>>>,
+    received: Option<Vec<Range<usize>>>,
+    /// Bytes of each rank's part of a `reduce_scatter`.
+    counts: Vec<usize>,
+    root: u32,
+    datatype: Datatype,
+    operation: Operation,
+}
+
+impl Job {
+    fn parts(&mut self) -> (&[u8], &mut [u8]) {
+        let own = self.own.as_ref().map_or(&[][..], View::bytes);
+        let into = self.into.as_mut().map_or(&mut [][..], View::bytes_mut);
+        (own, into)
+    }
+
+    fn run(&mut self, comm: &Inner) -> Result<(), Failure> {
+        let (root, datatype) = (self.root, self.datatype);
+        let (sent, received) = (self.sent.take(), self.received.take());
+        let counts = std::mem::take(&mut self.counts);
+        let operation = self.operation.clone();
+        let kind = self.kind;
+        let (own, into) = self.parts();
+        match (kind, &sent, &received) {
+            (Kind::Barrier, ..) => comm.barrier(),
+            (Kind::Bcast, ..) => comm.bcast(into, root),
+            (Kind::Gather, _, None) => comm.gather(own, into, root),
+            (Kind::Gather, _, Some(blocks)) => comm.gatherv(own, into, blocks, root),
+            (Kind::Scatter, None, _) => comm.scatter(own, into, root),
+            (Kind::Scatter, Some(blocks), _) => comm.scatterv(own, blocks, into, root),
+            (Kind::Allgather, _, None) => comm.allgather(own, into),
+            (Kind::Allgather, _, Some(blocks)) => comm.allgatherv(own, into, blocks),
+            (Kind::Alltoall, Some(sent), Some(received)) => comm.alltoallv(own, sent, into, received),
+            (Kind::Alltoall, ..) => comm.alltoall(own, into),
+            (Kind::Reduce, ..) => comm.reduce(into, datatype, &operation, root),
+            (Kind::Allreduce, ..) => comm.allreduce(own, into, datatype, &operation),
+            (Kind::ReduceScatter, ..) => comm.reduce_scatter(own, into, &counts, datatype, &operation),
+            (Kind::Scan, ..) => comm.scan(into, datatype, &operation),
+            (Kind::Exscan, ..) => comm.exscan(own, into, datatype, &operation),
+        }
+    }
+
+    /// Starts it in the background.
+    fn start<'env>(&'env mut self, scope: &Scope<'env>) -> Result<mayfly_comm::Request, Failure> {
+        let Self {
+            kind,
+            own,
+            into,
+            sent,
+            received,
+            counts,
+            root,
+            datatype,
+            operation,
+        } = self;
+        let own = own.as_ref().map_or(&[][..], View::bytes);
+        let into = into.as_mut().map_or(&mut [][..], View::bytes_mut);
+        let (root, datatype) = (*root, *datatype);
+        match (*kind, sent, received) {
+            (Kind::Barrier, ..) => scope.ibarrier(),
+            (Kind::Bcast, ..) => scope.ibcast(into, root),
+            (Kind::Gather, _, None) => scope.igather(own, into, root),
+            (Kind::Gather, _, Some(blocks)) => scope.igatherv(own, into, blocks, root),
+            (Kind::Scatter, None, _) => scope.iscatter(own, into, root),
+            (Kind::Scatter, Some(blocks), _) => scope.iscatterv(own, blocks, into, root),
+            (Kind::Allgather, _, None) => scope.iallgather(own, into),
+            (Kind::Allgather, _, Some(blocks)) => scope.iallgatherv(own, into, blocks),
+            (Kind::Alltoall, Some(sent), Some(received)) => scope.ialltoallv(own, sent, into, received),
+            (Kind::Alltoall, ..) => scope.ialltoall(own, into),
+            (Kind::Reduce, ..) => scope.ireduce(into, datatype, operation, root),
+            (Kind::Allreduce, ..) => scope.iallreduce(own, into, datatype, operation),
+            (Kind::ReduceScatter, ..) => scope.ireduce_scatter(own, into, counts, datatype, operation),
+            (Kind::Scan, ..) => scope.iscan(into, datatype, operation),
+            (Kind::Exscan, ..) => scope.iexscan(own, into, datatype, operation),
+        }
+    }
+}
+
+/// What a receive found: source, tag, bytes.
+type Found = (u32, u32, u64);
+
+fn found(status: mayfly_comm::Status) -> Found {
+    (status.source, status.tag, status.length)
+}
+
+/// A rank's view of a group.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Communicator {
+    inner: Guarded<Arc<Inner>>,
+    /// For each rank of it the lowest one of the whole group that runs on the same host.
+    hosts: Vec<u32>,
+    /// The place in the group, left when the last of its communicators is dropped.
+    membership: Option<Arc<Membership>>,
+}
+
+impl Communicator {
+    fn part(&self, inner: Inner) -> Self {
+        let host = |member: &u32| {
+            let place = self.inner.members().iter().position(|known| known == member);
+            place.and_then(|place| self.hosts.get(place)).copied().unwrap_or(*member)
+        };
+        Self {
+            hosts: inner.members().iter().map(host).collect(),
+            inner: Guarded::new(Arc::new(inner)),
+            membership: self.membership.clone(),
+        }
+    }
+
+    fn with<T: Send>(&self, py: Python<'_>, run: impl FnOnce(&Inner) -> Result<T, Failure> + Send) -> PyResult<T> {
+        let inner = self.inner.get(py)?;
+        py.detach(|| run(inner)).map_err(|failure| failed(py, &failure))
+    }
+}
+
+fn source(rank: i64) -> PyResult<u32> {
+    match rank {
+        -1 => Ok(ANY_SOURCE),
+        rank => number(rank, "rank"),
+    }
+}
+
+fn tag(tag: i64) -> PyResult<u32> {
+    match tag {
+        -1 => Ok(ANY_TAG),
+        tag => number(tag, "tag"),
+    }
+}
+
+fn number(value: i64, what: &str) -> PyResult<u32> {
+    u32::try_from(value)
+        .ok()
+        .filter(|value| *value < u32::MAX)
+        .ok_or_else(|| PyValueError::new_err(format!("{value} is no {what}")))
+}
+
+fn ranges(blocks: Option<Vec<(usize, usize)>>) -> PyResult<Option<Vec<Range<usize>>>> {
+    let range = |(start, length): (usize, usize)| {
+        let end = start.checked_add(length);
+        end.map(|end| start..end)
+            .ok_or_else(|| PyValueError::new_err("a block that begins beyond all memory"))
+    };
+    blocks.map(|blocks| blocks.into_iter().map(range).collect()).transpose()
+}
+
+#[pymethods]
+impl Communicator {
+    /// Joins the group of an invitation.
+    #[staticmethod]
+    fn join(py: Python<'_>, invitation: &str) -> PyResult<Self> {
+        let invitation = Invitation::from_json(invitation).map_err(|failure| failed(py, &failure))?;
+        let world = py.detach(|| invitation.accept()).map_err(|failure| failed(py, &failure))?;
+        let World {
+            communicator,
+            hosts,
+            membership,
+        } = world;
+        Ok(Self {
+            inner: Guarded::new(Arc::new(communicator)),
+            hosts,
+            membership: Some(Arc::new(membership)),
+        })
+    }
+
+    /// A group of one.
+    #[staticmethod]
+    fn alone(py: Python<'_>) -> PyResult<Self> {
+        let formed = Inner::form(0, 1, vec![None], Arc::new(Lost::default()), Options::default());
+        Ok(Self {
+            inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
+            hosts: vec![0],
+            membership: None,
+        })
+    }
+
+    /// This rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.inner.peek().rank()
+    }
+
+    /// How many ranks there are.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.inner.peek().size()
+    }
+
+    /// The ranks as ranks of the whole group.
+    #[getter]
+    fn members(&self) -> Vec<u32> {
+        self.inner.peek().members().to_vec()
+    }
+
+    /// For each rank a number that those on the same host share.
+    #[getter]
+    fn hosts(&self) -> Vec<u32> {
+        self.hosts.clone()
+    }
+
+    /// Sends the bytes of a buffer.
+    fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, dest: i64, tag: i64) -> PyResult<()> {
+        let view = View::of(buffer, false)?;
+        let (to, under) = (number(dest, "rank")?, number(tag, "tag")?);
+        self.with(py, |comm| comm.send(view.bytes(), to, under))
+    }
+
+    /// Receives into a buffer.
+    fn recv(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, from: i64, under: i64) -> PyResult<Found> {
+        let mut view = View::of(buffer, true)?;
+        let (from, under) = (source(from)?, tag(under)?);
+        self.with(py, |comm| comm.recv(view.bytes_mut(), from, under).map(found))
+    }
+
+    /// Both at the same time.
+    #[allow(clippy::too_many_arguments)]
+    fn sendrecv(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        dest: i64,
+        sendtag: i64,
+        into: &Bound<'_, PyAny>,
+        from: i64,
+        recvtag: i64,
+    ) -> PyResult<Found> {
+        let (out, mut into) = (View::of(buffer, false)?, View::of(into, true)?);
+        let (to, sent) = (number(dest, "rank")?, number(sendtag, "tag")?);
+        let (from, received) = (source(from)?, tag(recvtag)?);
+        self.with(py, |comm| {
+            let status = comm.sendrecv(out.bytes(), to, sent, into.bytes_mut(), from, received);
+            status.map(found)
+        })
+    }
+
+    /// Waits for a message, without receiving it.
+    fn probe(&self, py: Python<'_>, from: i64, under: i64) -> PyResult<Found> {
+        let (from, under) = (source(from)?, tag(under)?);
+        self.with(py, |comm| comm.probe(from, under).map(found))
+    }
+
+    /// What message is here now.
+    fn iprobe(&self, py: Python<'_>, from: i64, under: i64) -> PyResult<Option<Found>> {
+        let (from, under) = (source(from)?, tag(under)?);
+        self.with(py, |comm| Ok(comm.iprobe(from, under)?.map(found)))
+    }
+
+    /// Starts to send.
+    fn isend(slf: &Bound<'_, Self>, buffer: &Bound<'_, PyAny>, dest: i64, tag: i64) -> PyResult<Request> {
+        let view = View::of(buffer, false)?;
+        let (to, under) = (number(dest, "rank")?, number(tag, "tag")?);
+        Request::start(slf, Work::Out(view), |scope, work| match work {
+            Work::Out(view) => scope.isend(view.bytes(), to, under),
+            Work::In(_) | Work::Collective(_) => unreachable_work(),
+        })
+    }
+
+    /// Starts to receive.
+    fn irecv(slf: &Bound<'_, Self>, buffer: &Bound<'_, PyAny>, from: i64, under: i64) -> PyResult<Request> {
+        let view = View::of(buffer, true)?;
+        let (from, under) = (source(from)?, tag(under)?);
+        Request::start(slf, Work::In(view), |scope, work| match work {
+            Work::In(view) => scope.irecv(view.bytes_mut(), from, under),
+            Work::Out(_) | Work::Collective(_) => unreachable_work(),
+        })
+    }
+
+    /// Takes part in a collective operation; answers a request if it is to go on in the background.
+    #[pyo3(signature = (name, own=None, into=None, *, root=0, datatype=0, op=None, sent=None, received=None, counts=None, background=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn collective(
+        slf: &Bound<'_, Self>,
+        name: &str,
+        own: Option<&Bound<'_, PyAny>>,
+        into: Option<&Bound<'_, PyAny>>,
+        root: i64,
+        datatype: u8,
+        op: Option<&Op>,
+        sent: Option<Vec<(usize, usize)>>,
+        received: Option<Vec<(usize, usize)>>,
+        counts: Option<Vec<usize>>,
+        background: bool,
+    ) -> PyResult<Option<Request>> {
+        let datatype = Datatype::ALL.get(usize::from(datatype)).copied();
+        let mut job = Job {
+            kind: Kind::of(name)?,
+            own: own.map(|own| View::of(own, false)).transpose()?,
+            into: into.map(|into| View::of(into, true)).transpose()?,
+            sent: ranges(sent)?,
+            received: ranges(received)?,
+            counts: counts.unwrap_or_default(),
+            root: number(root, "rank")?,
+            datatype: datatype.ok_or_else(|| PyValueError::new_err("there is no such datatype"))?,
+            operation: op.map_or(Operation::Sum, |op| op.operation.clone()),
+        };
+        if background {
+            let started = Request::start(slf, Work::Collective(Box::new(job)), |scope, work| match work {
+                Work::Collective(job) => job.start(scope),
+                Work::In(_) | Work::Out(_) => unreachable_work(),
+            });
+            return started.map(Some);
+        }
+        slf.get().with(slf.py(), |comm| job.run(comm)).map(|()| None)
+    }
+
+    /// A communicator of those ranks that give the same color, in the order of their keys; none for whoever gives none.
+    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+        let part = self.with(py, |comm| comm.split(color, key))?;
+        Ok(part.map(|part| self.part(part)))
+    }
+
+    /// Another communicator of the same ranks.
+    fn dup(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, Inner::dup).map(|dup| self.part(dup))
+    }
+
+    /// A communicator of the ranks that are left.
+    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, Inner::shrink).map(|left| self.part(left))
+    }
+}
+
+/// A request is made with the work that it is for.
+fn unreachable_work() -> Result<mayfly_comm::Request, Failure> {
+    Err(Failure::new(Code::Internal, "a request was made for other work than it is for; report this"))
+}
+
+/// What an operation in the background works on.
+enum Work {
+    Out(View),
+    In(View),
+    Collective(Box<Job>),
+}
+
+/// An operation that is under way, with its memory.
+struct UnderWay {
+    // In this order: the scope ends before its memory, and both before what they are of.
+    scope: Scope<'static>,
+    request: mayfly_comm::Request,
+    _work: Box<Work>,
+    _comm: Arc<Inner>,
+}
+
+// SAFETY: it is behind a mutex, and a communicator may be used by any thread.
+unsafe impl Send for UnderWay {}
+
+/// An operation in the background.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Request {
+    under_way: Guarded<Mutex<Option<UnderWay>>>,
+}
+
+impl Request {
+    fn start(
+        of: &Bound<'_, Communicator>,
+        work: Work,
+        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut Work) -> Result<mayfly_comm::Request, Failure> + Send,
+    ) -> PyResult<Self> {
+        let py = of.py();
+        let comm = Arc::clone(of.get().inner.get(py)?);
+        let mut work = Box::new(work);
+        // SAFETY: both are kept behind pointers that do not move, and are dropped after the scope.
+        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&comm), &mut *std::ptr::from_mut::<Work>(&mut work)) };
+        // SAFETY: it is dropped with what holds it, and a value of Python's that is forgotten ends with the process.
+        let scope = unsafe { lasting.detached_scope() };
+        let started = start(&scope, memory);
+        let request = started.map_err(|failure| failed(py, &failure))?;
+        Ok(Self {
+            under_way: Guarded::new(Mutex::new(Some(UnderWay {
+                scope,
+                request,
+                _work: work,
+                _comm: comm,
+            }))),
+        })
+    }
+
+    fn ask<T: Send>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&UnderWay) -> Result<Option<T>, Failure> + Send,
+    ) -> PyResult<Option<Option<T>>> {
+        let under_way = self.under_way.get(py)?;
+        py.detach(|| {
+            let mut kept = under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(going) = kept.as_ref() else { return Ok(None) };
+            let asked = ask(going);
+            if !matches!(asked, Ok(None)) {
+                *kept = None;
+            }
+            asked.map(Some)
+        })
+        .map_err(|failure| failed(py, &failure))
+    }
+}
+
+#[pymethods]
+impl Request {
+    /// Waits for it, and answers what was received; none if it was waited for already.
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Found>> {
+        let waited = self.ask(py, |going| going.scope.wait(going.request).map(|status| Some(found(status))))?;
+        Ok(waited.flatten())
+    }
+
+    /// Whether it is over, and what was received.
+    fn test(&self, py: Python<'_>) -> PyResult<(bool, Option<Found>)> {
+        let tested = self.ask(py, |going| Ok(going.scope.test(going.request)?.map(found)))?;
+        Ok(match tested {
+            None => (true, None),
+            Some(None) => (false, None),
+            Some(status) => (true, status),
+        })
+    }
+
+    /// Ends it early.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let under_way = self.under_way.get(py)?;
+        py.detach(|| drop(under_way.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! What a rank is told by whoever started it: how to find its group.
+
+use std::time::Duration;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+use serde::{Deserialize, Serialize};
+
+use crate::connect::Trust;
+use crate::{Communicator, JoinOptions, Joined, Options, join};
+
+/// The environment variable that holds an [`Invitation`] as JSON.
+pub const GROUP_VARIABLE: &str = "MAYFLY_GROUP";
+
+/// How a rank finds its group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Invitation {
+    /// Where the rendezvous is: `host:port`.
+    pub rendezvous: String,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PublicKey>,
+    /// Name of the group.
+    pub name: String,
+    /// Which run of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub run: String,
+    /// What all ranks know and nobody else, in hexadecimal; at least 16 bytes.
+    pub secret: String,
+    /// Which rank this is; any that is free if it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// How many there are.
+    pub size: u32,
+    /// Whether nobody listens between the hosts, so that nothing is encrypted.
+    #[serde(default)]
+    pub trust_fabric: bool,
+    /// Seconds within which all ranks must have come and be connected.
+    #[serde(default = "half_a_minute")]
+    pub patience_s: u64,
+    /// Seconds that one operation may take.
+    #[serde(default = "an_hour")]
+    pub deadline_s: u64,
+    /// Microseconds that a waiting rank polls before it sleeps; for ever if it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spin_us: Option<u64>,
+}
+
+fn half_a_minute() -> u64 {
+    30
+}
+
+fn an_hour() -> u64 {
+    3600
+}
+
+/// A communicator of all ranks, and the place in the group that it needs.
+#[derive(Debug)]
+pub struct World {
+    /// Declared first: ranks say good-bye to each other before they leave the group.
+    pub communicator: Communicator,
+    /// For each rank the lowest one that runs on the same host.
+    pub hosts: Vec<u32>,
+    /// To be kept while the communicator is used.
+    pub membership: crate::membership::Membership,
+}
+
+impl Invitation {
+    /// Reads what [`GROUP_VARIABLE`] holds; none where there is no such variable.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when it is no invitation.
+    pub fn from_environment() -> Result<Option<Self>, Failure> {
+        match std::env::var(GROUP_VARIABLE) {
+            Ok(text) if !text.is_empty() => Self::from_json(&text).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads JSON.
+    pub fn from_json(text: &str) -> Result<Self, Failure> {
+        serde_json::from_str(text).map_err(|error| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("this is no invitation to a group: {error}; {GROUP_VARIABLE} is set by `mayfly run`"),
+            )
+        })
+    }
+
+    /// Joins the group: comes back when all ranks are there and connected.
+    ///
+    /// # Errors
+    /// As [`join`](join()) and [`Communicator::form`].
+    pub fn accept(&self) -> Result<World, Failure> {
+        let secret = hex::decode(&self.secret)
+            .map_err(|_| Failure::new(Code::InvalidRequest, "the group's secret is not hexadecimal"))?;
+        let options = JoinOptions {
+            server_key: self.key,
+            run: self.run.clone(),
+            rank: self.rank,
+            trust: if self.trust_fabric {
+                Trust::Fabric
+            } else {
+                Trust::Nobody
+            },
+            patience: Duration::from_secs(self.patience_s),
+            ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
+        };
+        let Joined {
+            rank,
+            size,
+            roads,
+            hosts,
+            lost,
+            membership,
+            ..
+        } = join(&options)?;
+        let options = Options {
+            deadline: Duration::from_secs(self.deadline_s),
+            spin: self.spin_us.map(Duration::from_micros),
+            ..Options::default()
+        };
+        Ok(World {
+            communicator: Communicator::form(rank, size, roads, lost, options)?,
+            hosts,
+            membership,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invitation_says_no_more_than_is_needed_and_nothing_that_is_unknown() {
+        let short = r#"{"rendezvous":"127.0.0.1:7","name":"n","secret":"00","size":2}"#;
+        let read = Invitation::from_json(short).unwrap();
+        assert_eq!((read.rank, read.patience_s, read.spin_us), (None, 30, None));
+        let written = serde_json::to_string(&read).unwrap();
+        assert_eq!(Invitation::from_json(&written).unwrap(), read);
+        let more = short.replace("}", r#","x":1}"#);
+        assert_eq!(Invitation::from_json(&more).unwrap_err().code, Code::InvalidRequest);
+    }
+}

@@ -13,9 +13,7 @@ pub mod socket;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::io;
-
 use std::os::fd::{AsFd, OwnedFd};
-
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::tls::Identity;

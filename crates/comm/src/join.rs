@@ -8,8 +8,9 @@ use mayfly_fabric::tls::Identity;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
 
+use crate::connect::listeners::{Listeners, listen};
 use crate::connect::plan::Ways;
-use crate::connect::{self, Listeners, Setting, Trust, host};
+use crate::connect::{self, Setting, Trust, host};
 use crate::keys::{GroupKeys, new_identity, random, same_tag};
 use crate::membership::Membership;
 use crate::rendezvous::client::Contact;
@@ -156,7 +157,7 @@ fn enter(
     }
     let identity = new_identity()?;
     let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
-    let listeners = connect::listen(contact.local(), &socket_name, options.ways.local)?;
+    let listeners = listen(contact.local(), &socket_name, options.ways.local)?;
     let card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if text.len() > MOST_FROM_RANK / 2 {

@@ -6,15 +6,14 @@
 pub mod attempt;
 pub mod hello;
 pub mod host;
+pub mod listeners;
 pub mod plan;
 pub mod socket;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::tls::Identity;
@@ -23,6 +22,7 @@ use rustix::event::epoll;
 
 use self::attempt::{Attempt, Common, Progress, Socket};
 use self::hello::Way;
+use self::listeners::Listeners;
 use self::plan::{Party, Step, Target, Ways, plan};
 use crate::keys::GroupKeys;
 use crate::rendezvous::client::Contact;
@@ -59,14 +59,6 @@ const MOST_NAMED: usize = 4;
 const CONTACT: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
 const FIRST_ATTEMPT: u64 = 16;
-
-/// Where a rank can be called.
-pub struct Listeners {
-    /// One for each family.
-    pub tcp: Vec<TcpListener>,
-    /// Within the host.
-    pub unix: Option<UnixListener>,
-}
 
 /// What connecting needs to know.
 pub struct Setting<'a> {
@@ -210,11 +202,8 @@ impl Loop<'_> {
 
     fn watch(&mut self) -> Result<(), Failure> {
         self.add(self.contact.socket(), CONTACT, epoll::EventFlags::IN)?;
-        for (listener, token) in self.listeners.tcp.iter().zip(FIRST_LISTENER..) {
+        for (listener, token) in self.listeners.all().zip(FIRST_LISTENER..) {
             self.add(listener, token, epoll::EventFlags::IN)?;
-        }
-        if let Some(unix) = &self.listeners.unix {
-            self.add(unix, FIRST_ATTEMPT - 1, epoll::EventFlags::IN)?;
         }
         Ok(())
     }
@@ -376,14 +365,7 @@ impl Loop<'_> {
 
     fn accept(&mut self, token: u64) -> Result<(), Failure> {
         for _ in 0..ACCEPTS {
-            let accepted = match (token.checked_sub(FIRST_LISTENER), &self.listeners.unix) {
-                (_, Some(unix)) if token == FIRST_ATTEMPT - 1 => unix.accept().map(|(socket, _)| Socket::Unix(socket)),
-                (Some(at), _) => match self.listeners.tcp.get(at as usize) {
-                    Some(listener) => listener.accept().map(|(socket, _)| Socket::Tcp(socket)),
-                    None => return Ok(()),
-                },
-                _ => return Ok(()),
-            };
+            let accepted = self.listeners.accept(token - FIRST_LISTENER);
             let socket = match accepted {
                 Ok(socket) => socket,
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -392,7 +374,7 @@ impl Loop<'_> {
                 // None is left, or the caller has gone again.
                 Err(_) => return Ok(()),
             };
-            if self.strangers >= self.pairs.len() * 4 + MOST_STRANGERS || prepare(&socket).is_err() {
+            if self.strangers >= self.pairs.len() * 4 + MOST_STRANGERS || listeners::prepare(&socket).is_err() {
                 continue;
             }
             self.begin(Attempt::accepted(socket))?;
@@ -595,49 +577,10 @@ fn interest(writing: bool) -> epoll::EventFlags {
     }
 }
 
-/// Makes an accepted socket what a dialled one is, and turns away other users of the host.
-fn prepare(socket: &Socket) -> io::Result<()> {
-    match socket {
-        Socket::Tcp(socket) => {
-            socket.set_nonblocking(true)?;
-            socket.set_nodelay(true)?;
-            socket::watch_peer(socket)
-        }
-        Socket::Unix(socket) => {
-            socket.set_nonblocking(true)?;
-            if socket::user_of(socket)? == rustix::process::geteuid().as_raw() {
-                Ok(())
-            } else {
-                Err(io::ErrorKind::PermissionDenied.into())
-            }
-        }
-    }
-}
-
 /// The error of whoever forms a group that has lost a rank.
 pub(crate) fn lost(rank: u32, reason: &str) -> Failure {
     Failure::new(
         Code::RankLost,
         format!("rank {rank} was lost while the group formed: {reason}; start all ranks again"),
     )
-}
-
-/// Listens in both families if the host has them; in the family of `like` on its very port.
-pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Failure> {
-    let own = socket::any(like, like.port());
-    let first = socket::listen_on(own).map_err(|error| failed(&format!("cannot listen at {own}"), error))?;
-    let other: SocketAddr = match like {
-        SocketAddr::V4(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
-    };
-    let mut tcp = vec![first];
-    // A host may have one family only.
-    tcp.extend(socket::listen_on(other));
-    for listener in &tcp {
-        listener
-            .set_nonblocking(true)
-            .map_err(|error| failed("cannot listen", error))?;
-    }
-    let unix = if unix { socket::listen_local(name).ok() } else { None };
-    Ok(Listeners { tcp, unix })
 }

@@ -119,7 +119,9 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     // Within a host the loopback does; the rest is for what filters it.
     let begin = if one_host { begin + HEAD_START } else { begin };
     if ways.direct {
-        let reachable = |address: &&SocketAddr| mine.locals.iter().any(|own| own.is_ipv4() == address.is_ipv4());
+        let same_family = |address: &SocketAddr| mine.locals.iter().any(|own| own.is_ipv4() == address.is_ipv4());
+        // A loopback's address, of a rank beside the rendezvous, leads everybody else to themselves.
+        let reachable = |address: &&SocketAddr| same_family(address) && (one_host || !address.ip().is_loopback());
         for address in theirs.locals.iter().filter(reachable) {
             add(Target::Address(*address), Way::Direct, begin + turn(first));
         }
@@ -128,7 +130,9 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         }
     }
     // Without a NAT there may still be a filter that lets answers in. Behind one and the same, the way inside is the better one.
-    let punch = ways.punch && mine.observed.is_ipv4() == theirs.observed.is_ipv4() && !one_host;
+    let seen = |card: &Card| !card.observed.ip().is_loopback();
+    let one_family = mine.observed.is_ipv4() == theirs.observed.is_ipv4();
+    let punch = ways.punch && one_family && !one_host && seen(mine) && seen(theirs);
     let both = mine.is_translated() && theirs.is_translated();
     let after = if both && mine.observed.ip() != theirs.observed.ip() {
         Duration::ZERO
@@ -139,7 +143,7 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         add(Target::Address(theirs.observed), Way::Punch, after);
     }
     if ways.relay {
-        let hopeless = !ways.direct && !ways.punch || cannot_meet(mine, theirs);
+        let hopeless = !local && (!ways.direct && !ways.punch || cannot_meet(mine, theirs));
         add(
             Target::Relay,
             Way::Relay,

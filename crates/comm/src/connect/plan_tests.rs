@@ -76,6 +76,22 @@ fn two_symmetric_nats_go_to_the_relay_at_once_unless_they_are_one() {
 }
 
 #[test]
+fn nobody_dials_the_loopback_of_another_host() {
+    let mut beside = card("a", "10.0.0.1:5", "127.0.0.1:5", Nat::None);
+    beside.locals.push("127.0.0.1:5".parse().unwrap());
+    let away = card("b", "10.0.0.2:6", "10.0.0.2:6", Nat::None);
+    for steps in both(&beside, &away, &Ways::default()) {
+        assert!(steps.iter().any(|step| step.way == Way::Direct));
+        for step in steps {
+            assert!(
+                !matches!(step.target, Target::Address(address) if address.ip().is_loopback()),
+                "{step:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn ways_that_are_not_wanted_are_not_tried() {
     let first = card("a", "10.0.0.1:6", "2.0.0.1:6", Nat::Independent);
     let second = card("b", "10.0.0.1:6", "3.0.0.1:6", Nat::Independent);

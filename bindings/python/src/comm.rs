@@ -33,7 +33,11 @@ unsafe impl Sync for View {}
 impl View {
     fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         let mut buffer = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
-        let flags: c_int = if writable { ffi::PyBUF_WRITABLE } else { ffi::PyBUF_SIMPLE };
+        let flags: c_int = if writable {
+            ffi::PyBUF_WRITABLE
+        } else {
+            ffi::PyBUF_SIMPLE
+        };
         // SAFETY: the object is alive, and the buffer is filled in or left as it is.
         let got = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *buffer, flags) };
         if got != 0 {
@@ -269,7 +273,10 @@ impl Communicator {
     fn part(&self, inner: Inner) -> Self {
         let host = |member: &u32| {
             let place = self.inner.members().iter().position(|known| known == member);
-            place.and_then(|place| self.hosts.get(place)).copied().unwrap_or(*member)
+            place
+                .and_then(|place| self.hosts.get(place))
+                .copied()
+                .unwrap_or(*member)
         };
         Self {
             hosts: inner.members().iter().map(host).collect(),
@@ -320,7 +327,9 @@ impl Communicator {
     #[staticmethod]
     fn join(py: Python<'_>, invitation: &str) -> PyResult<Self> {
         let invitation = Invitation::from_json(invitation).map_err(|failure| failed(py, &failure))?;
-        let world = py.detach(|| invitation.accept()).map_err(|failure| failed(py, &failure))?;
+        let world = py
+            .detach(|| invitation.accept())
+            .map_err(|failure| failed(py, &failure))?;
         let World {
             communicator,
             hosts,
@@ -492,7 +501,10 @@ impl Communicator {
 
 /// A request is made with the work that it is for.
 fn unreachable_work() -> Result<mayfly_comm::Request, Failure> {
-    Err(Failure::new(Code::Internal, "a request was made for other work than it is for; report this"))
+    Err(Failure::new(
+        Code::Internal,
+        "a request was made for other work than it is for; report this",
+    ))
 }
 
 /// What an operation in the background works on.
@@ -507,8 +519,18 @@ struct UnderWay {
     // In this order: the scope ends before its memory, and both before what they are of.
     scope: Scope<'static>,
     request: mayfly_comm::Request,
-    _work: Box<Work>,
+    _work: Kept,
     _comm: Arc<Inner>,
+}
+
+/// Work that stays where it is until this is dropped, and that a scope borrows meanwhile.
+struct Kept(*mut Work);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw`, freed once, and the scope that borrowed it has ended.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
 }
 
 // SAFETY: it is behind a mutex, and a communicator may be used by any thread.
@@ -528,9 +550,9 @@ impl Request {
     ) -> PyResult<Self> {
         let py = of.py();
         let comm = Arc::clone(of.get().inner.get(py)?);
-        let mut work = Box::new(work);
-        // SAFETY: both are kept behind pointers that do not move, and are dropped after the scope.
-        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&comm), &mut *std::ptr::from_mut::<Work>(&mut work)) };
+        let work = Kept(Box::into_raw(Box::new(work)));
+        // SAFETY: both stay where they are, and are dropped after the scope.
+        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&comm), &mut *work.0) };
         // SAFETY: it is dropped with what holds it, and a value of Python's that is forgotten ends with the process.
         let scope = unsafe { lasting.detached_scope() };
         let started = start(&scope, memory);
@@ -568,7 +590,9 @@ impl Request {
 impl Request {
     /// Waits for it, and answers what was received; none if it was waited for already.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Found>> {
-        let waited = self.ask(py, |going| going.scope.wait(going.request).map(|status| Some(found(status))))?;
+        let waited = self.ask(py, |going| {
+            going.scope.wait(going.request).map(|status| Some(found(status)))
+        })?;
         Ok(waited.flatten())
     }
 

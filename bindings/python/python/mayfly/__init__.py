@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mayfly._future import Future
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
+    from mayfly._run import run
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "connect",
+    "run",
 ]
 
 # Imported when they are used: workers start from this package too, and need none of it.
@@ -75,6 +77,7 @@ _WHERE = {
     "_future": ("Future",),
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),
+    "_run": ("run",),
 }
 
 

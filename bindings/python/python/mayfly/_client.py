@@ -238,6 +238,11 @@ class Client:
         )
         return Client(native)
 
+    def rendezvous(self) -> dict[str, str]:
+        """Where the ranks of groups meet: ``address`` (``host:port``) and its ``key``."""
+        place: dict[str, str] = json.loads(self._native.get("/v1/rendezvous"))
+        return place
+
     def nodes(self) -> list[dict[str, Any]]:
         """The manager's nodes."""
         nodes: list[dict[str, Any]] = json.loads(self._native.get("/v1/nodes"))

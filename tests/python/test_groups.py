@@ -1,0 +1,272 @@
+"""Functions that talk to each other: `mayfly.run`, and what mpi4py's names do in it."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import cloudpickle
+import mayfly
+import numpy as np
+import pytest
+from harness.leaks import die_with_parent
+from harness.programs import run_python
+from mayfly import MPI
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mayfly.connect() as client:
+        yield client
+
+
+def buffers(size_of):
+    """Every operation on buffers, checked on every rank against what NumPy makes of everybody's data."""
+    comm = MPI.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    n = size_of
+    everybody = [np.arange(n, dtype="d") * (r + 1) + r for r in range(size)]
+    own = everybody[rank]
+
+    def same(found, expected):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+    copy = own.copy() if rank == 1 % size else np.zeros(n)
+    comm.Bcast(copy, root=1 % size)
+    same(copy, everybody[1 % size])
+    total = np.empty(n)
+    comm.Allreduce(own, total)
+    same(total, sum(everybody))
+    comm.Allreduce([own, MPI.DOUBLE], [total, n, MPI.DOUBLE], op=MPI.MAX)
+    same(total, np.max(everybody, axis=0))
+    in_place = own.copy()
+    comm.Allreduce(MPI.IN_PLACE, in_place, op=MPI.PROD)
+    same(in_place, np.prod(everybody, axis=0))
+    root_only = np.full(n, -1.0)
+    comm.Reduce(own, root_only if rank == 0 else None, op=MPI.SUM, root=0)
+    same(root_only, sum(everybody) if rank == 0 else np.full(n, -1.0))
+    gathered = np.empty((size, n))
+    comm.Allgather(own, gathered)
+    same(gathered, everybody)
+    comm.Gather(own, gathered if rank == 0 else None, root=0)
+    part = np.empty(n)
+    comm.Scatter(np.array(everybody) if rank == 0 else None, part, root=0)
+    same(part, own)
+    mixed = np.empty((size, n))
+    comm.Alltoall(np.array([own + 100 * r for r in range(size)]), mixed)
+    same(mixed, [everybody[r] + 100 * rank for r in range(size)])
+    counts = [r + 1 for r in range(size)]
+    mine = np.full(rank + 1, rank, dtype="i4")
+    packed = np.empty(sum(counts), dtype="i4")
+    comm.Allgatherv(mine, [packed, counts, MPI.INT])
+    same(packed, np.repeat(np.arange(size), counts))
+    comm.Gatherv(mine, [packed, counts, MPI.INT] if rank == 0 else None, root=0)
+    comm.Scatterv([packed, counts, MPI.INT] if rank == 0 else None, mine, root=0)
+    same(mine, rank)
+    out = np.repeat(np.arange(size, dtype="i4") + 10 * rank, counts)
+    came = np.empty((rank + 1) * size, dtype="i4")
+    comm.Alltoallv([out, counts, MPI.INT], [came, [rank + 1] * size, MPI.INT])
+    same(came, np.repeat([rank + 10 * r for r in range(size)], rank + 1))
+    up_to = np.empty(n)
+    comm.Scan(own, up_to)
+    same(up_to, sum(everybody[: rank + 1]))
+    before = np.full(n, -7.0)
+    comm.Exscan(own, before)
+    same(before, sum(everybody[:rank]) if rank else np.full(n, -7.0))
+    slice_of = np.empty(n)
+    comm.Reduce_scatter_block(np.array(everybody), slice_of)
+    same(slice_of, everybody[rank] * size)
+    pairs = np.array([(own[0] if n else 0.0, rank)], dtype=[("v", "f8"), ("at", "i8")])
+    largest = np.empty_like(pairs)
+    comm.Allreduce([pairs, 1, MPI.DOUBLE_INT], [largest, 1, MPI.DOUBLE_INT], op=MPI.MAXLOC)
+    assert largest["at"][0] == (size - 1 if n else 0)
+    # All of it in the background, in one go.
+    a, b, c = np.empty(n), own.copy() if rank == 0 else np.empty(n), np.empty((size, n))
+    requests = [comm.Iallreduce(own, a), comm.Ibcast(b, root=0), comm.Iallgather(own, c), comm.Ibarrier()]
+    MPI.Request.Waitall(requests)
+    same(a, sum(everybody))
+    same(b, everybody[0])
+    same(c, everybody)
+    return rank
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [0, 3, 20_000])
+def test_collectives_of_buffers_give_what_one_process_would(client, ranks, count):
+    assert mayfly.run(buffers, ranks=ranks, args=(count,), client=client, timeout=60) == list(range(ranks))
+
+
+def objects():
+    comm = MPI.COMM_WORLD
+    rank, size = comm.rank, comm.size
+    assert comm.bcast({"from": rank}, root=size - 1) == {"from": size - 1}
+    assert comm.gather("x" * rank, root=0) == (["x" * r for r in range(size)] if rank == 0 else None)
+    assert comm.allgather((rank, None)) == [(r, None) for r in range(size)]
+    assert comm.scatter([[r] * r for r in range(size)] if rank == 0 else None, root=0) == [rank] * rank
+    assert comm.alltoall([f"{rank}>{r}" for r in range(size)]) == [f"{r}>{rank}" for r in range(size)]
+    assert comm.allreduce(rank, op=MPI.MAX) == size - 1
+    assert comm.allreduce([rank], op=operator.add) == list(range(size)), "in the order of the ranks"
+    assert comm.reduce(rank + 1, op=MPI.PROD, root=0) == (np.prod(range(1, size + 1)) if rank == 0 else None)
+    assert comm.scan(rank) == sum(range(rank + 1))
+    # Messages: in a circle, from anybody, and as futures.
+    assert comm.sendrecv({"r": rank}, (rank + 1) % size, source=(rank - 1) % size) == {"r": (rank - 1) % size}
+    if rank == 0:
+        status = MPI.Status()
+        seen = {comm.recv(source=MPI.ANY_SOURCE, tag=7, status=status) + status.Get_source() for _ in range(size - 1)}
+        assert seen == {2 * r for r in range(1, size)}
+    else:
+        comm.send(rank, 0, tag=7)
+    requests = [comm.isend([rank, r], r, tag=1) for r in range(size)] + [comm.irecv(source=r, tag=1) for r in range(size)]
+    assert MPI.Request.waitall(requests)[size:] == [[r, rank] for r in range(size)]
+    large = comm.bcast(np.arange(300_000) if rank == 0 else None)
+    assert large.sum() == np.arange(300_000).sum()
+    half = comm.Split(rank % 2, key=-rank)
+    assert half.allgather(rank) == sorted((r for r in range(size) if r % 2 == rank % 2), reverse=True)
+    assert (comm.Split(MPI.UNDEFINED if rank else 0) is None) == (rank > 0)
+    other = comm.Dup()
+    comm.send("for the first", (rank + 1) % size)
+    other.send("for the second", (rank + 1) % size)
+    assert (other.recv(), comm.recv()) == ("for the second", "for the first")
+    assert comm.Split_type(MPI.COMM_TYPE_SHARED).size == size
+    return "done"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_objects_travel_and_communicators_are_divided(client, ranks):
+    assert mayfly.run(objects, ranks=ranks, client=client, timeout=60) == ["done"] * ranks
+
+
+def composed(left, right, datatype):
+    """Two by two matrices, whose order matters."""
+    a, b = np.frombuffer(left, "d").reshape(-1, 2, 2), np.frombuffer(right, "d").reshape(-1, 2, 2)
+    b[:] = a @ b
+
+
+def products():
+    comm = MPI.COMM_WORLD
+    matrices = [np.array([[1.0, r + 1], [0.5, 1.0]]) for r in range(comm.size)]
+    found = np.empty((2, 2))
+    comm.Allreduce(matrices[comm.rank], found, op=MPI.Op.Create(composed, commute=False))
+    return found.tolist(), np.linalg.multi_dot(matrices).tolist()
+
+
+def test_an_operation_of_ones_own_keeps_the_order_of_the_ranks(client):
+    for found, expected in mayfly.run(products, ranks=3, client=client, timeout=60):
+        np.testing.assert_allclose(found, expected)
+
+
+def test_what_the_function_raises_on_one_rank_is_raised_here_and_the_others_end(client):
+    def work():
+        comm = MPI.COMM_WORLD
+        if comm.rank == 1:
+            raise ValueError("on purpose")
+        comm.Barrier()
+
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="on purpose"):
+        mayfly.run(work, ranks=3, client=client, timeout=60)
+    assert time.monotonic() - begin < 20
+
+
+def test_ranks_that_do_not_call_what_fits_together_are_told_so(client):
+    def work():
+        comm = MPI.COMM_WORLD
+        if comm.rank == 0:
+            comm.Bcast(np.zeros(4), root=0)
+        else:
+            comm.Allreduce(np.zeros(4), np.zeros(4))
+
+    with pytest.raises(mayfly.GroupError) as caught:
+        mayfly.run(work, ranks=2, client=client, timeout=60)
+    assert caught.value.code == "mismatch"
+
+
+def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client):
+    def work():
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            comm.Barrier()
+        except MPI.Exception as error:
+            left = comm.Shrink()
+            return error.code, str(error), left.allreduce(comm.rank)
+        return None
+
+    with client.lease(workers=3, mode="warm") as lease, pytest.raises((mayfly.WorkerDied, mayfly.GroupError)):
+        mayfly.run(work, ranks=3, client=client, timeout=60)
+        del lease
+
+
+def test_survivors_of_a_killed_rank_compute_on(client, tmp_path):
+    def work():
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            comm.Barrier()
+        except MPI.Exception as error:
+            left = comm.Shrink()
+            (tmp_path / str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
+
+    with pytest.raises(mayfly.WorkerDied):
+        mayfly.run(work, ranks=3, client=client, timeout=60)
+    for rank in (0, 2):
+        code, text, total = json.loads((tmp_path / str(rank)).read_text())
+        assert code == "rank_lost"
+        assert "rank 1" in text
+        assert total == 2
+
+
+def test_a_process_of_no_group_is_a_world_of_its_own():
+    run_python(
+        """
+        from mayfly import MPI
+        comm = MPI.COMM_WORLD
+        assert (comm.rank, comm.size) == (0, 1)
+        assert comm.allreduce(5) == 5
+        assert comm.bcast("x") == "x"
+        """
+    )
+
+
+def test_processes_that_mayfly_did_not_start_form_a_group_by_a_shared_secret(client):
+    place = client.rendezvous()
+    invitation = {"rendezvous": place["address"], "key": place["key"], "name": "shells", "secret": "ab" * 16, "size": 3}
+    program = textwrap.dedent(
+        """
+        from mayfly import MPI
+        comm = MPI.COMM_WORLD
+        print(comm.allreduce(comm.rank), comm.allgather(comm.rank))
+        """
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"MAYFLY_GROUP": json.dumps(invitation)},
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+        )
+        for _ in range(3)
+    ]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["3 [0, 1, 2]\n"] * 3
+
+
+def test_a_group_that_is_not_complete_in_time_says_who_is_missing(client):
+    place = client.rendezvous()
+    invitation = {"rendezvous": place["address"], "key": place["key"], "name": "lonely", "secret": "ab" * 16, "size": 3}
+    invitation |= {"rank": 1, "patience_s": 1}
+    with pytest.raises(mayfly.Error, match="0, 2") as caught:
+        MPI.Communicator.join(json.dumps(invitation))
+    assert caught.value.code == "timed_out"

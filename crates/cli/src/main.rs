@@ -18,9 +18,11 @@ mod node;
 mod output;
 mod page;
 mod python;
+mod rendezvous;
 #[cfg(test)]
 mod reference;
 mod resources;
+mod run;
 mod status;
 mod tenant;
 mod token;
@@ -116,6 +118,10 @@ enum Command {
     Audit(bill::AuditArguments),
     /// Call a function of a shared library, or of a Python module
     Invoke(invoke::Arguments),
+    /// Run a program or a function on many ranks that talk to each other
+    Run(run::Arguments),
+    /// Start a place where ranks of groups meet, without a manager
+    Rendezvous(rendezvous::Arguments),
     /// Measure invocations beside the machine's own limits, in the same run
     Bench(bench::Arguments),
     /// Say which release this is
@@ -131,16 +137,16 @@ fn main() -> ExitCode {
         Err(error) => return exit::usage(&error, arguments.iter().any(|argument| argument == "--json")),
     };
     match run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(failure) => exit::report(&failure, cli.global.json),
     }
 }
 
-fn run(cli: &Cli) -> Result<(), Failure> {
+fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let global = &cli.global;
     let usual = match &cli.command {
         Command::Up(arguments) => arguments.log_level(),
-        Command::Manager(_) | Command::Node(_) => "info",
+        Command::Manager(_) | Command::Node(_) | Command::Rendezvous(_) => "info",
         _ => "warn",
     };
     logging::start(global, usual)?;
@@ -159,8 +165,11 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Prices(arguments) => tenant::prices(arguments, global),
         Command::Audit(arguments) => bill::audit(arguments, global),
         Command::Invoke(arguments) => invoke::run(arguments, global),
+        Command::Run(arguments) => return run::run(arguments, global),
+        Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
         Command::Bench(arguments) => bench::run(arguments, global.json),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),
     }
+    .map(|()| ExitCode::SUCCESS)
 }

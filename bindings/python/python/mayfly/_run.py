@@ -50,15 +50,7 @@ def run(
             return run(
                 fn, ranks=ranks, args=args, kwargs=kwargs, client=own, timeout=timeout, spin=spin, **lease
             )
-    place = client.rendezvous()
-    invitation = {
-        "rendezvous": place["address"],
-        "key": place["key"],
-        "name": getattr(fn, "__qualname__", "run")[:40],
-        "run": secrets.token_hex(8),
-        "secret": secrets.token_hex(32),
-        "size": ranks,
-    }
+    invitation = invitation_to(client, ranks)
     if spin is not None:
         invitation["spin_us"] = round(spin * 1e6)
     work = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
@@ -68,6 +60,19 @@ def run(
             for rank in range(ranks)
         ]
         return _gather(futures, timeout)
+
+
+def invitation_to(client: Client, size: int) -> dict[str, Any]:
+    """What the ranks of a new group need to find each other, all but their numbers."""
+    place = client.rendezvous()
+    return {
+        "rendezvous": place["address"],
+        "key": place["key"],
+        "name": "run",
+        "run": secrets.token_hex(8),
+        "secret": secrets.token_hex(32),
+        "size": size,
+    }
 
 
 def _rank(invitation: str, work: bytes) -> Any:

@@ -1,0 +1,232 @@
+"""``mayfly run``: a program on many ranks. Its output comes back over a group of its own, in which the launcher is the last rank."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import mayfly
+from mayfly import MPI
+from mayfly._run import invitation_to
+
+#: Bytes of one line that are sent at once; longer ones come in parts.
+MOST_LINE = 64 << 10
+#: A program of more bytes is better put where the nodes can read it.
+MOST_BYTES = 256 << 20
+#: Seconds that the other ranks have to end after one has failed.
+GRACE = 5.0
+
+
+def packed(target: Path) -> tuple[bytes, list[str]]:
+    """A script, a folder with ``__main__.py`` or a program, as it travels, and the command that runs it."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(target, arcname=target.name)
+    if archive.tell() > MOST_BYTES:
+        raise mayfly.Error(
+            f"{target} has more than {MOST_BYTES >> 20} MiB; put it where the nodes can read it and run a script that starts it",
+            "invalid_request",
+        )
+    is_python = target.is_dir() or target.suffix == ".py"
+    return archive.getvalue(), (["python", target.name] if is_python else [target.name])
+
+
+def _rank(group: str, console: str, archive: bytes, command: list[str], arguments: list[str], directory: str) -> int:
+    """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
+    out = MPI.Comm(MPI.Communicator.join(console))
+    launcher = out.size - 1
+    lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
+
+    def read(name: str, stream: IO[bytes]) -> None:
+        for line in iter(lambda: stream.readline(MOST_LINE), b""):
+            lines.put((name, line))
+        lines.put(None)
+
+    with tempfile.TemporaryDirectory(prefix="mayfly-run-") as place:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(place, filter="tar")
+        program = str(Path(place) / command[-1])
+        process = subprocess.Popen(
+            [*([sys.executable, "-u"] if command[0] == "python" else []), program, *arguments],
+            cwd=directory if os.path.isdir(directory) else place,
+            env=os.environ | {MPI.GROUP_VARIABLE: group},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        readers = [
+            threading.Thread(target=read, args=(name, stream), daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        open_streams = len(readers)
+        while open_streams:
+            line = lines.get()
+            if line is None:
+                open_streams -= 1
+            else:
+                out.send(line, launcher)
+        status = process.wait()
+    out.send(("end", status), launcher)
+    return status
+
+
+def run_program(client: mayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]) -> list[int]:
+    """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
+    archive, command = packed(Path(options.target))
+    group, console = invitation_to(client, options.ranks), invitation_to(client, options.ranks + 1)
+    # The launcher, and ranks that only pass lines on, have no business with a core.
+    console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
+    if options.spin is not None:
+        group["spin_us"] = round(options.spin * 1e6)
+    statuses: dict[int, int] = {}
+    with client.lease(workers=options.ranks, mode="warm", **options.lease) as lease:
+        futures = [
+            lease.options(worker=rank).submit(
+                _rank,
+                json.dumps(group | {"rank": rank}),
+                json.dumps(console | {"rank": rank}),
+                archive,
+                command,
+                options.arguments,
+                os.getcwd(),
+            )
+            for rank in range(options.ranks)
+        ]
+        listener = MPI.Comm(MPI.Communicator.join(json.dumps(console | {"rank": options.ranks})))
+        until = None if options.timeout is None else time.monotonic() + options.timeout
+        status, failed_at = MPI.Status(), None
+        while len(statuses) < options.ranks:
+            if listener.iprobe(status=status):
+                what, value = listener.recv(source=status.Get_source(), tag=status.Get_tag(), status=status)
+                rank = status.Get_source()
+                if what == "end":
+                    statuses[rank] = value if value >= 0 else 128 - value
+                    if statuses[rank] and failed_at is None:
+                        failed_at = time.monotonic()
+                else:
+                    show(rank, what, value)
+                continue
+            for rank, future in enumerate(futures):
+                if rank not in statuses and future.done():
+                    error = future.exception()
+                    # Its last words are here already, or never come.
+                    if error is not None and not listener.iprobe(source=rank):
+                        raise error
+            now = time.monotonic()
+            if until is not None and now > until:
+                raise TimeoutError(f"{options.ranks - len(statuses)} ranks had not ended within {options.timeout} s")
+            if failed_at is not None and now > failed_at + GRACE:
+                for rank, future in enumerate(futures):
+                    if rank not in statuses:
+                        future.kill()
+                        statuses[rank] = 128 + 9
+            time.sleep(0.001)
+    return [statuses[rank] for rank in range(options.ranks)]
+
+
+def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any]:
+    """Runs ``module:function`` with the arguments as text, and answers what it returns, by rank."""
+    module, _, name = options.target.partition(":")
+    sys.path.insert(0, os.getcwd())
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    return mayfly.run(
+        function,
+        ranks=options.ranks,
+        args=options.arguments,
+        client=client,
+        timeout=options.timeout,
+        spin=options.spin,
+        **options.lease,
+    )
+
+
+class Screen:
+    """Where the lines of all ranks go, each with the rank before it."""
+
+    def __init__(self, ranks: int, labels: bool) -> None:
+        self.width = len(str(ranks - 1))
+        self.labels = labels
+        self.begun: dict[tuple[int, str], bool] = {}
+
+    def show(self, rank: int, stream: str, line: bytes) -> None:
+        """Writes a line."""
+        target = sys.stdout.buffer if stream == "out" else sys.stderr.buffer
+        with contextlib.suppress(BrokenPipeError):
+            if self.labels and not self.begun.get((rank, stream)):
+                target.write(f"[{rank:{self.width}}] ".encode())
+            self.begun[rank, stream] = not line.endswith(b"\n")
+            target.write(line)
+            target.flush()
+
+
+def main() -> int:
+    """Does what ``mayfly run`` was asked to do."""
+    parser = argparse.ArgumentParser(prog="mayfly run")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--spin", type=float, default=0.0005)
+    parser.add_argument("--no-label", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--sandbox")
+    parser.add_argument("--network", action="store_true")
+    parser.add_argument("target")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    options.lease = {key: value for key, value in (("sandbox", options.sandbox),) if value}
+    if options.network:
+        options.lease["network"] = True
+    try:
+        with mayfly.connect() as client:
+            if ":" in options.target and not os.path.exists(options.target):
+                results = run_function(client, options)
+                for rank, result in enumerate(results):
+                    print(json.dumps({"rank": rank, "result": _plain(result)}) if options.json else f"[{rank}] {result!r}")
+                return 0
+            if not os.path.exists(options.target):
+                raise mayfly.Error(f"there is no {options.target}, nor is it a `module:function`", "invalid_request")
+            screen = Screen(options.ranks, not options.no_label)
+            statuses = run_program(client, options, screen.show)
+    except mayfly.Error as error:
+        text = json.dumps({"error": {"code": error.code, "message": str(error)}}) if options.json else None
+        print(text or f"error [{error.code}]: {error}", file=sys.stderr)
+        return 2 if error.code == "invalid_request" else 1
+    except TimeoutError as error:
+        text = json.dumps({"error": {"code": "timed_out", "message": str(error)}}) if options.json else None
+        print(text or f"error [timed_out]: {error}", file=sys.stderr)
+        return 3
+    if options.json:
+        print(json.dumps({"statuses": statuses}))
+    failed = [rank for rank, status in enumerate(statuses) if status]
+    for rank in failed:
+        print(f"mayfly run: rank {rank} ended with status {statuses[rank]}", file=sys.stderr)
+    return statuses[failed[0]] if failed else 0
+
+
+def _plain(value: Any) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+//! `mayfly rendezvous`: a place where ranks meet, without a manager.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+use mayfly_comm::rendezvous::server::{ServeOptions, serve};
+use mayfly_protocol::error::Failure;
+use serde_json::json;
+
+use crate::{Global, output};
+
+/// Start a place where ranks of groups meet, without a manager.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly rendezvous --listen 0.0.0.0:7075
+
+A manager has one of its own. This one is for processes that Mayfly did not start: from mpirun, srun, or plain shells. Each of
+them finds its group by MAYFLY_GROUP, such as
+  {\"rendezvous\": \"head.example.org:7075\", \"key\": \"...\", \"name\": \"mine\", \"secret\": \"...\", \"size\": 4}
+where the secret is what all ranks know and nobody else, at least 16 random bytes in hexadecimal (openssl rand -hex 32), and the key is
+what this command prints. Pairs that cannot reach each other are relayed, and not read.")]
+pub struct Arguments {
+    /// Where to listen; port 0 for any; may be repeated
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7075")]
+    listen: Vec<SocketAddr>,
+    /// Do not relay between ranks that cannot reach each other
+    #[arg(long)]
+    no_relay: bool,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let options = ServeOptions {
+        listen: arguments.listen.clone(),
+        relay: !arguments.no_relay,
+        ..ServeOptions::default()
+    };
+    serve(options, |key, addresses| {
+        let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        output::announce(&if global.json {
+            json!({ "ready": true, "key": key, "addresses": addresses, "pid": std::process::id() }).to_string()
+        } else {
+            format!(
+                "Ranks may meet.\n\n  address  {}\n  key      {key}\n\nCtrl-C ends it.",
+                addresses.join(", ")
+            )
+        });
+    })
+}

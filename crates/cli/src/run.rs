@@ -1,0 +1,84 @@
+//! `mayfly run`: a program, or a function, on many ranks that talk to each other.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::Args;
+use mayfly_client::{MANAGER_VARIABLE, Sandbox};
+use mayfly_protocol::error::{Code, Failure};
+
+use crate::lease::Level;
+use crate::{Global, values};
+
+/// Run a script, a folder, a program or a function on many ranks that talk to each other.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly run --ranks 4 train.py --epochs 3
+  mayfly run --ranks 2 ./solver input.dat
+  mayfly run --ranks 8 mymodule:work
+
+Each rank is a worker of one lease: all or none. A script, a folder with `__main__.py` or a program is sent along. In it,
+`from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py. Its output appears as it comes, with the rank before each
+line; the exit status is that of the first rank that failed.")]
+pub struct Arguments {
+    /// How many
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: u16,
+    /// How long all of it may take [default: for ever]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    timeout: Option<Duration>,
+    /// How isolated the ranks are [default: as the site has it]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    sandbox: Option<Level>,
+    /// Let isolated ranks use the host's network, which they need to reach each other
+    #[arg(long)]
+    network: bool,
+    /// Leave lines as they are, without their ranks
+    #[arg(long)]
+    no_label: bool,
+    /// Interpreter with the mayfly package
+    #[arg(long, value_name = "PATH", env = "MAYFLY_PYTHON", default_value = "python3", hide_env_values = true)]
+    python: PathBuf,
+    /// A script, a folder with __main__.py, a program, or module:function
+    target: OsString,
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Runs it. Its own exit status is ours.
+pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
+    let mut command = Command::new(&arguments.python);
+    command.args(["-m", "mayfly._launch", "--ranks"]).arg(arguments.ranks.to_string());
+    if let Some(timeout) = arguments.timeout {
+        command.arg("--timeout").arg(timeout.as_secs_f64().to_string());
+    }
+    if let Some(sandbox) = arguments.sandbox {
+        command.arg("--sandbox").arg(Sandbox::from(sandbox).name());
+    }
+    let switches = [
+        ("--network", arguments.network),
+        ("--no-label", arguments.no_label),
+        ("--json", global.json),
+    ];
+    command.args(switches.iter().filter(|(_, set)| *set).map(|(name, _)| name));
+    command.arg("--").arg(&arguments.target).args(&arguments.arguments);
+    if let Some(manager) = &global.manager {
+        command.env(MANAGER_VARIABLE, manager);
+    }
+    if let Ok(binary) = std::env::current_exe() {
+        command.env("MAYFLY_BIN", binary);
+    }
+    let status = command.status().map_err(|error| {
+        let text = format!(
+            "{} cannot be started: {error}; name an interpreter that has the mayfly package by --python",
+            arguments.python.display()
+        );
+        Failure::new(Code::InvalidRequest, text)
+    })?;
+    use std::os::unix::process::ExitStatusExt;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(1));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}

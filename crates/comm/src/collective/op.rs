@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::atomic::AtomicPtr;
 use std::task::{Context, Poll};
 
 use mayfly_protocol::error::Failure;
@@ -72,6 +73,9 @@ impl Drop for Op<'_> {
     }
 }
 
+/// Memory that has been received into.
+pub type Part<'a> = Result<&'a mut [u8], Failure>;
+
 /// One collective under way on one rank: whom its ranks are, and how its messages are addressed. Used only while the engine is
 /// held.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +126,24 @@ impl<'a> Run<'a> {
         // SAFETY: as above.
         let started = unsafe { self.engine().receive(peer, self.address, into.as_mut_ptr(), into.len()) };
         Op::new(self.core, started)
+    }
+
+    /// As [`Run::receive`]; when it is over, the memory comes back.
+    pub fn receive_part<'b>(
+        &self,
+        peer: usize,
+        into: &'b mut [u8],
+    ) -> impl Future<Output = Part<'b>> + Send + use<'a, 'b>
+    where
+        'a: 'b,
+    {
+        let (start, length) = (AtomicPtr::new(into.as_mut_ptr()), into.len());
+        let receive = self.receive(peer, into);
+        async move {
+            receive.await?;
+            // SAFETY: the memory was borrowed for 'b, and the operation that used it is over.
+            Ok(unsafe { std::slice::from_raw_parts_mut(start.into_inner(), length) })
+        }
     }
 
     /// Sends to one rank while receiving from another, or the same.

@@ -20,6 +20,8 @@ use crate::book::{Book, Match, RequestId, State, truncated};
 const EAGER_BYTES: usize = 64 << 10;
 /// Received at a time while no long message is under way.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Sent, and received of a long message, before the other direction has its turn.
+const AT_ONCE_BYTES: usize = 256 << 10;
 /// Where bytes go that nobody wants any more.
 const SINK_BYTES: usize = 64 << 10;
 
@@ -99,10 +101,12 @@ impl StreamLink {
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
         let all = ENVELOPE_BYTES + bytes.len();
-        while sent < all && !self.deaf {
+        let until = all.min(sent + AT_ONCE_BYTES);
+        while sent < until && !self.deaf {
+            let rest = &bytes[sent.saturating_sub(ENVELOPE_BYTES)..until.saturating_sub(ENVELOPE_BYTES)];
             let taken = match sent < ENVELOPE_BYTES {
-                true => self.wire.send(&head[sent..], bytes),
-                false => self.wire.send(&bytes[sent - ENVELOPE_BYTES..], &[]),
+                true => self.wire.send(&head[sent..], rest),
+                false => self.wire.send(rest, &[]),
             };
             match taken {
                 Ok(taken) => sent += taken,
@@ -111,7 +115,7 @@ impl StreamLink {
                 Err(_) => self.deaf = true,
             }
         }
-        all
+        if self.deaf { all } else { sent }
     }
 
     /// Hands on what the session holds back.
@@ -212,7 +216,7 @@ impl StreamLink {
                 let into = match &mut body.target {
                     Target::Request(id) => match book.get(*id) {
                         Some(request) if request.length > body.filled => {
-                            let room = rest.min(request.length - body.filled);
+                            let room = rest.min(request.length - body.filled).min(AT_ONCE_BYTES);
                             // SAFETY: the request's memory stays until it is complete or cancelled, and has this room.
                             unsafe { std::slice::from_raw_parts_mut(request.start.add(body.filled), room) }
                         }

@@ -11,14 +11,14 @@ use crate::wire::control::{retract, withdrawal};
 use crate::wire::envelope::{Envelope, Offer, kind};
 
 /// Copied at a time: large against the cost of a system call, small against the whole.
-const PIECE_BYTES: usize = 128 << 10;
+const PIECE_BYTES: usize = 32 << 10;
 const LARGEST_PIECE_BYTES: usize = 1 << 20;
 /// As much of a message that the sender does not help with.
 const ALONE_BYTES: usize = 4 << 20;
 /// Pieces of a message between those bounds.
 const PIECES: usize = 8;
 /// From here on the sender helps.
-const SHARED_FROM_BYTES: usize = 2 * PIECE_BYTES;
+const SHARED_FROM_BYTES: usize = 96 << 10;
 const BOARD_BYTES: usize = 64;
 const _: () = assert!(at::BOARDS + BOARDS * BOARD_BYTES <= at::SLOTS);
 

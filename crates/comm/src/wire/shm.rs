@@ -124,8 +124,7 @@ pub struct ShmLink {
     offered: u32,
     boards: [bool; BOARDS],
     /// What the other side reads to find out whether it can; it may do so late.
-    #[expect(dead_code, reason = "read by another process")]
-    probe: Box<u64>,
+    _probe: Box<u64>,
     /// Whether the other side never sleeps, which saves a fence.
     peer_never_sleeps: bool,
 }

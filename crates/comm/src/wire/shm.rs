@@ -31,7 +31,7 @@ mod greeting;
 mod pull;
 
 pub use greeting::Greeting;
-use pull::{Help, Pull};
+use pull::{Help, Pull, board_of};
 
 const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
@@ -385,7 +385,7 @@ impl ShmLink {
             Answer::Help(id, invitation) => {
                 if let Some(request) = book.get(id)
                     && self.reach.is_some()
-                    && invitation.length <= BOARDS as u64
+                    && (1..=BOARDS).contains(&board_of(&invitation))
                 {
                     self.helps.push_back(Help::new(id, request, &invitation));
                 }

@@ -73,14 +73,14 @@ impl Engine {
         };
         let near = of_kind(|link| matches!(link, Link::Shm(_)));
         let far = of_kind(|link| matches!(link, Link::Stream(_)));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let neighbours = of_kind(Link::is_near).len();
         let mut engine = Self {
             rank,
             size,
             book: Book::new(size, options.unexpected_bytes),
             records: Vec::new(),
             next_context: 0,
-            crowded: near.len() + 1 > online_cores().max(cores),
+            crowded: neighbours + 1 > online_cores(),
             poller: None,
             talking: vec![true; size as usize],
             links,

@@ -9,6 +9,7 @@ pub mod road;
 
 mod book;
 mod collective;
+mod copy;
 pub mod datatype;
 mod engine;
 mod group;

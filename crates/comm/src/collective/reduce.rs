@@ -121,7 +121,7 @@ pub async fn allreduce(
             false => halve(run, own, buffer, by).await,
         };
     }
-    buffer.copy_from_slice(own);
+    crate::copy::copy(own, buffer);
     let power = 1 << run.size.ilog2();
     let paired = run.size - power;
     // The first ranks act in pairs: the even one of each stands aside.

@@ -408,8 +408,8 @@ impl ShmLink {
     }
 
     pub fn fall_asleep(&mut self) -> bool {
-        // A sender that waits for room, or has a piece to copy, must not sleep on it.
-        let busy = !self.outbox.is_empty() || !self.pulls.is_empty() || !self.helps.is_empty();
+        // Who has a piece to copy must not sleep on it.
+        let busy = !self.pulls.is_empty() || !self.helps.is_empty();
         let asleep = self.word(self.incoming.base + at::ASLEEP);
         !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
     }

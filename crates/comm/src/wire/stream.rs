@@ -48,6 +48,8 @@ struct Body {
 #[derive(Debug)]
 pub struct StreamLink {
     peer: u32,
+    /// Whether the other rank is on this host.
+    near: bool,
     wire: Wire,
     buffer: Vec<u8>,
     start: usize,
@@ -70,6 +72,7 @@ impl StreamLink {
                 format!("preparing the connection to rank {peer} failed: {error}"),
             )
         };
+        let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
@@ -78,6 +81,7 @@ impl StreamLink {
         .map_err(failed)?;
         Ok(Self {
             peer,
+            near,
             wire,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
@@ -93,6 +97,10 @@ impl StreamLink {
 
     pub fn eager_bytes(&self) -> usize {
         EAGER_BYTES
+    }
+
+    pub fn is_near(&self) -> bool {
+        self.near
     }
 
     /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them

@@ -18,9 +18,9 @@ mod node;
 mod output;
 mod page;
 mod python;
-mod rendezvous;
 #[cfg(test)]
 mod reference;
+mod rendezvous;
 mod resources;
 mod run;
 mod status;

@@ -39,7 +39,13 @@ pub struct Arguments {
     #[arg(long)]
     no_label: bool,
     /// Interpreter with the mayfly package
-    #[arg(long, value_name = "PATH", env = "MAYFLY_PYTHON", default_value = "python3", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "MAYFLY_PYTHON",
+        default_value = "python3",
+        hide_env_values = true
+    )]
     python: PathBuf,
     /// A script, a folder with __main__.py, a program, or module:function
     target: OsString,
@@ -51,7 +57,9 @@ pub struct Arguments {
 /// Runs it. Its own exit status is ours.
 pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&arguments.python);
-    command.args(["-m", "mayfly._launch", "--ranks"]).arg(arguments.ranks.to_string());
+    command
+        .args(["-m", "mayfly._launch", "--ranks"])
+        .arg(arguments.ranks.to_string());
     if let Some(timeout) = arguments.timeout {
         command.arg("--timeout").arg(timeout.as_secs_f64().to_string());
     }

@@ -188,17 +188,15 @@ impl Book {
     }
 
     /// A new request.
-    #[expect(clippy::too_many_arguments, reason = "these are the request's fields")]
     fn add(
         &mut self,
         state: State,
         peer: u32,
-        context: u32,
-        tag: u32,
-        call: u64,
+        wanted: Wanted,
         start: *mut u8,
         length: usize,
     ) -> Result<RequestId, Failure> {
+        let Wanted { context, tag, call } = wanted;
         self.posts += 1;
         let index = match self.free.pop() {
             Some(index) => index as usize,
@@ -248,20 +246,13 @@ impl Book {
         length: usize,
     ) -> Result<RequestId, Failure> {
         let Envelope { context, tag, call, .. } = *envelope;
-        self.add(State::Sending, peer, context, tag, call, start.cast_mut(), length)
+        let address = Wanted { context, tag, call };
+        self.add(State::Sending, peer, address, start.cast_mut(), length)
     }
 
     /// A receive, to be matched by messages that come.
-    pub fn post(
-        &mut self,
-        peer: u32,
-        context: u32,
-        tag: u32,
-        call: u64,
-        start: *mut u8,
-        length: usize,
-    ) -> Result<RequestId, Failure> {
-        let id = self.add(State::Posted, peer, context, tag, call, start, length)?;
+    pub fn post(&mut self, peer: u32, wanted: Wanted, start: *mut u8, length: usize) -> Result<RequestId, Failure> {
+        let id = self.add(State::Posted, peer, wanted, start, length)?;
         match peer {
             ANY_SOURCE => self.posted_any.push_back(id),
             peer => self.posted[peer as usize].push_back(id),

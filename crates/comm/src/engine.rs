@@ -73,14 +73,14 @@ impl Engine {
         };
         let near = of_kind(|link| matches!(link, Link::Shm(_)));
         let far = of_kind(|link| matches!(link, Link::Stream(_)));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let neighbours = of_kind(Link::is_near).len();
         let mut engine = Self {
             rank,
             size,
             book: Book::new(size, options.unexpected_bytes),
             records: Vec::new(),
             next_context: 0,
-            crowded: near.len() + 1 > online_cores().max(cores),
+            crowded: neighbours + 1 > online_cores(),
             poller: None,
             talking: vec![true; size as usize],
             links,
@@ -286,12 +286,11 @@ impl Engine {
                 length: envelope.length,
             }));
         }
-        let Address { context, tag, call } = address;
-        let waiting = self.book.take_unexpected(peer, context, tag);
+        let waiting = self.book.take_unexpected(peer, address.context, address.tag);
         if self.troubled && waiting.is_none() {
             self.check(peer, &address)?;
         }
-        let id = self.book.post(peer, context, tag, call, start, length)?;
+        let id = self.book.post(peer, address, start, length)?;
         if let Some((source, message)) = waiting {
             self.take_waiting(id, source, message)?;
         }
@@ -426,7 +425,7 @@ pub struct Core {
     tasks: UnsafeCell<Tasks>,
 }
 
-// SAFETY: the engine is reached through `Held` only, which holds the mutex, or by what runs below one (see `Core::held`).
+// SAFETY: the engine is reached through `Held` only, which holds the mutex, or by what runs below one (see `Core::with`).
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -460,15 +459,14 @@ impl Core {
         guard
     }
 
-    /// The engine, for futures that are polled and dropped only below a [`Held`].
+    /// Uses the engine, for futures that are polled and dropped only below a [`Held`].
     ///
     /// # Safety
     /// A `Held` of this thread must exist, and no other reference to the engine may be alive.
-    #[expect(clippy::mut_from_ref, reason = "the mutex makes it exclusive")]
     #[inline]
-    pub unsafe fn held(&self) -> &mut Engine {
+    pub unsafe fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
         // SAFETY: the caller's promise.
-        unsafe { &mut *self.engine.get() }
+        using(unsafe { &mut *self.engine.get() })
     }
 }
 

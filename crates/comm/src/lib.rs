@@ -26,6 +26,7 @@ pub mod road;
 
 mod book;
 mod collective;
+mod copy;
 pub mod datatype;
 mod engine;
 mod group;

@@ -193,12 +193,10 @@ impl Communicator {
                 .filter(|member| !lost.contains(member))
                 .collect();
             match left.first() {
-                Some(leader) if *leader == own => {
-                    if left.iter().all(|member| heard.contains(member)) {
-                        return self.decide(engine, tag, context, left);
-                    }
+                Some(leader) if *leader == own && left.iter().all(|member| heard.contains(member)) => {
+                    return self.decide(engine, tag, context, left);
                 }
-                Some(leader) if told != Some(*leader) => {
+                Some(leader) if *leader != own && told != Some(*leader) => {
                     told = Some(*leader);
                     let report = Word::Report {
                         context,

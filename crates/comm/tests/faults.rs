@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use threads::{Net, group, options, pattern, roads};
 use mayfly_comm::road::{Lost, Road, Via};
 use mayfly_comm::{Communicator, Datatype, Operation};
 use mayfly_protocol::error::{Code, Failure};
-use threads::{Net, group, options, roads};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 
@@ -162,7 +162,7 @@ const OPERATIONS: [&str; 11] = [
 /// One operation over some hundred kibibytes, so that transfers are under way when a rank dies.
 fn operate(comm: &Communicator, operation: &str, bytes: usize) -> Result<(), Failure> {
     let size = comm.size() as usize;
-    let (one, mut other) = (vec![1; bytes], vec![0; bytes]);
+    let (one, mut other) = (pattern(1, bytes), vec![0; bytes]);
     let (wide, mut other_wide) = (vec![1; bytes * size], vec![0; bytes * size]);
     let (datatype, sum) = (Datatype::U64, &Operation::Sum);
     match operation {

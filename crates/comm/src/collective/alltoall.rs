@@ -76,10 +76,8 @@ async fn bruck(run: Run<'_>, from: &[u8], into: &mut [u8]) -> Result<(), Failure
         let bytes = count * length;
         run.exchange(to, &packed[..bytes], source, &mut unpacked[..bytes])
             .await?;
-        let mut at = 0;
-        for distance in (0..size).filter(|distance| distance & bit != 0) {
+        for (at, distance) in (0..size).filter(|distance| distance & bit != 0).enumerate() {
             turning[block(distance, length)].copy_from_slice(&unpacked[block(at, length)]);
-            at += 1;
         }
         bit *= 2;
     }

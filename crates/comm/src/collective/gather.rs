@@ -79,7 +79,7 @@ pub fn copy(from: &[u8], into: &mut [u8]) -> Result<(), Failure> {
             ),
         ));
     }
-    into.copy_from_slice(from);
+    crate::copy::copy(from, into);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::atomic::AtomicPtr;
 use std::task::{Context, Poll};
 
 use mayfly_protocol::error::Failure;
@@ -39,9 +40,9 @@ impl Op<'_> {
         }
     }
 
-    fn engine(&self) -> &mut Engine {
+    fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
         // SAFETY: operations are polled and dropped below a `Held`, where nobody uses the engine at the same time.
-        unsafe { self.core.held() }
+        unsafe { self.core.with(using) }
     }
 }
 
@@ -54,7 +55,7 @@ impl Future for Op<'_> {
             OpState::Over(outcome) => outcome.take().map_or(Poll::Pending, Poll::Ready),
             OpState::Pending(id) => {
                 let id = *id;
-                let Some(outcome) = self.engine().book.take(id) else {
+                let Some(outcome) = self.with(|engine| engine.book.take(id)) else {
                     return Poll::Pending;
                 };
                 self.state = OpState::Over(None);
@@ -67,10 +68,13 @@ impl Future for Op<'_> {
 impl Drop for Op<'_> {
     fn drop(&mut self) {
         if let OpState::Pending(id) = self.state {
-            self.engine().cancel(id);
+            self.with(|engine| engine.cancel(id));
         }
     }
 }
+
+/// Memory that has been received into.
+pub type Part<'a> = Result<&'a mut [u8], Failure>;
 
 /// One collective under way on one rank: whom its ranks are, and how its messages are addressed. Used only while the engine is
 /// held.
@@ -95,9 +99,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn engine(&self) -> &mut Engine {
+    fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
         // SAFETY: as for `Op`.
-        unsafe { self.core.held() }
+        unsafe { self.core.with(using) }
     }
 
     /// Starts sending to a rank of the communicator.
@@ -108,7 +112,7 @@ impl<'a> Run<'a> {
     {
         let peer = self.members[peer];
         // SAFETY: the operation borrows the bytes until it is over or dropped, which cancels it.
-        let started = unsafe { self.engine().send(peer, self.address, bytes.as_ptr(), bytes.len()) };
+        let started = self.with(|engine| unsafe { engine.send(peer, self.address, bytes.as_ptr(), bytes.len()) });
         Op::new(self.core, started)
     }
 
@@ -120,8 +124,26 @@ impl<'a> Run<'a> {
     {
         let peer = self.members[peer];
         // SAFETY: as above.
-        let started = unsafe { self.engine().receive(peer, self.address, into.as_mut_ptr(), into.len()) };
+        let started = self.with(|engine| unsafe { engine.receive(peer, self.address, into.as_mut_ptr(), into.len()) });
         Op::new(self.core, started)
+    }
+
+    /// As [`Run::receive`]; when it is over, the memory comes back.
+    pub fn receive_part<'b>(
+        &self,
+        peer: usize,
+        into: &'b mut [u8],
+    ) -> impl Future<Output = Part<'b>> + Send + use<'a, 'b>
+    where
+        'a: 'b,
+    {
+        let (start, length) = (AtomicPtr::new(into.as_mut_ptr()), into.len());
+        let receive = self.receive(peer, into);
+        async move {
+            receive.await?;
+            // SAFETY: the memory was borrowed for 'b, and the operation that used it is over.
+            Ok(unsafe { std::slice::from_raw_parts_mut(start.into_inner(), length) })
+        }
     }
 
     /// Sends to one rank while receiving from another, or the same.
@@ -138,7 +160,7 @@ impl<'a> Run<'a> {
     pub fn scratch(&self, length: usize) -> Scratch<'a> {
         Scratch {
             core: self.core,
-            memory: self.engine().borrow_scratch(length),
+            memory: self.with(|engine| engine.borrow_scratch(length)),
         }
     }
 }
@@ -166,6 +188,9 @@ impl std::ops::DerefMut for Scratch<'_> {
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
         // SAFETY: as for `Op`.
-        unsafe { self.core.held() }.return_scratch(std::mem::take(&mut self.memory));
+        unsafe {
+            self.core
+                .with(|engine| engine.return_scratch(std::mem::take(&mut self.memory)))
+        };
     }
 }

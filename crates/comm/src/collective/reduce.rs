@@ -121,7 +121,7 @@ pub async fn allreduce(
             false => halve(run, own, buffer, by).await,
         };
     }
-    buffer.copy_from_slice(own);
+    crate::copy::copy(own, buffer);
     let power = 1 << run.size.ilog2();
     let paired = run.size - power;
     // The first ranks act in pairs: the even one of each stands aside.
@@ -202,19 +202,49 @@ async fn swap(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) ->
     Ok(())
 }
 
-/// Two ranks, a long buffer: each combines one half, piece by piece so that it stays in the cache, and gets the other.
+/// Two ranks, a long buffer: each combines one half and gets the other.
 async fn halve(run: Run<'_>, own: &[u8], buffer: &mut [u8], by: Reduction<'_>) -> Result<(), Failure> {
-    let (peer, step) = (1 - run.rank, by.step());
+    let peer = 1 - run.rank;
     let half = |rank| share(rank, 2, own.len(), by.datatype.bytes());
     let (mine, theirs) = (half(run.rank), half(peer));
-    let rounds = mine.len().max(theirs.len()).div_ceil(step);
-    for round in 0..rounds {
-        let part =
-            |of: &Range<usize>| (of.start + round * step).min(of.end)..(of.start + (round + 1) * step).min(of.end);
-        let (sent, kept) = (part(&theirs), part(&mine));
-        run.exchange(peer, &own[sent], peer, &mut buffer[kept.clone()]).await?;
-        by.operation.combine(&own[kept.clone()], &mut buffer[kept], by.datatype);
-    }
+    combine_half(
+        &run,
+        &own[theirs.clone()],
+        &own[mine.clone()],
+        &mut buffer[mine.clone()],
+        by,
+    )
+    .await?;
     let (sent, received) = super::apart(buffer, mine, theirs)?;
     run.exchange(peer, sent, peer, received).await
+}
+
+/// Sends `sent`, and combines what comes with `with` in `into`, piece by piece so that it stays in the cache. The next piece is
+/// under way while one is combined.
+async fn combine_half(
+    run: &Run<'_>,
+    sent: &[u8],
+    with: &[u8],
+    into: &mut [u8],
+    by: Reduction<'_>,
+) -> Result<(), Failure> {
+    let (peer, step) = (1 - run.rank, by.step());
+    let (mut sent, mut with, mut into) = (sent.chunks(step), with.chunks(step), into.chunks_mut(step));
+    let mut begin = || {
+        let send = sent.next().map(|part| run.send(peer, part));
+        let receive = into.next().map(|part| run.receive_part(peer, part));
+        (send, receive)
+    };
+    let (mut send, mut receive) = begin();
+    while send.is_some() || receive.is_some() {
+        let next = begin();
+        if let (Some(receive), Some(with)) = (receive, with.next()) {
+            by.operation.combine(with, receive.await?, by.datatype);
+        }
+        if let Some(send) = send {
+            send.await?;
+        }
+        (send, receive) = next;
+    }
+    Ok(())
 }

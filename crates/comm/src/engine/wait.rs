@@ -16,7 +16,7 @@ const TICK_US: u64 = 1000;
 /// Polls before the core is given to another rank, where there are more ranks than cores.
 const CROWDED_US: u64 = 2;
 /// Longest sleep: what is noticed without anybody waking us is noticed this late.
-const SLEEP_LIMIT: Duration = Duration::from_millis(20);
+const SLEEP_LIMIT: Duration = Duration::from_millis(5);
 
 /// How long somebody has waited, and what for.
 #[derive(Debug)]
@@ -107,6 +107,7 @@ impl Engine {
                 if !link.fall_asleep() {
                     limit = Duration::ZERO;
                 } else if !link.is_flushed() {
+                    // Nobody tells when a ring of shared memory has room.
                     limit = limit.min(Duration::from_millis(1));
                 }
             }

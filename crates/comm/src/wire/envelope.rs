@@ -15,8 +15,8 @@ pub mod kind {
     /// A message announces itself: `length` is its own; behind the envelope stands an [`super::Offer`].
     pub const OFFER: u32 = 2;
     /// An answer to an offer: `tag` names the sender's request, `context` the receiver's; the bytes may come. `call` is the
-    /// address of the receiver's memory and `length` one more than the number of the board on which pieces are claimed, or 0
-    /// where the bytes must be sent.
+    /// address of the receiver's memory; `length` is 0 where the bytes must be sent, and else tells how many are wanted, below
+    /// bit 48, and above one more than the number of the board on which pieces are claimed.
     pub const ACCEPT: u32 = 3;
     /// Bytes of an accepted message, in order: `tag` names the receiver's request, `length` bytes follow.
     pub const DATA: u32 = 4;

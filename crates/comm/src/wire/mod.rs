@@ -91,6 +91,14 @@ impl Link {
         forward!(self, link => link.eager_bytes())
     }
 
+    /// Whether the other rank is on this host, and competes for its cores.
+    pub fn is_near(&self) -> bool {
+        match self {
+            Self::Shm(_) => true,
+            Self::Stream(link) => link.is_near(),
+        }
+    }
+
     /// Sends at once if there is room and nothing waits before it. Whether it went.
     #[inline]
     pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {

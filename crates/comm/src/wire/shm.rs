@@ -31,7 +31,7 @@ mod greeting;
 mod pull;
 
 pub use greeting::Greeting;
-use pull::{Help, Pull};
+use pull::{Help, Pull, board_of};
 
 const SLOT_BYTES: usize = 256;
 const INLINE_BYTES: usize = SLOT_BYTES - ENVELOPE_BYTES;
@@ -124,8 +124,7 @@ pub struct ShmLink {
     offered: u32,
     boards: [bool; BOARDS],
     /// What the other side reads to find out whether it can; it may do so late.
-    #[expect(dead_code, reason = "read by another process")]
-    probe: Box<u64>,
+    _probe: Box<u64>,
     /// Whether the other side never sleeps, which saves a fence.
     peer_never_sleeps: bool,
 }
@@ -386,7 +385,7 @@ impl ShmLink {
             Answer::Help(id, invitation) => {
                 if let Some(request) = book.get(id)
                     && self.reach.is_some()
-                    && invitation.length <= BOARDS as u64
+                    && (1..=BOARDS).contains(&board_of(&invitation))
                 {
                     self.helps.push_back(Help::new(id, request, &invitation));
                 }
@@ -409,8 +408,8 @@ impl ShmLink {
     }
 
     pub fn fall_asleep(&mut self) -> bool {
-        // A sender that waits for room, or has a piece to copy, must not sleep on it.
-        let busy = !self.outbox.is_empty() || !self.pulls.is_empty() || !self.helps.is_empty();
+        // Who has a piece to copy must not sleep on it.
+        let busy = !self.pulls.is_empty() || !self.helps.is_empty();
         let asleep = self.word(self.incoming.base + at::ASLEEP);
         !busy && ring::fall_asleep(asleep, self.word(self.incoming.slot()), self.incoming.next)
     }

@@ -20,6 +20,8 @@ use crate::book::{Book, Match, RequestId, State, truncated};
 const EAGER_BYTES: usize = 64 << 10;
 /// Received at a time while no long message is under way.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Sent, and received of a long message, before the other direction has its turn.
+const AT_ONCE_BYTES: usize = 256 << 10;
 /// Where bytes go that nobody wants any more.
 const SINK_BYTES: usize = 64 << 10;
 
@@ -46,6 +48,8 @@ struct Body {
 #[derive(Debug)]
 pub struct StreamLink {
     peer: u32,
+    /// Whether the other rank is on this host.
+    near: bool,
     wire: Wire,
     buffer: Vec<u8>,
     start: usize,
@@ -68,6 +72,7 @@ impl StreamLink {
                 format!("preparing the connection to rank {peer} failed: {error}"),
             )
         };
+        let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
@@ -76,6 +81,7 @@ impl StreamLink {
         .map_err(failed)?;
         Ok(Self {
             peer,
+            near,
             wire,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
@@ -93,16 +99,22 @@ impl StreamLink {
         EAGER_BYTES
     }
 
+    pub fn is_near(&self) -> bool {
+        self.near
+    }
+
     /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them
     /// where the other side has gone: what it sent before that comes first, and then its end is noticed.
     #[inline]
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
         let all = ENVELOPE_BYTES + bytes.len();
-        while sent < all && !self.deaf {
+        let until = all.min(sent + AT_ONCE_BYTES);
+        while sent < until && !self.deaf {
+            let rest = &bytes[sent.saturating_sub(ENVELOPE_BYTES)..until.saturating_sub(ENVELOPE_BYTES)];
             let taken = match sent < ENVELOPE_BYTES {
-                true => self.wire.send(&head[sent..], bytes),
-                false => self.wire.send(&bytes[sent - ENVELOPE_BYTES..], &[]),
+                true => self.wire.send(&head[sent..], rest),
+                false => self.wire.send(rest, &[]),
             };
             match taken {
                 Ok(taken) => sent += taken,
@@ -111,7 +123,7 @@ impl StreamLink {
                 Err(_) => self.deaf = true,
             }
         }
-        all
+        if self.deaf { all } else { sent }
     }
 
     /// Hands on what the session holds back.
@@ -212,7 +224,7 @@ impl StreamLink {
                 let into = match &mut body.target {
                     Target::Request(id) => match book.get(*id) {
                         Some(request) if request.length > body.filled => {
-                            let room = rest.min(request.length - body.filled);
+                            let room = rest.min(request.length - body.filled).min(AT_ONCE_BYTES);
                             // SAFETY: the request's memory stays until it is complete or cancelled, and has this room.
                             unsafe { std::slice::from_raw_parts_mut(request.start.add(body.filled), room) }
                         }

@@ -1,5 +1,4 @@
 //! Groups of threads, for tests.
-#![allow(dead_code)]
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;

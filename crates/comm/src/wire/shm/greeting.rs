@@ -137,7 +137,7 @@ impl Greeting {
             helps: VecDeque::new(),
             offered: 0,
             boards: [false; BOARDS],
-            probe: self.probe,
+            _probe: self.probe,
             peer_never_sleeps: packet.sleeps == 0,
         })
     }

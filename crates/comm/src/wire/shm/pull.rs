@@ -11,15 +11,17 @@ use crate::wire::control::{retract, withdrawal};
 use crate::wire::envelope::{Envelope, Offer, kind};
 
 /// Copied at a time: large against the cost of a system call, small against the whole.
-const PIECE_BYTES: usize = 128 << 10;
+const PIECE_BYTES: usize = 32 << 10;
 const LARGEST_PIECE_BYTES: usize = 1 << 20;
 /// As much of a message that the sender does not help with.
 const ALONE_BYTES: usize = 4 << 20;
 /// Pieces of a message between those bounds.
 const PIECES: usize = 8;
 /// From here on the sender helps.
-const SHARED_FROM_BYTES: usize = 2 * PIECE_BYTES;
+const SHARED_FROM_BYTES: usize = 96 << 10;
 const BOARD_BYTES: usize = 64;
+/// Of an invitation's length; the number of the board stands above.
+const LENGTH_BITS: u32 = 48;
 const _: () = assert!(at::BOARDS + BOARDS * BOARD_BYTES <= at::SLOTS);
 
 /// A message that this side receives by copying it.
@@ -63,13 +65,21 @@ impl Help {
     pub fn new(id: RequestId, request: &Request, invitation: &Envelope) -> Self {
         Self {
             request: id,
-            board: (invitation.length as usize).saturating_sub(1),
+            board: board_of(invitation).saturating_sub(1),
             claim: invitation.context,
             local: request.start,
-            length: request.length,
+            // As much as the receiver has room for, and as there is.
+            length: request
+                .length
+                .min((invitation.length & ((1 << LENGTH_BITS) - 1)) as usize),
             remote: invitation.call,
         }
     }
+}
+
+/// The number of the board, from 1, that an invitation to help names.
+pub fn board_of(invitation: &Envelope) -> usize {
+    (invitation.length >> LENGTH_BITS) as usize
 }
 
 /// Bytes of a piece of a message, in whole pages.
@@ -172,7 +182,7 @@ impl ShmLink {
                 kind: kind::ACCEPT,
                 tag: offer.token as u32,
                 context: id.to_wire(),
-                length: number as u64 + 1,
+                length: (number as u64 + 1) << LENGTH_BITS | length as u64,
                 call: pull.local as u64,
                 ..Envelope::default()
             };

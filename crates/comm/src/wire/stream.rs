@@ -17,11 +17,15 @@ use super::{Outgoing, Payload};
 use crate::book::{Book, Match, RequestId, State, truncated};
 
 /// Sent without an offer.
-const EAGER_BYTES: usize = 64 << 10;
+const EAGER_BYTES: usize = 256 << 10;
+/// Sent without a request, as almost any socket takes so much at once.
+const IMMEDIATE_BYTES: usize = 16 << 10;
 /// Received at a time while no long message is under way.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Sent, and received of a long message, before the other direction has its turn.
 const AT_ONCE_BYTES: usize = 256 << 10;
+/// Received by the system before we take it, within a host.
+const NEAR_WINDOW_BYTES: usize = 1 << 20;
 /// Where bytes go that nobody wants any more.
 const SINK_BYTES: usize = 64 << 10;
 
@@ -74,6 +78,11 @@ impl StreamLink {
         };
         let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
+        if near {
+            // Within a host the window that the system finds by itself is at times a fraction of what is best. Elsewhere it
+            // knows better; a system that does not allow so much gives what it does.
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, NEAR_WINDOW_BYTES);
+        }
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
             None => Wire::plain(socket),
@@ -97,6 +106,10 @@ impl StreamLink {
 
     pub fn eager_bytes(&self) -> usize {
         EAGER_BYTES
+    }
+
+    pub fn immediate_bytes(&self) -> usize {
+        IMMEDIATE_BYTES
     }
 
     pub fn is_near(&self) -> bool {
@@ -221,6 +234,7 @@ impl StreamLink {
             }
             Some(body) => {
                 let rest = body.length - body.filled;
+
                 let into = match &mut body.target {
                     Target::Request(id) => match book.get(*id) {
                         Some(request) if request.length > body.filled => {

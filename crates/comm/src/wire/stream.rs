@@ -116,8 +116,7 @@ impl StreamLink {
         self.near
     }
 
-    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them
-    /// where the other side has gone: what it sent before that comes first, and then its end is noticed.
+    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then.
     #[inline]
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
@@ -136,7 +135,7 @@ impl StreamLink {
                 Err(_) => self.deaf = true,
             }
         }
-        if self.deaf { all } else { sent }
+        sent
     }
 
     /// Hands on what the session holds back.
@@ -148,7 +147,7 @@ impl StreamLink {
 
     #[inline]
     pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {
-        if !self.outbox.is_empty() {
+        if !self.outbox.is_empty() || self.deaf {
             return Ok(false);
         }
         let sent = self.write(&envelope, bytes, 0);
@@ -175,6 +174,11 @@ impl StreamLink {
     /// Whether anything left.
     fn flush(&mut self, book: &mut Book) -> bool {
         let mut moved = false;
+        if self.deaf {
+            // Whoever waits for one of these is told when all that the other side has sent is read, and its end noticed.
+            self.outbox.retain(|message| message.request.is_some());
+            return false;
+        }
         while let Some(message) = self.outbox.pop_front() {
             let bytes = message.payload.as_slice();
             let all = ENVELOPE_BYTES + bytes.len();
@@ -406,7 +410,7 @@ impl StreamLink {
         let mut unsent: libc::c_int = 0;
         // SAFETY: the call writes one int.
         let asked = unsafe { libc::ioctl(self.wire.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
-        self.outbox.is_empty() && (self.deaf || asked != 0 || unsent == 0)
+        self.deaf || self.outbox.is_empty() && (asked != 0 || unsent == 0)
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {

@@ -17,7 +17,7 @@ use super::{Outgoing, Payload};
 use crate::book::{Book, Match, RequestId, State, truncated};
 
 /// Sent without an offer.
-const EAGER_BYTES: usize = 256 << 10;
+const EAGER_BYTES: usize = 64 << 10;
 /// Sent without a request, as almost any socket takes so much at once.
 const IMMEDIATE_BYTES: usize = 16 << 10;
 /// Received at a time while no long message is under way.

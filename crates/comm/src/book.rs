@@ -571,6 +571,19 @@ impl Book {
             .retain(|waiting| !matches!(waiting.body, Body::Offer(offer) if offer.token == token));
     }
 
+    /// Forgets what waits in a context in which nothing is received any more, so that there is room for the rest.
+    pub fn purge(&mut self, context: u32) {
+        for queue in &mut self.unexpected {
+            queue.retain(|waiting| waiting.envelope.context != context);
+        }
+        let queues = self.unexpected.iter().flatten();
+        let bytes = queues.map(|waiting| match &waiting.body {
+            Body::Bytes(bytes) => bytes.len() + size_of::<Unexpected>(),
+            Body::Offer(_) => 0,
+        });
+        self.waiting_bytes = bytes.sum();
+    }
+
     /// Forgets the offers of a rank that is gone, which nobody can accept any more.
     pub fn withdraw_all(&mut self, source: u32) {
         self.unexpected[source as usize].retain(|waiting| matches!(waiting.body, Body::Bytes(_)));

@@ -208,7 +208,7 @@ impl Engine {
         let Some(Some(link)) = self.links.get_mut(peer as usize) else {
             return Err(self.no_road(peer));
         };
-        if length <= link.eager_bytes() {
+        if length <= link.immediate_bytes() {
             // SAFETY: the caller's promise.
             let bytes = unsafe { std::slice::from_raw_parts(start, length) };
             match link.try_send(envelope, bytes) {

@@ -124,6 +124,12 @@ impl Engine {
         }
         if self.troubled {
             self.fail_doomed();
+            for at in 0..self.records.len() {
+                let record = &self.records[at];
+                if record.members.iter().any(|rank| self.lost.check(*rank).is_err()) {
+                    self.book.purge(record.context | COLLECTIVE);
+                }
+            }
         }
         self.book.fail_given_up();
         self.tell_if_stalled();

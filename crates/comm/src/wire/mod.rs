@@ -91,6 +91,12 @@ impl Link {
         forward!(self, link => link.eager_bytes())
     }
 
+    /// The longest message to try [`Link::try_send`] with.
+    #[inline]
+    pub fn immediate_bytes(&self) -> usize {
+        forward!(self, link => link.immediate_bytes())
+    }
+
     /// Whether the other rank is on this host, and competes for its cores.
     pub fn is_near(&self) -> bool {
         match self {

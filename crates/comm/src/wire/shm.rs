@@ -134,6 +134,10 @@ impl ShmLink {
         EAGER_BYTES
     }
 
+    pub fn immediate_bytes(&self) -> usize {
+        EAGER_BYTES
+    }
+
     fn word(&self, offset: usize) -> &AtomicU32 {
         self.memory.word(offset)
     }

@@ -18,10 +18,14 @@ use crate::book::{Book, Match, RequestId, State, truncated};
 
 /// Sent without an offer.
 const EAGER_BYTES: usize = 64 << 10;
+/// Sent without a request, as almost any socket takes so much at once.
+const IMMEDIATE_BYTES: usize = 16 << 10;
 /// Received at a time while no long message is under way.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Sent, and received of a long message, before the other direction has its turn.
 const AT_ONCE_BYTES: usize = 256 << 10;
+/// Received by the system before we take it, within a host.
+const NEAR_WINDOW_BYTES: usize = 1 << 20;
 /// Where bytes go that nobody wants any more.
 const SINK_BYTES: usize = 64 << 10;
 
@@ -74,6 +78,11 @@ impl StreamLink {
         };
         let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
+        if near {
+            // Within a host the window that the system finds by itself is at times a fraction of what is best. Elsewhere it
+            // knows better; a system that does not allow so much gives what it does.
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, NEAR_WINDOW_BYTES);
+        }
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
             None => Wire::plain(socket),
@@ -99,12 +108,15 @@ impl StreamLink {
         EAGER_BYTES
     }
 
+    pub fn immediate_bytes(&self) -> usize {
+        IMMEDIATE_BYTES
+    }
+
     pub fn is_near(&self) -> bool {
         self.near
     }
 
-    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then. All of them
-    /// where the other side has gone: what it sent before that comes first, and then its end is noticed.
+    /// Writes what the socket takes of an envelope and its bytes, of which `sent` have left. How many have then.
     #[inline]
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
@@ -123,7 +135,7 @@ impl StreamLink {
                 Err(_) => self.deaf = true,
             }
         }
-        if self.deaf { all } else { sent }
+        sent
     }
 
     /// Hands on what the session holds back.
@@ -135,7 +147,7 @@ impl StreamLink {
 
     #[inline]
     pub fn try_send(&mut self, envelope: Envelope, bytes: &[u8]) -> Result<bool, Failure> {
-        if !self.outbox.is_empty() {
+        if !self.outbox.is_empty() || self.deaf {
             return Ok(false);
         }
         let sent = self.write(&envelope, bytes, 0);
@@ -162,6 +174,11 @@ impl StreamLink {
     /// Whether anything left.
     fn flush(&mut self, book: &mut Book) -> bool {
         let mut moved = false;
+        if self.deaf {
+            // Whoever waits for one of these is told when all that the other side has sent is read, and its end noticed.
+            self.outbox.retain(|message| message.request.is_some());
+            return false;
+        }
         while let Some(message) = self.outbox.pop_front() {
             let bytes = message.payload.as_slice();
             let all = ENVELOPE_BYTES + bytes.len();
@@ -221,6 +238,7 @@ impl StreamLink {
             }
             Some(body) => {
                 let rest = body.length - body.filled;
+
                 let into = match &mut body.target {
                     Target::Request(id) => match book.get(*id) {
                         Some(request) if request.length > body.filled => {
@@ -392,7 +410,7 @@ impl StreamLink {
         let mut unsent: libc::c_int = 0;
         // SAFETY: the call writes one int.
         let asked = unsafe { libc::ioctl(self.wire.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
-        self.outbox.is_empty() && (self.deaf || asked != 0 || unsent == 0)
+        self.deaf || self.outbox.is_empty() && (asked != 0 || unsent == 0)
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {

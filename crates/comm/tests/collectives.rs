@@ -2,9 +2,9 @@
 
 mod threads;
 
-use threads::{Net, group, options, pattern};
 use mayfly_comm::{Datatype, Operation};
 use proptest::prelude::*;
+use threads::{Net, group, options, pattern};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {

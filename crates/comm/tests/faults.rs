@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use threads::{Net, group, options, pattern, roads};
 use mayfly_comm::road::{Lost, Road, Via};
 use mayfly_comm::{Communicator, Datatype, Operation};
 use mayfly_protocol::error::{Code, Failure};
+use threads::{Net, group, options, pattern, roads};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 

@@ -5,11 +5,11 @@ mod threads;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use threads::{Net, group, options, over, pattern, roads_by};
 use mayfly_comm::road::{Road, Via};
 use mayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, Operation, Options};
 use mayfly_fabric::tls::{self, Identity};
 use mayfly_protocol::error::Code;
+use threads::{Net, group, options, over, pattern, roads_by};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];
 

@@ -5,9 +5,10 @@
 >>> comm.Get_rank(), comm.Get_size()
 (0, 1)
 
-A program that says ``from mpi4py import MPI`` moves by changing the import. `COMM_WORLD` is the group that this process was started
-in, by `mayfly.run` or ``mayfly run``; a process of no group is a world of its own. Methods in lower case send objects, pickled;
-those with a capital send buffers: NumPy arrays, or whatever else has the buffer protocol, as they are or as ``[data, count, type]``.
+A program that says ``from mpi4py import MPI`` moves by changing the import. `COMM_WORLD` is the group that this
+process was started in, by `mayfly.run` or ``mayfly run``; a process of no group is a world of its own. Methods in lower
+case send objects, pickled; those with a capital send buffers: NumPy arrays, or whatever else has the buffer protocol,
+as they are or as ``[data, count, type]``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mayfly._errors import GroupError as Exception  # noqa: A004 (mpi4py's own name)
-from mayfly._native import Communicator, Op as _NativeOp, Request as _NativeRequest
+from mayfly._errors import GroupError
+from mayfly._native import Communicator
+from mayfly._native import Op as _NativeOp
+from mayfly._native import Request as _NativeRequest
 
 if TYPE_CHECKING:
     COMM_WORLD: Comm
     COMM_SELF: Comm
+
+#: What the operations here raise, as mpi4py calls it.
+Exception = GroupError
 
 ANY_SOURCE = -1
 ANY_TAG = -1
@@ -107,7 +113,7 @@ class Op:
         self,
         native: _NativeOp,
         name: str,
-        combine: Callable[[Any, Any], Any] | None,
+        combine: Callable[..., Any] | None,
         commute: bool = True,
     ) -> None:
         self._native = native
@@ -262,7 +268,8 @@ def _view_of(data: Any) -> memoryview:
         if hasattr(data, "__dlpack__"):
             import numpy as np
 
-            return memoryview(np.from_dlpack(data))
+            tensor: Any = np.from_dlpack(data)
+            return memoryview(tensor)
         raise
 
 
@@ -275,7 +282,8 @@ def _bytes_of(view: memoryview) -> memoryview:
         import numpy as np
 
         # Formats that `memoryview.cast` does not know, such as complex numbers.
-        return memoryview(np.asarray(view).view(np.uint8).reshape(-1))
+        plain: Any = np.asarray(view).view(np.uint8).reshape(-1)
+        return memoryview(plain)
 
 
 def _datatype_of(view: memoryview) -> Datatype:
@@ -357,11 +365,13 @@ class Request:
     @staticmethod
     def Testall(requests: Iterable[Request]) -> bool:
         """Whether all of them are over."""
-        return all([request.Test() for request in requests])
+        # Each of them moves on, also behind one that is not over.
+        over = [request.Test() for request in requests]
+        return all(over)
 
 
 class _Object(Request):
-    """An object that is on its way here: its message is received when it is there, for its length is not known before."""
+    """An object on its way here, received when its message is there: its length is not known before."""
 
     def __init__(self, comm: Comm, source: int, tag: int) -> None:
         super().__init__(None)
@@ -392,7 +402,7 @@ class Comm:
         self.size: int = native.size
 
     def Get_rank(self) -> int:
-        """This rank."""
+        """Number of this rank."""
         return self.rank
 
     def Get_size(self) -> int:
@@ -411,9 +421,7 @@ class Comm:
 
     ssend = bsend = send
 
-    def recv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Any:
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receives an object."""
         if source == PROC_NULL:
             return None
@@ -494,7 +502,7 @@ class Comm:
         status: Status | None = None,
     ) -> None:
         """Sends one buffer and receives into another, so that ranks can do this in circles."""
-        if dest == PROC_NULL or source == PROC_NULL:
+        if PROC_NULL in (dest, source):
             self.Send(sendbuf, dest, sendtag)
             return self.Recv(recvbuf, source, recvtag, status)
         out, into = _Buffer(sendbuf).memory, _Buffer(recvbuf).memory
@@ -551,10 +559,9 @@ class Comm:
         into = _Buffer(recvbuf) if self.rank == root else None
         memory = into.memory if into else None
         blocks = into.blocks() if into else None
-        if sendbuf is IN_PLACE:
+        own: Any = _Buffer(sendbuf).memory if sendbuf is not IN_PLACE else None
+        if own is None:
             own = bytes(_part(into, blocks, self.rank, self.size))
-        else:
-            own = _Buffer(sendbuf).memory
         return self._collect(background, "gather", own, memory, root=root, received=blocks)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
@@ -566,7 +573,7 @@ class Comm:
         return self._gather(True, sendbuf, recvbuf, root)  # type: ignore[return-value]
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """The same, of buffers of any length: ``recvbuf=[data, counts, type]`` or ``[data, (counts, displs), type]``."""
+        """The same, of any length: ``recvbuf=[data, counts, type]`` or ``[data, (counts, displs), type]``."""
         # All ranks must call the same operation, and only the root knows whether its blocks are equally long.
         if self.rank == root:
             into = _Buffer(recvbuf)
@@ -582,8 +589,8 @@ class Comm:
         if varies:
             blocks = blocks or (_equal(out, self.size) if out else [(0, 0)] * self.size)
         if recvbuf is IN_PLACE:
-            into = bytearray(len(_part(out, blocks, self.rank, self.size)))
-            return self._collect(background, "scatter", out and out.memory, into, root=root, sent=blocks)
+            own_part = bytearray(len(_part(out, blocks, self.rank, self.size)))
+            return self._collect(background, "scatter", out and out.memory, own_part, root=root, sent=blocks)
         into = _Buffer(recvbuf).memory
         return self._collect(background, "scatter", out and out.memory, into, root=root, sent=blocks)
 
@@ -653,9 +660,7 @@ class Comm:
     def _allreduce(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request | None:
         into = _Buffer(recvbuf)
         own = bytes(_bytes_of(into.memory)) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
-        return self._collect(
-            background, "allreduce", own, into.memory, datatype=into.datatype.number, op=op._native
-        )
+        return self._collect(background, "allreduce", own, into.memory, datatype=into.datatype.number, op=op._native)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines everybody's elements, for everybody."""
@@ -853,7 +858,7 @@ def _join(invitation: str) -> Comm:
 
 
 def _leave() -> None:
-    """This process has no group any more."""
+    """Forgets the group of this process."""
     globals().pop("COMM_WORLD", None)
 
 

@@ -1,4 +1,7 @@
-"""``mayfly run``: a program on many ranks. Its output comes back over a group of its own, in which the launcher is the last rank."""
+"""``mayfly run``: a program on many ranks.
+
+Its output comes back over a group of its own, in which the launcher is the last rank.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import io
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tarfile
@@ -21,6 +25,7 @@ from typing import IO, Any
 
 import mayfly
 from mayfly import MPI
+from mayfly._native import Communicator
 from mayfly._run import invitation_to
 
 #: Bytes of one line that are sent at once; longer ones come in parts.
@@ -32,22 +37,22 @@ GRACE = 5.0
 
 
 def packed(target: Path) -> tuple[bytes, list[str]]:
-    """A script, a folder with ``__main__.py`` or a program, as it travels, and the command that runs it."""
+    """A script, a folder with ``__main__.py`` or a program, as it travels; whether Python runs it, and its name."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(target, arcname=target.name)
     if archive.tell() > MOST_BYTES:
         raise mayfly.Error(
-            f"{target} has more than {MOST_BYTES >> 20} MiB; put it where the nodes can read it and run a script that starts it",
+            f"{target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script of yours",
             "invalid_request",
         )
     is_python = target.is_dir() or target.suffix == ".py"
-    return archive.getvalue(), (["python", target.name] if is_python else [target.name])
+    return archive.getvalue(), ["python" if is_python else "", target.name]
 
 
-def _rank(group: str, console: str, archive: bytes, command: list[str], arguments: list[str], directory: str) -> int:
+def _rank(group: str, console: str, archive: bytes, command: list[str], directory: str) -> int:
     """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
-    out = MPI.Comm(MPI.Communicator.join(console))
+    out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
 
@@ -59,9 +64,10 @@ def _rank(group: str, console: str, archive: bytes, command: list[str], argument
     with tempfile.TemporaryDirectory(prefix="mayfly-run-") as place:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(place, filter="tar")
-        program = str(Path(place) / command[-1])
+        is_python, name, *arguments = command
+        program = str(Path(place) / name)
         process = subprocess.Popen(
-            [*([sys.executable, "-u"] if command[0] == "python" else []), program, *arguments],
+            [*([sys.executable, "-u"] if is_python else []), program, *arguments],
             cwd=directory if os.path.isdir(directory) else place,
             env=os.environ | {MPI.GROUP_VARIABLE: group},
             stdin=subprocess.DEVNULL,
@@ -86,7 +92,9 @@ def _rank(group: str, console: str, archive: bytes, command: list[str], argument
     return status
 
 
-def run_program(client: mayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]) -> list[int]:
+def run_program(
+    client: mayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]
+) -> dict[int, int]:
     """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
     archive, command = packed(Path(options.target))
     group, console = invitation_to(client, options.ranks), invitation_to(client, options.ranks + 1)
@@ -102,42 +110,58 @@ def run_program(client: mayfly.Client, options: argparse.Namespace, show: Callab
                 json.dumps(group | {"rank": rank}),
                 json.dumps(console | {"rank": rank}),
                 archive,
-                command,
-                options.arguments,
+                [*command, *options.arguments],
                 os.getcwd(),
             )
             for rank in range(options.ranks)
         ]
-        listener = MPI.Comm(MPI.Communicator.join(json.dumps(console | {"rank": options.ranks})))
-        until = None if options.timeout is None else time.monotonic() + options.timeout
-        status, failed_at = MPI.Status(), None
-        while len(statuses) < options.ranks:
-            if listener.iprobe(status=status):
-                what, value = listener.recv(source=status.Get_source(), tag=status.Get_tag(), status=status)
-                rank = status.Get_source()
-                if what == "end":
-                    statuses[rank] = value if value >= 0 else 128 - value
-                    if statuses[rank] and failed_at is None:
-                        failed_at = time.monotonic()
-                else:
-                    show(rank, what, value)
-                continue
+        try:
+            _listen(console, options, futures, statuses, show)
+        except BaseException:
+            for future in futures:
+                future.kill()
+            raise
+    # In the order in which they ended: the first that failed is the cause of the others' failing.
+    return statuses
+
+
+def _listen(
+    console: dict[str, Any],
+    options: argparse.Namespace,
+    futures: list[Any],
+    statuses: dict[int, int],
+    show: Callable[[int, str, bytes], None],
+) -> None:
+    """Shows what ranks write, until all have ended."""
+    listener = MPI.Comm(Communicator.join(json.dumps(console | {"rank": options.ranks})))
+    until = None if options.timeout is None else time.monotonic() + options.timeout
+    status, failed_at = MPI.Status(), None
+    while len(statuses) < options.ranks:
+        if listener.iprobe(status=status):
+            rank = status.Get_source()
+            what, value = listener.recv(source=rank, tag=status.Get_tag())
+            if what == "end":
+                statuses[rank] = value if value >= 0 else 128 - value
+                if value and failed_at is None:
+                    failed_at = time.monotonic()
+            else:
+                show(rank, what, value)
+            continue
+        for rank, future in enumerate(futures):
+            if rank not in statuses and future.done():
+                error = future.exception()
+                # Its last words are here already, or never come.
+                if error is not None and not listener.iprobe(source=rank):
+                    raise error
+        now = time.monotonic()
+        if until is not None and now > until:
+            raise TimeoutError(f"{options.ranks - len(statuses)} ranks had not ended within {options.timeout} s")
+        if failed_at is not None and now > failed_at + GRACE:
             for rank, future in enumerate(futures):
-                if rank not in statuses and future.done():
-                    error = future.exception()
-                    # Its last words are here already, or never come.
-                    if error is not None and not listener.iprobe(source=rank):
-                        raise error
-            now = time.monotonic()
-            if until is not None and now > until:
-                raise TimeoutError(f"{options.ranks - len(statuses)} ranks had not ended within {options.timeout} s")
-            if failed_at is not None and now > failed_at + GRACE:
-                for rank, future in enumerate(futures):
-                    if rank not in statuses:
-                        future.kill()
-                        statuses[rank] = 128 + 9
-            time.sleep(0.001)
-    return [statuses[rank] for rank in range(options.ranks)]
+                if rank not in statuses:
+                    future.kill()
+                    statuses[rank] = 128 + signal.SIGKILL
+        time.sleep(0.001)
 
 
 def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any]:
@@ -198,7 +222,9 @@ def main() -> int:
             if ":" in options.target and not os.path.exists(options.target):
                 results = run_function(client, options)
                 for rank, result in enumerate(results):
-                    print(json.dumps({"rank": rank, "result": _plain(result)}) if options.json else f"[{rank}] {result!r}")
+                    print(
+                        json.dumps({"rank": rank, "result": _plain(result)}) if options.json else f"[{rank}] {result!r}"
+                    )
                 return 0
             if not os.path.exists(options.target):
                 raise mayfly.Error(f"there is no {options.target}, nor is it a `module:function`", "invalid_request")
@@ -206,15 +232,15 @@ def main() -> int:
             statuses = run_program(client, options, screen.show)
     except mayfly.Error as error:
         text = json.dumps({"error": {"code": error.code, "message": str(error)}}) if options.json else None
-        print(text or f"error [{error.code}]: {error}", file=sys.stderr)
+        print(text or f"error: {error}", file=sys.stderr)
         return 2 if error.code == "invalid_request" else 1
     except TimeoutError as error:
         text = json.dumps({"error": {"code": "timed_out", "message": str(error)}}) if options.json else None
         print(text or f"error [timed_out]: {error}", file=sys.stderr)
         return 3
     if options.json:
-        print(json.dumps({"statuses": statuses}))
-    failed = [rank for rank, status in enumerate(statuses) if status]
+        print(json.dumps({"statuses": [statuses[rank] for rank in range(options.ranks)]}))
+    failed = [rank for rank, status in statuses.items() if status]
     for rank in failed:
         print(f"mayfly run: rank {rank} ended with status {statuses[rank]}", file=sys.stderr)
     return statuses[failed[0]] if failed else 0

@@ -24,7 +24,7 @@ def run(
     spin: float | None = 0.0005,
     **lease: Any,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers what they return, by rank.
+    """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
 
     Inside, ``mayfly.MPI.COMM_WORLD`` connects them: ``from mayfly import MPI``, as with mpi4py.
 
@@ -35,7 +35,8 @@ def run(
         kwargs: its keyword arguments.
         client: where to lease them; by default as `mayfly.connect` finds it.
         timeout: seconds that all of it may take.
-        spin: seconds that a waiting rank polls before it sleeps; None for always, which answers fastest if every rank has a core.
+        spin: seconds that a waiting rank polls before it sleeps; None for always, which answers fastest if every rank
+            has a core of its own.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -47,9 +48,7 @@ def run(
         raise ValueError(f"ranks={ranks}: ask for at least one")
     if client is None:
         with connect() as own:
-            return run(
-                fn, ranks=ranks, args=args, kwargs=kwargs, client=own, timeout=timeout, spin=spin, **lease
-            )
+            return run(fn, ranks=ranks, args=args, kwargs=kwargs, client=own, timeout=timeout, spin=spin, **lease)
     invitation = invitation_to(client, ranks)
     if spin is not None:
         invitation["spin_us"] = round(spin * 1e6)
@@ -65,11 +64,12 @@ def run(
 def invitation_to(client: Client, size: int) -> dict[str, Any]:
     """What the ranks of a new group need to find each other, all but their numbers."""
     place = client.rendezvous()
+    # Others meet there too, whose names are not known.
+    name = f"run-{secrets.token_hex(8)}"
     return {
         "rendezvous": place["address"],
         "key": place["key"],
-        "name": "run",
-        "run": secrets.token_hex(8),
+        "name": name,
         "secret": secrets.token_hex(32),
         "size": size,
     }
@@ -88,6 +88,8 @@ def _rank(invitation: str, work: bytes) -> Any:
 
 
 def _gather(futures: list[Any], timeout: float | None) -> list[Any]:
+    done: Any
+    waiting: Any
     done, waiting = cf.wait(futures, timeout=timeout, return_when=cf.FIRST_EXCEPTION)
     failed = [future for future in futures if future in done and future.exception() is not None]
     if not failed and waiting:

@@ -1,0 +1,144 @@
+"""``mayfly run``: programs on many ranks, from the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.daemons import Daemon
+from harness.leaks import die_with_parent
+from harness.programs import clean_environment, program, run
+
+
+def ranks(site: Daemon, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    return run(program(), "run", *args, env=environment, cwd=cwd, check=False)
+
+
+@pytest.fixture
+def site(start: Callable[..., Daemon]) -> Daemon:
+    return start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_a_script_is_sent_to_its_ranks_and_each_line_tells_whose_it_is(site: Daemon, tmp_path: Path) -> None:
+    write(
+        tmp_path / "sum.py",
+        """
+        import sys
+        from mayfly import MPI
+        comm = MPI.COMM_WORLD
+        print(comm.allreduce(comm.rank), *sys.argv[1:])
+        print("to standard error", file=sys.stderr)
+        """,
+    )
+    done = ranks(site, "-n", "3", "sum.py", "--depth", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3 --depth 2" for rank in range(3)]
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] to standard error" for rank in range(3)]
+
+
+def test_a_folder_a_program_and_a_function_are_run_too(site: Daemon, tmp_path: Path) -> None:
+    folder = tmp_path / "solver"
+    folder.mkdir()
+    write(folder / "__main__.py", "import part; part.work()")
+    write(
+        folder / "part.py",
+        """
+        from mayfly import MPI
+        def work(*args):
+            print(MPI.COMM_WORLD.allgather("x"))
+        """,
+    )
+    done = ranks(site, "-n", "2", "--no-label", "solver", cwd=tmp_path)
+    assert done.stdout == "['x', 'x']\n" * 2, done.stderr
+    script = write(tmp_path / "say.sh", "#!/bin/sh\necho $# $PWD\n")
+    script.chmod(0o755)
+    done = ranks(site, "-n", "2", "./say.sh", "a", "b", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 2 {tmp_path}" for rank in range(2)], done.stderr
+    write(
+        tmp_path / "functions.py",
+        """
+        from mayfly import MPI
+        def work(*args):
+            return {"rank": MPI.COMM_WORLD.rank, "args": args}
+        """,
+    )
+    done = ranks(site, "-n", "2", "--json", "functions:work", "a", cwd=tmp_path)
+    results = [json.loads(line)["result"] for line in done.stdout.splitlines()]
+    assert results == [{"rank": rank, "args": ["a"]} for rank in range(2)], done.stderr
+
+
+def test_the_exit_status_is_that_of_a_rank_that_failed_and_the_others_are_ended(site: Daemon, tmp_path: Path) -> None:
+    write(
+        tmp_path / "fail.py",
+        """
+        import sys, time
+        from mayfly import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            sys.exit(3)
+        time.sleep(60)
+        """,
+    )
+    begin = time.monotonic()
+    done = ranks(site, "-n", "2", "--json", "fail.py", cwd=tmp_path)
+    assert time.monotonic() - begin < 30
+    assert json.loads(done.stdout)["statuses"] == [137, 3], done.stderr
+    assert done.returncode == 3
+    assert "rank 1 ended with status 3" in done.stderr
+
+
+def test_what_takes_too_long_or_is_not_there_is_said(site: Daemon, tmp_path: Path) -> None:
+    done = ranks(site, "-n", "2", "--timeout", "1s", "--json", "/bin/sleep", "60", cwd=tmp_path)
+    assert done.returncode == 3
+    assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "timed_out"
+    done = ranks(site, "-n", "2", "missing.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no missing.py" in done.stderr
+
+
+def test_processes_of_plain_shells_meet_at_a_rendezvous_of_their_own(tmp_path: Path) -> None:
+    rendezvous = subprocess.Popen(
+        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    try:
+        assert rendezvous.stdout is not None
+        ready = json.loads(rendezvous.stdout.readline())
+        group = {
+            "rendezvous": ready["addresses"][0],
+            "key": ready["key"],
+            "name": "mine",
+            "secret": "ab" * 32,
+            "size": 2,
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", "from mayfly import MPI; print(MPI.COMM_WORLD.allgather(1))"],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=clean_environment(MAYFLY_GROUP=json.dumps(group)) | {"HOME": os.environ.get("HOME", "/")},
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+            )
+            for _ in range(2)
+        ]
+        assert [process.communicate(timeout=60)[0] for process in processes] == ["[1, 1]\n"] * 2
+    finally:
+        rendezvous.terminate()
+        assert rendezvous.wait(10) == 0
+        assert rendezvous.stdout is not None
+        rendezvous.stdout.close()

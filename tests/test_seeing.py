@@ -106,7 +106,13 @@ def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any)
 
 def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
     work(up)
-    there = {family.name for family in text_string_to_metric_families(fetch(up, "/v1/metrics"))}
+
+    def families() -> set[str] | None:
+        found = {family.name for family in text_string_to_metric_families(fetch(up, "/v1/metrics"))}
+        # What was used is known once it is booked.
+        return found if "mayfly_calls" in found else None
+
+    there = until(families)
     dashboard = json.loads((ROOT / "docs" / "grafana" / "mayfly.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     named = {name for expression in asked for name in re.findall(r"\bmayfly_\w+", expression)}

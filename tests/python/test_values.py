@@ -145,7 +145,7 @@ def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, m
 
 def test_another_version_of_python_is_refused_and_both_are_named(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
-    number = lease._pool.register_python(code, "3.2.1", cloudpickle.__version__)
+    number = lease._pool.register_python(code, "3.2.1", cloudpickle.__version__, "echo")
     with pytest.raises(mayfly.LoadError, match=r"3\.2\.1.*" + sys.version.split()[0].replace(".", r"\.")) as caught:
         lease._pool.call(number, (1,))
     assert caught.value.code == "python_mismatch"
@@ -153,7 +153,7 @@ def test_another_version_of_python_is_refused_and_both_are_named(lease):
 
 def test_another_version_of_cloudpickle_is_refused_and_both_are_named(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
-    number = lease._pool.register_python(code, sys.version.split()[0], "1.0")
+    number = lease._pool.register_python(code, sys.version.split()[0], "1.0", "echo")
     with pytest.raises(mayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}"):
         lease._pool.call(number, (1,))
 

@@ -2,6 +2,7 @@
 //!
 //! - [`tsc`], [`stats`], [`alternate`]: reading time, describing latencies, measuring two things in turns.
 //! - [`baseline`]: what the machine itself can do, with no Mayfly code on the way.
+//! - [`comm`]: ranks of a group beside those of MPI.
 //! - [`busy`]: whether the machine was quiet enough for the figures to be believed.
 //! - [`report`], [`table`], [`picture`]: figures for machines, for people, and to look at.
 
@@ -9,6 +10,7 @@ pub mod alternate;
 pub mod baseline;
 pub mod busy;
 pub mod cold;
+pub mod comm;
 pub mod control;
 pub mod error;
 pub mod invoke;

@@ -394,6 +394,12 @@ impl Book {
         }
     }
 
+    /// A rank is lost: what was sent for operations that nobody takes part in any more must not stand in the way of what those
+    /// that are left say to each other, so there is room for all of it from now on.
+    pub fn lift_limit(&mut self) {
+        self.waiting_limit = usize::MAX;
+    }
+
     /// Whether there is room for this message, wanted or not.
     #[inline]
     pub fn admits(&self, source: u32, envelope: &Envelope) -> bool {

@@ -116,6 +116,7 @@ impl Engine {
         if lost != self.lost_seen {
             self.lost_seen = lost;
             self.troubled = true;
+            self.book.lift_limit();
             for (peer, _) in self.lost.all() {
                 if peer < self.size {
                     self.book.withdraw_all(peer);

@@ -1,0 +1,374 @@
+//! Messages and collectives between ranks beside those of the Open MPI installed on the machine, in alternating rounds.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mayfly_comm::road::{Lost, Road, Via};
+use mayfly_comm::{Communicator, Datatype, Operation, Options};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::table::Table;
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// Blocks of operations for each size, of which the fastest counts.
+const BLOCKS: usize = 12;
+/// Bytes moved in a block, unless that were fewer than two operations.
+const BLOCK_BYTES: usize = 16 << 20;
+
+/// What ranks do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Rank 0 sends to rank 1, which answers as much.
+    Pingpong,
+    /// As MPI's operations of these names.
+    Bcast,
+    Allreduce,
+    Alltoall,
+    Allgather,
+    Barrier,
+}
+
+impl Op {
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pingpong => "pingpong",
+            Self::Bcast => "bcast",
+            Self::Allreduce => "allreduce",
+            Self::Alltoall => "alltoall",
+            Self::Allgather => "allgather",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What ranks do.
+    pub op: Op,
+    /// How many there are.
+    pub ranks: usize,
+    /// Over TCP on the loopback, and not within the host.
+    pub tcp: bool,
+    /// Rounds, in each of which both are measured.
+    pub rounds: usize,
+    /// Bytes of each message, or of each rank's part.
+    pub sizes: Vec<usize>,
+    /// Where the MPI program is compiled.
+    pub cache: PathBuf,
+}
+
+/// Times for one size, of one operation (for a ping-pong, there and back), in microseconds: medians over the rounds.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Bytes.
+    pub bytes: usize,
+    /// Ours.
+    pub us: f64,
+    /// Open MPI's.
+    pub openmpi_us: f64,
+    /// Ours over theirs.
+    pub ratio: f64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!(
+            "{} of {} ranks over {}, microseconds, beside Open MPI in the same run",
+            self.op, self.ranks, self.transport
+        );
+        let mut table = Table::new(&title, &["bytes", "Mayfly", "Open MPI", "ratio"]);
+        for row in &self.rows {
+            let figures = [row.us, row.openmpi_us].map(|us| format!("{us:.2}"));
+            let [us, openmpi_us] = figures;
+            table.row([row.bytes.to_string(), us, openmpi_us, format!("{:.2}", row.ratio)]);
+        }
+        writeln!(f, "{table}")?;
+        writeln!(
+            f,
+            "ratio: geometric mean {:.2}, worst {:.2}",
+            self.geometric_mean, self.worst
+        )
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// What ranks did.
+    pub op: &'static str,
+    /// How many there were.
+    pub ranks: usize,
+    /// `shm` or `tcp`.
+    pub transport: &'static str,
+    /// Of the ratios.
+    pub geometric_mean: f64,
+    /// The largest of them.
+    pub worst: f64,
+    /// One for each size.
+    pub rows: Vec<Row>,
+}
+
+impl Plan {
+    /// Sizes from `least` to `most`, each `step` times the one before.
+    pub fn sizes(op: Op, least: usize, most: usize, step: usize) -> Vec<usize> {
+        let sizes = std::iter::successors(Some(least.max(1)), |size| size.checked_mul(step.max(2)));
+        let sizes = sizes.take_while(|size| *size <= most);
+        sizes.take(if op == Op::Barrier { 1 } else { usize::MAX }).collect()
+    }
+
+    fn most_operations(&self) -> usize {
+        if self.tcp { 400 } else { 4000 }
+    }
+
+    /// Blocks of memory that a rank sends or receives in one operation.
+    fn width(&self) -> usize {
+        match self.op {
+            Op::Alltoall | Op::Allgather => self.ranks,
+            _ => 1,
+        }
+    }
+}
+
+/// Measures both in turns. The program must have one thread: ranks are forked off.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let program = compile(&plan.cache)?;
+    let (mut own, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..plan.rounds.max(1) {
+        own.push(ours(plan)?);
+        theirs.push(openmpi(plan, &program)?);
+    }
+    let row = |(at, bytes): (usize, &usize)| {
+        let (us, openmpi_us) = (median(&own, at), median(&theirs, at));
+        Row {
+            bytes: *bytes,
+            us,
+            openmpi_us,
+            ratio: us / openmpi_us,
+        }
+    };
+    let rows: Vec<Row> = plan.sizes.iter().enumerate().map(row).collect();
+    let logarithms: f64 = rows.iter().map(|row| row.ratio.ln()).sum();
+    Ok(Report {
+        op: plan.op.name(),
+        ranks: plan.ranks,
+        transport: if plan.tcp { "tcp" } else { "shm" },
+        geometric_mean: (logarithms / rows.len() as f64).exp(),
+        worst: rows.iter().map(|row| row.ratio).fold(0.0, f64::max),
+        rows,
+    })
+}
+
+fn failed(what: impl std::fmt::Display) -> Error {
+    Error::Subject(what.to_string())
+}
+
+/// For each rank its roads.
+fn roads(ranks: usize, tcp: bool) -> Result<Vec<Vec<Option<Road>>>> {
+    let mut all: Vec<Vec<Option<Road>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    for pair in 0..ranks * ranks {
+        let (low, high) = (pair / ranks, pair % ranks);
+        if low < high {
+            let (one, other) = if tcp {
+                let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::os("listen"))?;
+                let address = listener.local_addr().map_err(Error::os("listen"))?;
+                let one = TcpStream::connect(address).map_err(Error::os("connect"))?;
+                (remote(one), remote(listener.accept().map_err(Error::os("accept"))?.0))
+            } else {
+                let (one, other) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
+                (Road::Local(one), Road::Local(other))
+            };
+            all[low][high] = Some(one);
+            all[high][low] = Some(other);
+        }
+    }
+    Ok(all)
+}
+
+fn remote(socket: TcpStream) -> Road {
+    Road::Remote {
+        socket,
+        session: None,
+        via: Via::Direct,
+    }
+}
+
+fn pin(rank: usize) {
+    // SAFETY: an all-zero set is empty; core numbers are below its size.
+    unsafe {
+        let cores = usize::try_from(libc::sysconf(libc::_SC_NPROCESSORS_ONLN)).unwrap_or(1);
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(rank % cores.min(libc::CPU_SETSIZE as usize), &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+/// One operation.
+fn operate(comm: &Communicator, op: Op, send: &mut [u8], receive: &mut [u8]) -> Result<()> {
+    let done = match (op, comm.rank()) {
+        (Op::Pingpong, 0) => comm.send(send, 1, 1).and_then(|()| comm.recv(receive, 1, 1).map(drop)),
+        (Op::Pingpong, 1) => comm.recv(receive, 0, 1).and_then(|_| comm.send(send, 0, 1)),
+        (Op::Pingpong, _) => Ok(()),
+        (Op::Bcast, _) => comm.bcast(send, 0),
+        (Op::Allreduce, _) => comm.allreduce(send, receive, Datatype::F64, &Operation::Sum),
+        (Op::Allgather, _) => comm.allgather(&send[..send.len() / comm.size() as usize], receive),
+        (Op::Alltoall, _) => comm.alltoall(send, receive),
+        (Op::Barrier, _) => comm.barrier(),
+    };
+    done.map_err(failed)
+}
+
+/// What one rank does; rank 0 returns microseconds for each size.
+fn measure(plan: &Plan, comm: &Communicator) -> Result<Vec<f64>> {
+    let largest = plan.sizes.last().copied().unwrap_or(8) * plan.width();
+    let (mut send, mut receive) = (vec![1u8; largest], vec![0u8; largest]);
+    // Touched, as Open MPI's buffers are.
+    receive.fill(2);
+    let mut results = Vec::new();
+    for size in &plan.sizes {
+        let length = size * plan.width();
+        let count = (BLOCK_BYTES / (size + 1)).clamp(2, plan.most_operations());
+        let mut best = f64::INFINITY;
+        for block in 0..=BLOCKS {
+            comm.barrier().map_err(failed)?;
+            let start = Instant::now();
+            for _ in 0..if block == 0 { 1 + count / 8 } else { count } {
+                operate(comm, plan.op, &mut send[..length], &mut receive[..length])?;
+            }
+            comm.barrier().map_err(failed)?;
+            if block > 0 {
+                best = best.min(start.elapsed().as_secs_f64() * 1e6 / count as f64);
+            }
+        }
+        results.push(best);
+    }
+    Ok(results)
+}
+
+/// Runs all ranks in processes of their own, and returns what rank 0 found.
+fn ours(plan: &Plan) -> Result<Vec<f64>> {
+    let mut roads = roads(plan.ranks, plan.tcp)?;
+    let (mut read, write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
+    let mut children = Vec::new();
+    for rank in 0..plan.ranks {
+        // SAFETY: this program has one thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = std::mem::take(&mut roads[rank]);
+            roads.clear();
+            let outcome = run_rank(plan, rank, own, &write);
+            if let Err(error) = &outcome {
+                eprintln!("rank {rank}: {error}");
+            }
+            std::process::exit(outcome.is_err().into());
+        }
+        children.push(child);
+    }
+    drop((roads, write));
+    let mut text = String::new();
+    read.read_to_string(&mut text).map_err(Error::os("hear of the ranks"))?;
+    for child in children {
+        // SAFETY: a child of ours, waited for once.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    }
+    numbers(text.split_whitespace(), plan)
+}
+
+fn run_rank(plan: &Plan, rank: usize, roads: Vec<Option<Road>>, mut write: &UnixStream) -> Result<()> {
+    pin(rank);
+    let lost = Arc::new(Lost::default());
+    let comm = Communicator::form(rank as u32, plan.ranks as u32, roads, lost, Options::default()).map_err(failed)?;
+    let results = measure(plan, &comm)?;
+    if rank == 0 {
+        for us in results {
+            writeln!(write, "{us}").map_err(Error::os("tell the result"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What was printed, one number for each size.
+fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<f64>> {
+    let found: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
+    match found.len() == plan.sizes.len() {
+        true => Ok(found),
+        false => Err(failed("a rank failed; what it wrote above says why")),
+    }
+}
+
+/// Compiles the MPI program, unless that was done before.
+fn compile(folder: &Path) -> Result<PathBuf> {
+    let source = include_str!("openmpi.c");
+    std::fs::create_dir_all(folder).map_err(Error::os("make the cache"))?;
+    let (file, program) = (folder.join("openmpi.c"), folder.join("openmpi"));
+    if std::fs::read_to_string(&file).is_ok_and(|text| text == source) && program.exists() {
+        return Ok(program);
+    }
+    std::fs::write(&file, source).map_err(Error::os("write the MPI program"))?;
+    let mut compiler = Command::new("mpicc");
+    let done = compiler.arg("-O3").arg(&file).arg("-o").arg(&program).status();
+    match done {
+        Ok(status) if status.success() => Ok(program),
+        _ => Err(failed(
+            "mpicc cannot compile the program that is measured beside ours. Install with: sudo apt-get install \
+             openmpi-bin libopenmpi-dev",
+        )),
+    }
+}
+
+fn openmpi(plan: &Plan, program: &Path) -> Result<Vec<f64>> {
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &plan.ranks.to_string()]);
+    match plan.tcp {
+        true => command.args(["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"]),
+        false => command.args(["--mca", "btl", "self,vader"]),
+    };
+    if plan.ranks <= std::thread::available_parallelism().map_or(1, usize::from) {
+        command.args(["--bind-to", "core"]);
+    }
+    command
+        .arg(program)
+        .arg(plan.op.name())
+        .arg(BLOCKS.to_string())
+        .arg(plan.most_operations().to_string());
+    command.args(plan.sizes.iter().map(ToString::to_string));
+    let output = command.output().map_err(Error::os("start mpirun"))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    numbers(text.lines().filter_map(|line| line.split_whitespace().nth(1)), plan)
+}
+
+fn median(rounds: &[Vec<f64>], at: usize) -> f64 {
+    let mut values: Vec<f64> = rounds.iter().filter_map(|round| round.get(at).copied()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_grow_by_steps_and_a_barrier_has_one() {
+        assert_eq!(Plan::sizes(Op::Bcast, 8, 100, 2), [8, 16, 32, 64]);
+        assert_eq!(Plan::sizes(Op::Bcast, 8, 8, 1), [8]);
+        assert_eq!(Plan::sizes(Op::Barrier, 8, 100, 2), [8]);
+    }
+
+    #[test]
+    fn the_middle_of_the_rounds_counts() {
+        assert_eq!(median(&[vec![9.0], vec![1.0], vec![3.0]], 0), 3.0);
+        assert!(median(&[], 0).is_nan());
+    }
+}

@@ -420,6 +420,8 @@ pub struct Core {
     mutex: Mutex<()>,
     /// Threads that want it.
     wanted: AtomicU32,
+    /// How often somebody who wanted it got it.
+    turns: AtomicU32,
     engine: UnsafeCell<Engine>,
     /// Collectives in the background; beside the engine, which they use.
     tasks: UnsafeCell<Tasks>,
@@ -433,6 +435,7 @@ impl Core {
         Self {
             mutex: Mutex::new(()),
             wanted: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
             engine: UnsafeCell::new(engine),
             tasks: UnsafeCell::default(),
         }
@@ -456,6 +459,7 @@ impl Core {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.wanted.fetch_sub(1, Ordering::Relaxed);
+        self.turns.fetch_add(1, Ordering::Relaxed);
         guard
     }
 
@@ -475,6 +479,10 @@ impl Drop for Core {
         self.engine.get_mut().leave();
     }
 }
+
+/// For how long whoever gives way waits until another thread has the engine, at a time and how often.
+const PAUSE: Duration = Duration::from_micros(20);
+const MOST_PAUSES: u32 = 50;
 
 /// Exclusive use of the engine.
 #[derive(Debug)]
@@ -508,12 +516,20 @@ impl Held<'_> {
         moved
     }
 
-    /// Lets other threads in that want the engine.
+    /// Lets another thread in that wants the engine, if there is one, and is then one that wants it itself.
     fn give_way(&mut self) {
-        if self.core.wanted.load(Ordering::Relaxed) > 0 {
-            self.guard = None;
-            std::thread::yield_now();
-            self.guard = Some(self.core.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.core.wanted.load(Ordering::Relaxed) == 0 {
+            return;
         }
+        let turn = self.core.turns.load(Ordering::Relaxed);
+        self.guard = None;
+        // The mutex is whoever's comes first, and we are awake: without a pause that would be us again and again.
+        for _ in 0..MOST_PAUSES {
+            std::thread::sleep(PAUSE);
+            if self.core.turns.load(Ordering::Relaxed) != turn {
+                break;
+            }
+        }
+        self.guard = Some(self.core.hold_contended());
     }
 }

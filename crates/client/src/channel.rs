@@ -546,6 +546,17 @@ impl Channel {
     }
 }
 
+impl Drop for Channel {
+    /// Tells the node at once. Closing alone may tell it later: a child that some thread forks just now has copies of the
+    /// connections until it starts its program.
+    fn drop(&mut self) {
+        let sockets = self.control.iter().chain(self.link.socket().map(|socket| &**socket));
+        for socket in sockets {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
 /// What the fate of a channel means for call `sequence` on it.
 pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
     let worker = fate.worker.0;

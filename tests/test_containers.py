@@ -339,7 +339,7 @@ def test_nothing_is_left_of_containers_when_their_lease_ends_or_their_node_is_ki
     with connect(daemon) as client:
         with client.lease(sandbox="container") as lease:
             assert lease.call(begin) > 1
-            assert any("sleep" in name for name in descendants().values())
+            wait_until(lambda: any("sleep" in name for name in descendants().values()), "the process begins")
         wait_until(lambda: not any("sleep" in name for name in descendants().values()), "the lease's processes end")
         with client.lease(sandbox="container") as lease:
             assert lease.call(begin) > 1

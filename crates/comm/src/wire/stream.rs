@@ -23,7 +23,9 @@ const IMMEDIATE_BYTES: usize = 16 << 10;
 /// Received at a time while no long message is under way.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Sent, and received of a long message, before the other direction has its turn.
-const AT_ONCE_BYTES: usize = 256 << 10;
+const TURN_BYTES: usize = 256 << 10;
+/// The same while the other direction has nothing under way: fewer turns are less work.
+const ONE_WAY_TURN_BYTES: usize = 512 << 10;
 /// Received by the system before we take it, within a host.
 const NEAR_WINDOW_BYTES: usize = 1 << 20;
 /// Where bytes go that nobody wants any more.
@@ -121,7 +123,11 @@ impl StreamLink {
     fn write(&mut self, envelope: &Envelope, bytes: &[u8], mut sent: usize) -> usize {
         let head = envelope.as_bytes();
         let all = ENVELOPE_BYTES + bytes.len();
-        let until = all.min(sent + AT_ONCE_BYTES);
+        let turn = match self.body {
+            None => ONE_WAY_TURN_BYTES,
+            Some(_) => TURN_BYTES,
+        };
+        let until = all.min(sent + turn);
         while sent < until && !self.deaf {
             let rest = &bytes[sent.saturating_sub(ENVELOPE_BYTES)..until.saturating_sub(ENVELOPE_BYTES)];
             let taken = match sent < ENVELOPE_BYTES {
@@ -238,11 +244,14 @@ impl StreamLink {
             }
             Some(body) => {
                 let rest = body.length - body.filled;
-
+                let turn = match self.outbox.is_empty() {
+                    true => ONE_WAY_TURN_BYTES,
+                    false => TURN_BYTES,
+                };
                 let into = match &mut body.target {
                     Target::Request(id) => match book.get(*id) {
                         Some(request) if request.length > body.filled => {
-                            let room = rest.min(request.length - body.filled).min(AT_ONCE_BYTES);
+                            let room = rest.min(request.length - body.filled).min(turn);
                             // SAFETY: the request's memory stays until it is complete or cancelled, and has this room.
                             unsafe { std::slice::from_raw_parts_mut(request.start.add(body.filled), room) }
                         }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{
-    Connection, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Reclaimed,
+    Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Placement,
+    Reclaimed,
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
@@ -160,19 +161,49 @@ impl Client {
     /// Leases workers.
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
         let holder = self.holder()?;
-        let until = Instant::now() + options.wait;
         let mut request = options.request(holder.public());
+        let grant = self.in_time(options.wait, |wait_ms| {
+            request.wait_ms = wait_ms;
+            self.ask_for(&request)
+        })?;
+        Lease::new(self.clone(), self.inner.source.clone(), grant, holder, true)
+    }
+
+    /// Leases a gang: all of its workers or none, on one node or several; [`LeaseOptions::workers`] and
+    /// [`LeaseOptions::memory_bytes`] are those of the whole. The leases are in the order of the gang's ranks.
+    pub fn gang(&self, options: LeaseOptions, placement: Placement) -> Result<Vec<Lease>, Error> {
+        let Source::Manager(manager) = &*self.inner.source else {
+            // One node has no other to divide with, and an allowance asks one at a time.
+            return Ok(vec![self.lease(options)?]);
+        };
+        let holder = self.holder()?;
+        let mut request = GangRequest {
+            lease: options.request(holder.public()),
+            placement,
+        };
+        let grants = self.in_time(options.wait, |wait_ms| {
+            request.lease.wait_ms = wait_ms;
+            manager.gang(&request)
+        })?;
+        let leased = grants
+            .into_iter()
+            .map(|grant| Lease::new(self.clone(), self.inner.source.clone(), grant, holder.clone(), true));
+        leased.collect()
+    }
+
+    /// Asks for room until there is some, for as long as is left; `ask` learns how many milliseconds a manager may wait for it.
+    fn in_time<T>(&self, wait: Duration, mut ask: impl FnMut(u64) -> Result<T, Error>) -> Result<T, Error> {
+        let until = Instant::now() + wait;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            request.wait_ms = (left.as_millis() as u64).min(MOST_WAIT_MS);
-            match self.ask_for(&request) {
+            match ask((left.as_millis() as u64).min(MOST_WAIT_MS)) {
                 // A manager waits for room itself, for a while; a node does not.
                 Err(error) if error.code() == Code::NoCapacity && !left.is_zero() => {
                     if matches!(*self.inner.source, Source::Node(_)) {
                         std::thread::sleep(left.min(ROOM_TICK));
                     }
                 }
-                granted => return Lease::new(self.clone(), self.inner.source.clone(), granted?, holder, true),
+                asked => return asked,
             }
         }
     }

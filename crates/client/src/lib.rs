@@ -43,7 +43,9 @@ pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};
 pub use mayfly_fabric::{Allocator, Buffer, Choice, ChoiceError, Received, Transport, TransportError};
-pub use mayfly_protocol::api::{Connection, Grant, HostPath, LeaseStatus, Mode, NodeStatus, Runtime, Sandbox};
+pub use mayfly_protocol::api::{
+    Connection, Grant, HostPath, LeaseStatus, Mode, NodeStatus, Placement, Runtime, Sandbox,
+};
 pub use mayfly_protocol::error::{Code, Failure, Retry};
 pub use mayfly_protocol::executor::Form;
 pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use mayfly_protocol::api::{
-    Allowance, AllowanceRequest, Connection, ErrorBody, Grant, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
+    Allowance, AllowanceRequest, Connection, ErrorBody, GangRequest, Grant, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
     ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
 };
 use mayfly_protocol::error::Code;
@@ -281,6 +281,10 @@ impl ManagerClient {
 
     pub fn lease(&self, request: &LeaseRequest) -> Result<Grant, Error> {
         self.post("/v1/leases", request)
+    }
+
+    pub fn gang(&self, request: &GangRequest) -> Result<Vec<Grant>, Error> {
+        self.post("/v1/gangs", request)
     }
 
     pub fn allow(&self, request: &AllowanceRequest) -> Result<Allowance, Error> {

@@ -9,7 +9,7 @@
 //! - [`direct`]: leasing straight from nodes under an allowance;
 //! - [`state`]: the life of one lease by its node's monotonic clock;
 //! - [`ledger`]: what one node has and who holds it;
-//! - [`placement`]: which node should get a lease;
+//! - [`placement`]: which node should get a lease, and [`gang`] how many of its workers;
 //! - [`health`]: which nodes keep failing, and get none for a while;
 //! - [`billing`]: what a lease used, and what it costs;
 //! - [`quota`]: what a tenant may hold and spend.
@@ -17,6 +17,7 @@
 pub mod billing;
 pub mod delegation;
 pub mod direct;
+pub mod gang;
 pub mod health;
 pub mod key;
 pub mod ledger;

@@ -65,6 +65,40 @@ pub enum PlacementError {
         /// Most that any node has of each.
         largest: Capacity,
     },
+    /// A gang would fit when others are gone.
+    #[error(
+        "a gang of {workers} {mode} workers, {place}, finds no room now: there is room for {room} on {nodes} nodes; try later, \
+         wait for room, or ask for fewer"
+    )]
+    NoRoomForGang {
+        /// Asked.
+        workers: u16,
+        /// Asked.
+        mode: &'static str,
+        /// Asked.
+        place: &'static str,
+        /// Workers that would find room.
+        room: usize,
+        /// Nodes that are up.
+        nodes: usize,
+    },
+    /// A gang would fit nowhere, ever.
+    #[error(
+        "a gang of {workers} {mode} workers, {place}, is too large: when nobody else is there, there is room for {room} on \
+         {nodes} nodes; ask for fewer"
+    )]
+    GangTooLarge {
+        /// Asked.
+        workers: u16,
+        /// Asked.
+        mode: &'static str,
+        /// Asked.
+        place: &'static str,
+        /// Workers that would find room if nobody else were there.
+        room: usize,
+        /// Nodes that are up.
+        nodes: usize,
+    },
 }
 
 impl PlacementError {
@@ -72,9 +106,9 @@ impl PlacementError {
     pub fn code(&self) -> Code {
         match self {
             Self::Invalid(error) => error.code(),
-            Self::NoNodes | Self::NoCapacity { .. } => Code::NoCapacity,
+            Self::NoNodes | Self::NoCapacity { .. } | Self::NoRoomForGang { .. } => Code::NoCapacity,
             Self::UnknownNode(_) => Code::NotFound,
-            Self::TooLarge { .. } => Code::TooLarge,
+            Self::TooLarge { .. } | Self::GangTooLarge { .. } => Code::TooLarge,
         }
     }
 }

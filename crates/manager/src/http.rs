@@ -21,8 +21,8 @@ use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{
-    ErrorBody, Event, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
-    ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
+    ErrorBody, Event, GangRequest, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus,
+    MANAGERS_HEADER, ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::LeaseId;
@@ -61,6 +61,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/leases/{id}", get(show_lease).delete(release_lease))
         .route("/v1/leases/{id}/renew", post(renew_lease))
         .route("/v1/leases/{id}/revoke", post(revoke_lease))
+        .route("/v1/gangs", post(create_gang))
         .route("/v1/allowances", post(allowances::create_allowance))
         .route(
             "/v1/allowances/{id}",
@@ -184,6 +185,24 @@ pub(crate) async fn create_lease(
     let begun = Instant::now();
     let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
     let answer = control.grant(caller.bearer.tenant, request, asker).await;
+    control.metrics.granted(begun, &answer);
+    Ok((StatusCode::CREATED, Json(answer?)))
+}
+
+/// Grants leases on one node or several whose workers together are as many as was asked, or none at all; in the order of the
+/// gang's ranks.
+#[utoipa::path(post, path = "/v1/gangs", request_body = GangRequest, security(("bearer" = [])),
+    responses((status = 201, body = [Grant]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn create_gang(
+    caller: Caller,
+    headers: HeaderMap,
+    Shared(control): Shared<Api>,
+    Body(request): Body<GangRequest>,
+) -> Result<(StatusCode, Json<Vec<Grant>>), Refusal> {
+    caller.changes_as(Role::User)?;
+    let begun = Instant::now();
+    let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
+    let answer = control.grant_gang(caller.bearer.tenant, request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }

@@ -14,9 +14,10 @@ use mayfly_protocol::api::{
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::control::{Control, now_ms};
+use crate::control::{Control, Told, now_ms};
 use crate::random;
 use crate::relay::OnBehalf;
 use crate::requests::Caller;
@@ -40,69 +41,48 @@ impl Control {
         asker: Option<OnBehalf>,
     ) -> Result<Grant, Failure> {
         let control = Arc::clone(self);
-        tokio::spawn(async move { control.place_in_time(tenant, request, asker).await })
-            .await
-            .unwrap_or_else(|error| {
-                Err(Failure::new(
-                    Code::Internal,
-                    format!("granting failed: {error}; report this"),
-                ))
-            })
+        to_its_end(async move {
+            let mut room = control.room_for(&request);
+            loop {
+                let mut placed = control.place(tenant, request.clone()).await;
+                control.settled(&placed).await;
+                if let (Some(asker), Err(failure)) = (&asker, &placed)
+                    && another_may(failure)
+                {
+                    let refused = failure.clone();
+                    let once = request.once();
+                    placed = control
+                        .place_elsewhere(asker, "/v1/leases", &once, &request, refused)
+                        .await;
+                }
+                match placed {
+                    Err(failure) if room.may_come(&failure).await => {}
+                    placed => return placed,
+                }
+            }
+        })
+        .await
     }
 
-    /// Places a lease now, or as soon as there is room, if that is while the request may wait.
-    async fn place_in_time(
-        &self,
-        tenant: TenantId,
-        request: LeaseRequest,
-        asker: Option<OnBehalf>,
-    ) -> Result<Grant, Failure> {
-        let until = tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS));
-        // Subscribed before each try, so that no room is missed that comes after it.
-        let mut events = self.events.subscribe();
-        loop {
-            let mut placed = self.place(tenant, request.clone()).await;
-            if placed.is_err() && self.peers.are_possible() {
-                // What was offered here in vain counts for the tenant's quota until the store has heard of that.
-                self.journal.drained().await;
-            }
-            if let (Some(asker), Err(failure)) = (&asker, &placed)
-                && another_may(failure)
-            {
-                placed = self.place_elsewhere(asker, &request, failure.clone()).await;
-            }
-            let failure = match placed {
-                Err(failure) if failure.code == Code::NoCapacity => failure,
-                placed => return placed,
-            };
-            let room = async {
-                loop {
-                    match events.recv().await.map(|told| told.event) {
-                        Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
-                        Ok(Event::Lease { state, .. }) if !State::from_name(&state).is_some_and(State::is_live) => {
-                            return true;
-                        }
-                        Ok(_) => {}
-                        Err(RecvError::Closed) => return false,
-                    }
-                }
-            };
-            // Nobody tells when an image is unpacked.
-            let soon = tokio::time::Instant::now() + LOOK_AGAIN;
-            let look = if request.image.is_some() {
-                soon.min(until)
-            } else {
-                until
-            };
-            match tokio::time::timeout_at(look, room).await {
-                Ok(true) => {}
-                Err(_) if look < until => {}
-                Ok(false) | Err(_) => return Err(failure),
-            }
+    /// What a request that found no room waits for.
+    pub fn room_for(&self, request: &LeaseRequest) -> Room {
+        Room {
+            events: self.events.subscribe(),
+            until: tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS)),
+            has_image: request.image.is_some(),
+            own: HashSet::new(),
         }
     }
 
-    async fn place(&self, tenant: TenantId, mut request: LeaseRequest) -> Result<Grant, Failure> {
+    /// What was offered here in vain counts for the tenant's quota until the store has heard of that.
+    pub async fn settled<T>(&self, placed: &Result<T, Failure>) {
+        if placed.is_err() && self.peers.are_possible() {
+            self.journal.drained().await;
+        }
+    }
+
+    /// Checks what this manager grants, and fills in what the request leaves to it.
+    pub fn complete(&self, request: &mut LeaseRequest) -> Result<(), Failure> {
         let longest_ms = millis(self.options.longest_lease);
         if request.duration_ms > longest_ms {
             return Err(Failure::new(
@@ -114,6 +94,11 @@ impl Control {
             ));
         }
         request.sandbox = Some(self.sandbox_for(request.wanted_sandbox())?);
+        Ok(())
+    }
+
+    async fn place(&self, tenant: TenantId, mut request: LeaseRequest) -> Result<Grant, Failure> {
+        self.complete(&mut request)?;
         let spin = u64::from_le_bytes(random());
         if let Some(views) = self.few(&request, spin)
             && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
@@ -203,7 +188,8 @@ impl Control {
         }
     }
 
-    async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
+    /// Offers a lease to one node.
+    pub async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
         let granted_at_ms = now_ms();
         let lease = new_id(granted_at_ms);
         let start_by_ms = millis(self.options.start_by);
@@ -427,6 +413,67 @@ impl Control {
     }
 }
 
+/// Does something that must not be left half done, whether or not its caller waits for it.
+pub async fn to_its_end<T: Send + 'static>(
+    granting: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::spawn(granting).await.unwrap_or_else(|error| {
+        Err(Failure::new(
+            Code::Internal,
+            format!("granting failed: {error}; report this"),
+        ))
+    })
+}
+
+/// What a request that found no room waits for.
+pub struct Room {
+    /// Subscribed before each try, so that no room is missed that comes after it.
+    events: Receiver<Told>,
+    until: tokio::time::Instant,
+    has_image: bool,
+    /// Leases that this request itself took and gave back: they make no room that it did not have.
+    own: HashSet<LeaseId>,
+}
+
+impl Room {
+    /// The request took these leases in vain, and gives them back.
+    pub fn given_back(&mut self, leases: impl IntoIterator<Item = LeaseId>) {
+        self.own.extend(leases);
+    }
+
+    /// Waits until there may be room, if there was none and the request may wait. Whether to try again.
+    pub async fn may_come(&mut self, failure: &Failure) -> bool {
+        if failure.code != Code::NoCapacity || tokio::time::Instant::now() >= self.until {
+            return false;
+        }
+        let room = async {
+            loop {
+                match self.events.recv().await.map(|told| told.event) {
+                    Ok(Event::NodeUp { .. }) | Err(RecvError::Lagged(_)) => return true,
+                    Ok(Event::Lease { lease, state, .. })
+                        if !State::from_name(&state).is_some_and(State::is_live) && !self.own.remove(&lease) =>
+                    {
+                        return true;
+                    }
+                    Ok(_) => {}
+                    Err(RecvError::Closed) => return false,
+                }
+            }
+        };
+        // Nobody tells when an image is unpacked.
+        let soon = tokio::time::Instant::now() + LOOK_AGAIN;
+        let look = if self.has_image {
+            soon.min(self.until)
+        } else {
+            self.until
+        };
+        match tokio::time::timeout_at(look, room).await {
+            Ok(may_come) => may_come,
+            Err(_) => look < self.until,
+        }
+    }
+}
+
 /// An id that nobody can guess, and that is greater than those before it: books grow at their end, which is what disks do best.
 fn new_id(now_ms: u64) -> LeaseId {
     let mut id: [u8; 16] = random();
@@ -445,12 +492,12 @@ fn is_nodes_own(failure: &Failure, request: &LeaseRequest) -> bool {
 }
 
 /// Whether no other node would answer better.
-fn is_final(failure: &Failure) -> bool {
+pub fn is_final(failure: &Failure) -> bool {
     matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded)
 }
 
 /// Whether another manager may have nodes that do better.
-fn another_may(failure: &Failure) -> bool {
+pub fn another_may(failure: &Failure) -> bool {
     matches!(
         failure.code,
         Code::NoCapacity | Code::TooLarge | Code::NotFound | Code::StaleEpoch | Code::Unreachable | Code::TimedOut

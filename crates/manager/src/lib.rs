@@ -13,6 +13,7 @@ mod accounts;
 mod allowances;
 mod control;
 mod error;
+mod gangs;
 mod history;
 mod http;
 mod identity;

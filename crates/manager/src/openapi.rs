@@ -26,6 +26,7 @@ impl Modify for BearerScheme {
         http::list_managers,
         http::show_rendezvous,
         http::create_lease,
+        http::create_gang,
         http::list_leases,
         http::show_lease,
         http::renew_lease,

@@ -13,11 +13,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use mayfly_protocol::api::{ErrorBody, Grant, LeaseRequest, LeaseStatus, Mode, NodeStatus};
+use mayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -239,23 +241,21 @@ impl Control {
         peers
     }
 
-    /// A lease on another manager's nodes. What this manager said of its own stands when none has room.
-    pub async fn place_elsewhere(
+    /// A lease, or all of a gang's, on another manager's nodes. What this manager said of its own stands when none has room.
+    pub async fn place_elsewhere<T: DeserializeOwned>(
         &self,
         asker: &OnBehalf,
+        path: &str,
+        body: &impl Serialize,
         request: &LeaseRequest,
         here: Failure,
-    ) -> Result<Grant, Failure> {
-        let once = LeaseRequest {
-            wait_ms: 0,
-            ..request.clone()
-        };
-        let body = Bytes::from(serde_json::to_vec(&once).unwrap_or_default());
+    ) -> Result<T, Failure> {
+        let body = Bytes::from(serde_json::to_vec(body).unwrap_or_default());
         let mut refused = here;
         for peer in self.by_room(request) {
             let question = Question {
                 method: Method::POST,
-                path: "/v1/leases",
+                path,
                 authorization: asker.0.clone(),
                 body: body.clone(),
                 deadline: Some(ANSWER_DEADLINE),
@@ -281,7 +281,7 @@ impl Control {
         Err(refused)
     }
 
-    async fn list<T: serde::de::DeserializeOwned>(&self, asker: &OnBehalf, path: &str) -> Vec<T> {
+    async fn list<T: DeserializeOwned>(&self, asker: &OnBehalf, path: &str) -> Vec<T> {
         let asked = self.peers.all_alive().into_iter().map(|peer| async move {
             let question = Question {
                 method: Method::GET,

@@ -169,7 +169,62 @@ impl LeaseRequest {
     pub fn wanted_sandbox(&self) -> Option<Sandbox> {
         self.sandbox.or(self.image.as_ref().map(|_| Sandbox::Container))
     }
+
+    /// The same, to be answered without waiting for a place.
+    pub fn once(&self) -> Self {
+        Self {
+            wait_ms: 0,
+            ..self.clone()
+        }
+    }
 }
+
+/// Where the ranks of a gang run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// On one node.
+    Together,
+    /// On as few nodes as possible.
+    #[default]
+    Packed,
+    /// On as many nodes as possible, evenly.
+    Spread,
+}
+
+impl Placement {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Together, Self::Packed, Self::Spread];
+
+    /// As it is written everywhere.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Together => "together",
+            Self::Packed => "packed",
+            Self::Spread => "spread",
+        }
+    }
+
+    /// Reads [`Placement::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|placement| placement.name() == name)
+    }
+}
+
+/// `POST /v1/gangs`: leases on one node or several whose workers together are so many, or none at all. Answered with the grants, in
+/// the order of the ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GangRequest {
+    /// What is leased: `workers`, here up to 4,096, and `memory_bytes` are those of the whole gang.
+    #[serde(flatten)]
+    pub lease: LeaseRequest,
+    /// Where.
+    #[serde(default)]
+    pub placement: Placement,
+}
+
+/// No gang has more workers.
+pub const MOST_RANKS: u16 = 4_096;
 
 /// A request for a lease waits no longer for a place; whoever wants to wait longer asks again.
 pub const MOST_WAIT_MS: u64 = 20_000;

@@ -3,6 +3,7 @@
 mod accounts;
 mod allowances;
 mod fake_node;
+mod gangs;
 mod managers;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,0 +1,347 @@
+//! How a gang's workers are divided among nodes: all of them find room at once, or none does.
+
+use mayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
+use mayfly_protocol::ids::NodeId;
+
+use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
+use crate::placement::{PlacementError, View};
+
+/// What one node is to be offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which.
+    pub node: NodeId,
+    /// How many of the workers.
+    pub workers: u16,
+    /// Never [`Mode::Auto`]: all parts of a gang are of one mode.
+    pub mode: Mode,
+    /// Their part of the memory; 0 for the node's usual share.
+    pub memory_bytes: u64,
+}
+
+/// How many of a gang's workers find room on a node, and on which.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    node: NodeId,
+    workers: u16,
+}
+
+/// Divides a gang among nodes, in the order of its ranks. `request.workers` is the whole gang. `spin` (any number) decides
+/// between equal nodes, so that they take turns.
+///
+/// Packed takes the fewest nodes there can be: the largest rooms first, and for the rest the smallest that holds it, so that large
+/// rooms stay large. Spread gives each node one worker in turn.
+pub fn divide(
+    request: &LeaseRequest,
+    placement: Placement,
+    nodes: &[View],
+    spin: u64,
+) -> Result<Vec<Part>, PlacementError> {
+    if request.workers > MOST_RANKS {
+        return Err(PlacementError::Invalid(LedgerError::TooLarge {
+            what: "ranks",
+            asked: request.workers.into(),
+            total: MOST_RANKS.into(),
+            hint: "",
+        }));
+    }
+    validate(&LeaseRequest {
+        workers: request.workers.min(MAX_WORKERS),
+        ..request.clone()
+    })?;
+    let up: Vec<&View> = nodes
+        .iter()
+        .filter(|view| view.up && request.node.is_none_or(|id| id == view.node))
+        .collect();
+    if up.is_empty() {
+        return Err(request
+            .node
+            .map_or(PlacementError::NoNodes, PlacementError::UnknownNode));
+    }
+    let modes: &[Mode] = match request.mode {
+        Mode::Hot => &[Mode::Hot],
+        Mode::Warm => &[Mode::Warm],
+        Mode::Auto => &[Mode::Hot, Mode::Warm],
+    };
+    for &mode in modes {
+        let rooms = rooms(request, mode, &up, spin, |view| view.free);
+        if let Some(shares) = share_out(request.workers, placement, mode, rooms) {
+            return Ok(parts(request, mode, &shares));
+        }
+    }
+    let room = |of: fn(&View) -> Capacity| {
+        let best = modes.iter().map(|&mode| {
+            let rooms = rooms(request, mode, &up, 0, of);
+            let each = rooms.iter().map(|room| usize::from(room.workers));
+            match placement {
+                Placement::Together => each.max().unwrap_or(0),
+                Placement::Packed | Placement::Spread => each.sum(),
+            }
+        });
+        best.max().unwrap_or(0)
+    };
+    let (free, all) = (room(|view| view.free), room(|view| view.capacity));
+    let (workers, place) = (request.workers, placement.name());
+    let mode = match request.mode {
+        Mode::Hot => "hot",
+        Mode::Warm => "warm",
+        Mode::Auto => "hot or warm",
+    };
+    let nodes = up.len();
+    Err(if all < usize::from(workers) {
+        PlacementError::GangTooLarge {
+            workers,
+            mode,
+            place,
+            room: all,
+            nodes,
+        }
+    } else {
+        PlacementError::NoRoomForGang {
+            workers,
+            mode,
+            place,
+            room: free,
+            nodes,
+        }
+    })
+}
+
+/// The nodes that have any room at all, the largest rooms first.
+fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&View) -> Capacity) -> Vec<Room> {
+    let worker_bytes = match request.memory_bytes {
+        0 => LEAST_WORKER_BYTES,
+        all => all.div_ceil(request.workers.into()),
+    };
+    let mut rooms: Vec<Room> = up
+        .iter()
+        .map(|view| {
+            let capacity = of(view);
+            let places = match mode {
+                Mode::Hot => capacity.cores / request.cores_per_worker,
+                _ => capacity.workers,
+            };
+            let fed = capacity.memory_bytes / worker_bytes.max(1);
+            let workers = u64::from(places.min(MAX_WORKERS)).min(fed) as u16;
+            Room {
+                node: view.node,
+                workers,
+            }
+        })
+        .filter(|room| room.workers > 0)
+        .collect();
+    rooms.sort_by_key(|room| room.node);
+    let count = rooms.len().max(1) as u64;
+    rooms.rotate_left((spin % count) as usize);
+    // Stable, so that the rotation decides between equals.
+    rooms.sort_by_key(|room| std::cmp::Reverse(room.workers));
+    rooms
+}
+
+/// So many of the workers on each node; none when they do not all find room.
+fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -> Option<Vec<Room>> {
+    let room: usize = rooms.iter().map(|room| usize::from(room.workers)).sum();
+    if room < usize::from(workers) {
+        return None;
+    }
+    match placement {
+        Placement::Together => {
+            let mut fitting = rooms.iter().filter(|room| room.workers >= workers);
+            // As single leases are placed: hot ones where they leave the least over, warm ones where the most is free.
+            let room = match mode {
+                Mode::Hot => fitting.next_back(),
+                _ => fitting.next(),
+            };
+            room.map(|room| vec![Room { workers, ..*room }])
+        }
+        Placement::Packed => Some(packed(workers, rooms)),
+        Placement::Spread => Some(spread(workers, rooms)),
+    }
+}
+
+fn packed(workers: u16, mut rooms: Vec<Room>) -> Vec<Room> {
+    let (mut shares, mut left) = (Vec::new(), workers);
+    while left > 0 && !rooms.is_empty() {
+        // The last that holds what is left is the smallest one that does.
+        let last = rooms.iter().rposition(|room| room.workers >= left);
+        let room = rooms.remove(last.unwrap_or(0));
+        let workers = room.workers.min(left);
+        left -= workers;
+        shares.push(Room { workers, ..room });
+    }
+    shares
+}
+
+fn spread(workers: u16, rooms: Vec<Room>) -> Vec<Room> {
+    let mut shares: Vec<Room> = rooms.iter().map(|room| Room { workers: 0, ..*room }).collect();
+    let mut left = workers;
+    // At least one finds room in each round, since all of them do.
+    while left > 0 {
+        for (share, room) in shares.iter_mut().zip(&rooms) {
+            if left > 0 && share.workers < room.workers {
+                share.workers += 1;
+                left -= 1;
+            }
+        }
+    }
+    shares.retain(|share| share.workers > 0);
+    shares
+}
+
+fn parts(request: &LeaseRequest, mode: Mode, shares: &[Room]) -> Vec<Part> {
+    let memory_of = |workers: u16| request.memory_bytes.div_ceil(request.workers.into()) * u64::from(workers);
+    shares
+        .iter()
+        .map(|share| Part {
+            node: share.node,
+            workers: share.workers,
+            mode,
+            memory_bytes: memory_of(share.workers),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::error::Code;
+    use mayfly_protocol::ids::PublicKey;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gang(workers: u16, mode: Mode) -> LeaseRequest {
+        LeaseRequest::native(workers, mode, 1_000, PublicKey([0; 32]))
+    }
+
+    fn view(n: u8, free_cores: u16, free_workers: u16) -> View {
+        let capacity = Capacity {
+            cores: 8,
+            memory_bytes: 4 << 30,
+            workers: 64,
+        };
+        View {
+            node: NodeId([n; 16]),
+            up: true,
+            capacity,
+            free: Capacity {
+                cores: free_cores,
+                workers: free_workers,
+                ..capacity
+            },
+        }
+    }
+
+    /// Node and workers of each part.
+    fn shares(parts: &[Part]) -> Vec<(u8, u16)> {
+        parts.iter().map(|part| (part.node.0[0], part.workers)).collect()
+    }
+
+    fn divided(workers: u16, placement: Placement, nodes: &[View]) -> Vec<(u8, u16)> {
+        shares(&divide(&gang(workers, Mode::Hot), placement, nodes, 0).unwrap())
+    }
+
+    #[test]
+    fn a_packed_gang_takes_the_fewest_nodes_and_leaves_large_rooms_large() {
+        let nodes = [view(1, 8, 64), view(2, 3, 64), view(3, 6, 64), view(4, 2, 64)];
+        assert_eq!(divided(2, Placement::Packed, &nodes), [(4, 2)]);
+        assert_eq!(divided(8, Placement::Packed, &nodes), [(1, 8)]);
+        assert_eq!(divided(10, Placement::Packed, &nodes), [(1, 8), (4, 2)]);
+        assert_eq!(divided(19, Placement::Packed, &nodes), [(1, 8), (3, 6), (2, 3), (4, 2)]);
+    }
+
+    #[test]
+    fn a_spread_gang_takes_every_node_in_turn() {
+        let nodes = [view(1, 8, 64), view(2, 1, 64), view(3, 4, 64)];
+        assert_eq!(divided(2, Placement::Spread, &nodes), [(1, 1), (3, 1)]);
+        assert_eq!(divided(7, Placement::Spread, &nodes), [(1, 3), (3, 3), (2, 1)]);
+    }
+
+    #[test]
+    fn a_gang_that_stays_together_is_placed_as_a_single_lease_is() {
+        let nodes = [view(1, 8, 3), view(2, 4, 60)];
+        assert_eq!(divided(4, Placement::Together, &nodes), [(2, 4)]);
+        let warm = divide(&gang(3, Mode::Warm), Placement::Together, &nodes, 0).unwrap();
+        assert_eq!(shares(&warm), [(2, 3)]);
+        let refused = divide(&gang(9, Mode::Hot), Placement::Together, &nodes, 0).unwrap_err();
+        assert_eq!(refused.code(), Code::TooLarge);
+    }
+
+    #[test]
+    fn all_parts_of_a_gang_are_of_one_mode() {
+        let nodes = [view(1, 2, 64), view(2, 2, 64)];
+        let hot = divide(&gang(4, Mode::Auto), Placement::Packed, &nodes, 0).unwrap();
+        assert!(hot.iter().all(|part| part.mode == Mode::Hot));
+        let warm = divide(&gang(5, Mode::Auto), Placement::Packed, &nodes, 0).unwrap();
+        assert_eq!((shares(&warm), warm[0].mode), (vec![(2, 5)], Mode::Warm));
+    }
+
+    #[test]
+    fn a_gang_without_room_is_told_from_one_that_is_too_large() {
+        let nodes = [view(1, 1, 0), view(2, 2, 0)];
+        let full = divide(&gang(16, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        assert_eq!(full.code(), Code::NoCapacity);
+        assert!(full.to_string().contains("room for 3"), "{full}");
+        let large = divide(&gang(17, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        assert_eq!(large.code(), Code::TooLarge);
+        assert!(large.to_string().contains("room for 16"), "{large}");
+        let none = divide(&gang(1, Mode::Hot), Placement::Packed, &[], 0).unwrap_err();
+        assert_eq!(none, PlacementError::NoNodes);
+        let absurd = divide(&gang(MOST_RANKS + 1, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        assert_eq!(absurd.code(), Code::TooLarge);
+    }
+
+    #[test]
+    fn memory_that_is_asked_for_is_divided_as_the_workers_are() {
+        let request = LeaseRequest {
+            memory_bytes: 6 << 30,
+            ..gang(6, Mode::Warm)
+        };
+        let parts = divide(&request, Placement::Packed, &[view(1, 0, 64), view(2, 0, 64)], 0).unwrap();
+        assert_eq!(shares(&parts), [(1, 4), (2, 2)], "4 GiB a node hold four");
+        assert_eq!(parts[0].memory_bytes, 4 << 30);
+        assert_eq!(parts[1].memory_bytes, 2 << 30);
+    }
+
+    proptest! {
+        #[test]
+        fn a_gang_is_divided_whole_and_only_where_there_is_room(
+            cores in proptest::collection::vec(0..9u16, 1..10),
+            workers in 1..80u16,
+            placement in proptest::sample::select(&Placement::ALL[..]),
+            spin in any::<u64>(),
+        ) {
+            let nodes: Vec<View> = cores.iter().enumerate().map(|(n, &free)| view(n as u8, free, 0)).collect();
+            let room: u16 = match placement {
+                Placement::Together => *cores.iter().max().unwrap(),
+                _ => cores.iter().sum(),
+            };
+            match divide(&gang(workers, Mode::Hot), placement, &nodes, spin) {
+                Err(_) => prop_assert!(room < workers),
+                Ok(parts) => {
+                    prop_assert_eq!(parts.iter().map(|part| part.workers).sum::<u16>(), workers);
+                    for part in &parts {
+                        prop_assert!(part.workers > 0 && part.workers <= cores[usize::from(part.node.0[0])]);
+                    }
+                    let mut distinct: Vec<_> = parts.iter().map(|part| part.node).collect();
+                    distinct.sort();
+                    distinct.dedup();
+                    prop_assert_eq!(distinct.len(), parts.len());
+                    if placement == Placement::Packed {
+                        let mut largest = cores.clone();
+                        largest.sort_by_key(|free| std::cmp::Reverse(*free));
+                        let without_last: u16 = largest[..parts.len() - 1].iter().sum();
+                        prop_assert!(without_last < workers, "fewer nodes would have done");
+                    }
+                    if placement == Placement::Spread {
+                        let most = parts.iter().map(|part| part.workers).max().unwrap();
+                        for (n, &free) in cores.iter().enumerate() {
+                            let share = parts.iter().find(|part| usize::from(part.node.0[0]) == n);
+                            let workers = share.map_or(0, |part| part.workers);
+                            prop_assert!(workers == free || workers + 1 >= most);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

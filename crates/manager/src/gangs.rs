@@ -1,0 +1,128 @@
+//! Gangs: leases on several nodes at once, all of them or none.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use mayfly_lease::State;
+use mayfly_lease::gang::{Part, divide};
+use mayfly_lease::ledger;
+use mayfly_lease::placement::{PlacementError, View};
+use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::TenantId;
+
+use crate::control::Control;
+use crate::leases::{Room, another_may, is_final, to_its_end};
+use crate::random;
+use crate::relay::OnBehalf;
+
+/// How often a gang is divided anew without the nodes that refused their parts.
+const ROUNDS: usize = 6;
+
+impl Control {
+    /// Grants all leases of a gang, in the order of its ranks. Goes on when the caller goes away, so that no node is left with a
+    /// lease that no book knows.
+    pub async fn grant_gang(
+        self: &Arc<Self>,
+        tenant: TenantId,
+        request: GangRequest,
+        asker: Option<OnBehalf>,
+    ) -> Result<Vec<Grant>, Failure> {
+        let control = Arc::clone(self);
+        to_its_end(async move {
+            let mut room = control.room_for(&request.lease);
+            loop {
+                let mut placed = control.place_gang(tenant, &request, &mut room).await;
+                control.settled(&placed).await;
+                if let (Some(asker), Err(failure)) = (&asker, &placed)
+                    && another_may(failure)
+                {
+                    let once = GangRequest {
+                        lease: request.lease.once(),
+                        ..request.clone()
+                    };
+                    let refused = failure.clone();
+                    placed = control
+                        .place_elsewhere(asker, "/v1/gangs", &once, &request.lease, refused)
+                        .await;
+                }
+                match placed {
+                    Err(failure) if room.may_come(&failure).await => {}
+                    placed => return placed,
+                }
+            }
+        })
+        .await
+    }
+
+    async fn place_gang(
+        &self,
+        tenant: TenantId,
+        request: &GangRequest,
+        room: &mut Room,
+    ) -> Result<Vec<Grant>, Failure> {
+        let mut lease = request.lease.clone();
+        self.complete(&mut lease)?;
+        let mut refusing = HashSet::new();
+        let mut refusal = None;
+        for _ in 0..ROUNDS {
+            let views: Vec<View> = self
+                .world()
+                .views(lease.node)
+                .into_iter()
+                .filter(|view| !refusing.contains(&view.node))
+                .collect();
+            let spin = u64::from_le_bytes(random());
+            let parts = match divide(&lease, request.placement, &views, spin) {
+                Ok(parts) => parts,
+                Err(error) => return Err(refusal.unwrap_or_else(|| error.into())),
+            };
+            let offers = parts.iter().map(|part| self.offer_part(tenant, &lease, part, &views));
+            let (mut grants, mut failure) = (Vec::with_capacity(parts.len()), None);
+            for (part, answer) in parts.iter().zip(join_all(offers).await) {
+                match answer {
+                    Ok(grant) => grants.push(grant),
+                    Err(refused) => {
+                        tracing::debug!(node = %part.node, failure = %refused, "a part of a gang was refused");
+                        refusing.insert(part.node);
+                        // One that no other node would mend is what the caller hears.
+                        if failure.as_ref().is_none_or(|failure| !is_final(failure)) {
+                            failure = Some(refused);
+                        }
+                    }
+                }
+            }
+            let Some(failure) = failure else {
+                return Ok(grants);
+            };
+            room.given_back(grants.iter().map(|grant| grant.lease));
+            join_all(grants.iter().map(|grant| self.end(grant.lease, State::Released))).await;
+            if is_final(&failure) {
+                return Err(failure);
+            }
+            refusal = Some(failure);
+        }
+        Err(refusal.unwrap_or_else(|| PlacementError::NoNodes.into()))
+    }
+
+    async fn offer_part(
+        &self,
+        tenant: TenantId,
+        lease: &LeaseRequest,
+        part: &Part,
+        views: &[View],
+    ) -> Result<Grant, Failure> {
+        let mut request = LeaseRequest {
+            workers: part.workers,
+            mode: part.mode,
+            memory_bytes: part.memory_bytes,
+            node: Some(part.node),
+            ..lease.clone()
+        };
+        if let (0, Some(view)) = (part.memory_bytes, views.iter().find(|view| view.node == part.node)) {
+            request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
+        }
+        self.offer(part.node, tenant, &request).await
+    }
+}

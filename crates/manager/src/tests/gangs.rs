@@ -1,0 +1,117 @@
+//! Gangs over several fake nodes.
+
+use super::*;
+
+fn gang(workers: u16, placement: Placement) -> GangRequest {
+    GangRequest {
+        lease: LeaseRequest {
+            workers,
+            ..request(Mode::Hot)
+        },
+        placement,
+    }
+}
+
+impl Client {
+    async fn gang(&mut self, request: &GangRequest) -> Result<Vec<Grant>, Code> {
+        let body = serde_json::to_string(request).unwrap();
+        match self.send("POST", "/v1/gangs", &body).await {
+            (201, body) => Ok(serde_json::from_str(&body).unwrap()),
+            (status, body) => Err(code(status, &body)),
+        }
+    }
+
+    async fn live(&mut self) -> usize {
+        let leases = self.get::<Vec<LeaseStatus>>("/v1/leases").await;
+        leases.iter().filter(|lease| lease.state == "granted").count()
+    }
+}
+
+/// Workers of each part.
+fn workers(grants: &[Grant]) -> Vec<u16> {
+    grants.iter().map(|grant| grant.workers).collect()
+}
+
+#[tokio::test]
+async fn a_gang_is_leased_on_as_many_nodes_as_it_takes() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let (_a, _b) = (
+        FakeNode::join(&manager, 1, Manner::Honest).await,
+        FakeNode::join(&manager, 2, Manner::Honest).await,
+    );
+    let mut client = Client::new(&manager).await;
+    let packed = client.gang(&gang(3, Placement::Packed)).await.unwrap();
+    assert_eq!(workers(&packed), [2, 1]);
+    assert_ne!(packed[0].node.id, packed[1].node.id);
+    assert_eq!(client.gang(&gang(2, Placement::Packed)).await, Err(Code::NoCapacity));
+    assert_eq!(client.gang(&gang(5, Placement::Packed)).await, Err(Code::TooLarge));
+    for grant in packed {
+        client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
+    }
+    let spread = client.gang(&gang(2, Placement::Spread)).await.unwrap();
+    assert_eq!(workers(&spread), [1, 1]);
+    assert_eq!(client.gang(&gang(2, Placement::Together)).await, Err(Code::NoCapacity));
+}
+
+#[tokio::test]
+async fn a_gang_of_which_one_part_is_refused_goes_elsewhere_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _full = FakeNode::join(&manager, 1, Manner::Full).await;
+    let honest = FakeNode::join(&manager, 2, Manner::Honest).await;
+    let mut client = Client::new(&manager).await;
+    assert_eq!(client.gang(&gang(3, Placement::Spread)).await, Err(Code::NoCapacity));
+    assert_eq!(client.live().await, 0, "all of a gang or none");
+    let grants = client.gang(&gang(2, Placement::Spread)).await.unwrap();
+    assert_eq!((workers(&grants), grants[0].node.id), (vec![2], honest.id));
+}
+
+#[tokio::test]
+async fn two_gangs_that_race_for_the_same_nodes_never_hold_half_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let (_a, _b) = (
+        FakeNode::join(&manager, 1, Manner::Honest).await,
+        FakeNode::join(&manager, 2, Manner::Honest).await,
+    );
+    let (mut one, mut two) = (Client::new(&manager).await, Client::new(&manager).await);
+    let patient = GangRequest {
+        lease: LeaseRequest {
+            wait_ms: 10_000,
+            ..gang(4, Placement::Packed).lease
+        },
+        placement: Placement::Packed,
+    };
+    for _ in 0..20 {
+        let in_turn = async |client: &mut Client| {
+            let grants = client.gang(&patient).await.unwrap();
+            assert_eq!(workers(&grants), [2, 2]);
+            for grant in grants {
+                client.send("DELETE", &format!("/v1/leases/{}", grant.lease), "").await;
+            }
+        };
+        tokio::join!(in_turn(&mut one), in_turn(&mut two));
+    }
+    assert_eq!(one.live().await, 0);
+}
+
+#[tokio::test]
+async fn a_gang_over_the_tenants_quota_is_refused_as_a_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let _nodes = [
+        FakeNode::join(&manager, 1, Manner::Honest).await,
+        FakeNode::join(&manager, 2, Manner::Honest).await,
+    ];
+    let mut client = Client::new(&manager).await;
+    let spec = r#"{"quota":{"cores":3}}"#;
+    let (status, body) = client.send("PUT", "/v1/tenants/default", spec).await;
+    assert!(status < 300, "{body}");
+    assert_eq!(client.gang(&gang(4, Placement::Packed)).await, Err(Code::QuotaExceeded));
+    assert_eq!(client.live().await, 0);
+    assert_eq!(
+        workers(&client.gang(&gang(3, Placement::Packed)).await.unwrap()),
+        [2, 1]
+    );
+}

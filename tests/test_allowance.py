@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import collections
-import json
 from typing import Any
 
 import mayfly
 import pytest
-from harness.daemons import free_port
 from harness.leaks import wait_until
+from harness.sites import several_nodes
 
 
 @pytest.fixture
 def site(start: Any) -> tuple[Any, list[Any]]:
     """A manager and three nodes of two warm workers each."""
-    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", "--sandbox", "process")
-    nodes = []
-    for number in range(3):
-        token = manager.cli("manager", "join-token", "--for", "10m")
-        join = manager.state / f"join-{number}.json"
-        join.write_text(json.dumps(token))
-        nodes.append(
-            start(
-                "node",
-                "--join",
-                str(join),
-                "--name",
-                f"n{number}",
-                "--cores",
-                "0",
-                "--workers",
-                "2",
-                "--sandbox",
-                "process",
-            )
-        )
-    wait_until(lambda: len(up(manager)) == 3, "three nodes")
-    return manager, nodes
-
-
-def up(manager: Any) -> list[Any]:
-    return [node for node in manager.cli("status")["nodes"] if node["state"] == "up"]
+    return several_nodes(start, nodes=3, workers=2)
 
 
 def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(site):

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, PoolOptions, Runtime, Sandbox, Transport,
+    LeaseOptions, Mode, Placement, PoolOptions, Runtime, Sandbox, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -20,6 +20,60 @@ use crate::pool::Pool;
 #[pyclass(frozen, module = "mayfly._native")]
 pub struct Client {
     inner: Guarded<Inner>,
+}
+
+/// What to lease, as Python names it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Wanted {
+    workers: u16,
+    cores: u16,
+    memory: u64,
+    duration: f64,
+    mode: String,
+    hot_for: Option<f64>,
+    /// JSON, or empty for shared libraries alone.
+    runtime: String,
+    idle_release: f64,
+    node: Option<String>,
+    sandbox: Option<String>,
+    image: Option<String>,
+    network: bool,
+    /// Paths, and whether they may be changed.
+    files: Vec<(String, bool)>,
+    wait: f64,
+}
+
+impl Wanted {
+    fn options(self) -> PyResult<LeaseOptions> {
+        let node = self.node.map(|node| {
+            node.parse()
+                .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
+        });
+        Ok(LeaseOptions {
+            workers: self.workers,
+            cores_per_worker: self.cores,
+            memory_bytes: self.memory,
+            duration: seconds(self.duration, "duration")?,
+            mode: parse(&self.mode)?,
+            hot_for: self.hot_for.map(|length| seconds(length, "hot_for")).transpose()?,
+            runtime: match self.runtime.as_str() {
+                "" => Runtime::Native,
+                text => serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?,
+            },
+            idle_release: seconds(self.idle_release, "idle_release")?,
+            node: node.transpose()?,
+            sandbox: self.sandbox.as_deref().map(level).transpose()?,
+            image: self.image,
+            network: self.network,
+            wait: seconds(self.wait, "wait")?,
+            files: self
+                .files
+                .into_iter()
+                .map(|(path, writable)| HostPath { path, writable })
+                .collect(),
+        })
+    }
 }
 
 fn json(value: &impl Serialize) -> PyResult<String> {
@@ -85,62 +139,23 @@ impl Client {
         Ok(self.inner.get(py)?.describe())
     }
 
-    #[allow(clippy::too_many_arguments)] // Python names them
-    /// Leases workers. `runtime` is JSON, or empty for shared libraries alone.
-    #[pyo3(signature = (*, workers, cores, memory, duration, mode, hot_for, runtime, idle_release, node,
-                        sandbox, image, network, files, wait))]
-    fn lease(
-        &self,
-        py: Python<'_>,
-        workers: u16,
-        cores: u16,
-        memory: u64,
-        duration: f64,
-        mode: &str,
-        hot_for: Option<f64>,
-        runtime: &str,
-        idle_release: f64,
-        node: Option<&str>,
-        sandbox: Option<&str>,
-        image: Option<String>,
-        network: bool,
-        files: Vec<(String, bool)>,
-        wait: f64,
-    ) -> PyResult<Lease> {
+    /// Leases workers: a lease, or with a placement those of a gang, in the order of its ranks.
+    #[pyo3(signature = (wanted, placement = None))]
+    fn lease(&self, py: Python<'_>, wanted: Wanted, placement: Option<&str>) -> PyResult<Vec<Lease>> {
         let inner = self.inner.get(py)?;
-        let options = LeaseOptions {
-            workers,
-            cores_per_worker: cores,
-            memory_bytes: memory,
-            duration: seconds(duration, "duration")?,
-            mode: parse(mode)?,
-            hot_for: hot_for.map(|length| seconds(length, "hot_for")).transpose()?,
-            runtime: match runtime {
-                "" => Runtime::Native,
-                text => serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?,
-            },
-            idle_release: seconds(idle_release, "idle_release")?,
-            node: node
-                .map(|node| {
-                    node.parse()
-                        .map_err(|_| PyValueError::new_err(format!("{node} is not a node's id")))
-                })
-                .transpose()?,
-            sandbox: sandbox.map(level).transpose()?,
-            image,
-            network,
-            wait: seconds(wait, "wait")?,
-            files: files
-                .into_iter()
-                .map(|(path, writable)| HostPath { path, writable })
-                .collect(),
-        };
-        let lease = py
-            .detach(|| inner.lease(options))
-            .map_err(|error| from_error(py, &error))?;
-        Ok(Lease {
-            inner: Guarded::new(lease),
-        })
+        let options = wanted.options()?;
+        let placement = placement.map(place).transpose()?;
+        let leases = py.detach(|| match placement {
+            None => Ok(vec![inner.lease(options)?]),
+            Some(placement) => inner.gang(options, placement),
+        });
+        let leases = leases.map_err(|error| from_error(py, &error))?;
+        Ok(leases
+            .into_iter()
+            .map(|lease| Lease {
+                inner: Guarded::new(lease),
+            })
+            .collect())
     }
 
     #[allow(clippy::too_many_arguments)] // Python names them
@@ -187,6 +202,14 @@ fn level(name: &str) -> PyResult<Sandbox> {
     Sandbox::from_name(name).ok_or_else(|| {
         PyValueError::new_err(format!(
             "sandbox={name:?}: ask for \"process\", \"isolated\" or \"container\""
+        ))
+    })
+}
+
+fn place(name: &str) -> PyResult<Placement> {
+    Placement::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "placement={name:?}: ask for \"packed\", \"spread\" or \"together\""
         ))
     })
 }

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::{MANAGER_VARIABLE, Sandbox};
+use mayfly_client::{MANAGER_VARIABLE, Placement, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::lease::Level;
@@ -19,7 +19,7 @@ use crate::{Global, values};
   mayfly run --ranks 2 ./solver input.dat
   mayfly run --ranks 8 mymodule:work
 
-Each rank is a worker of one lease: all or none. A script, a folder with `__main__.py` or a program is sent along. In it,
+Each rank is a worker: all of them or none. A script, a folder with `__main__.py` or a program is sent along. In it,
 `from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py. Its output appears as it comes, with the rank before each
 line; the exit status is that of the first rank that failed.")]
 pub struct Arguments {
@@ -29,6 +29,18 @@ pub struct Arguments {
     /// How long all of it may take [default: for ever]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
+    /// On which nodes the ranks run
+    #[arg(long, value_enum, default_value_t = Place::Packed)]
+    placement: Place,
+    /// Longest that its workers are leased; then it ends, or starts again [default: a day]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    duration: Option<Duration>,
+    /// Directory where the ranks save checkpoints, which every node reaches
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// How often it is started again, from its last checkpoint, after a node, a lease or a rank was lost
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -54,15 +66,42 @@ pub struct Arguments {
     arguments: Vec<OsString>,
 }
 
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Place {
+    /// On as few nodes as possible
+    Packed,
+    /// Evenly over as many nodes as possible
+    Spread,
+    /// On one node
+    Together,
+}
+
+impl From<Place> for Placement {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Packed => Self::Packed,
+            Place::Spread => Self::Spread,
+            Place::Together => Self::Together,
+        }
+    }
+}
+
 /// Runs it. Its own exit status is ours.
 pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&arguments.python);
     command
         .args(["-m", "mayfly._launch", "--ranks"])
-        .arg(arguments.ranks.to_string());
-    if let Some(timeout) = arguments.timeout {
-        command.arg("--timeout").arg(timeout.as_secs_f64().to_string());
+        .arg(arguments.ranks.to_string())
+        .args(["--placement", Placement::from(arguments.placement).name()]);
+    for (name, length) in [("--timeout", arguments.timeout), ("--duration", arguments.duration)] {
+        if let Some(length) = length {
+            command.arg(name).arg(length.as_secs_f64().to_string());
+        }
     }
+    if let Some(place) = &arguments.checkpoint {
+        command.arg("--checkpoint").arg(place);
+    }
+    command.arg("--restarts").arg(arguments.restarts.to_string());
     if let Some(sandbox) = arguments.sandbox {
         command.arg("--sandbox").arg(Sandbox::from(sandbox).name());
     }

@@ -140,6 +140,9 @@ struct State {
     dispatch: Dispatch,
     driving: bool,
     waiting: usize,
+    /// When a driver last looked whether nodes live; kept from one driver to the next, each of which may drive for less than the
+    /// time between two looks.
+    looked_at: Instant,
 }
 
 /// How long a driver sleeps before it looks around although nobody woke it; also how soon it notices a channel that was
@@ -207,7 +210,6 @@ impl Inner {
         state.driving = true;
         let since = Instant::now();
         let mut idle_since = since;
-        let mut looked_at = since;
         'drive: loop {
             self.begin_repairs(&mut state);
             if enough(&state.dispatch) {
@@ -232,15 +234,15 @@ impl Inner {
                     }
                 }
             }
-            if since.elapsed() >= limit {
-                break;
-            }
-            if looked_at.elapsed() >= SLEEP_LIMIT {
-                looked_at = Instant::now();
+            if state.looked_at.elapsed() >= SLEEP_LIMIT {
+                state.looked_at = Instant::now();
                 state.dispatch.check_nodes();
                 if enough(&state.dispatch) {
                     break;
                 }
+            }
+            if since.elapsed() >= limit {
+                break;
             }
             if self.wanting.load(Ordering::Relaxed) > 0 {
                 drop(state);
@@ -283,6 +285,7 @@ impl Pool {
                 dispatch: Dispatch::open(lease, options)?,
                 driving: false,
                 waiting: 0,
+                looked_at: Instant::now(),
             }),
             changed: Condvar::new(),
             wanting: AtomicUsize::new(0),

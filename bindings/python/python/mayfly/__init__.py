@@ -11,6 +11,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
     from mayfly._delegation import Delegation
     from mayfly._errors import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from mayfly._future import Future
+    from mayfly._gang import Gang
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
     from mayfly._run import run
@@ -45,6 +47,7 @@ __all__ = [
     "Calls",
     "Cancelled",
     "CapacityError",
+    "Checkpoint",
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
@@ -54,6 +57,7 @@ __all__ = [
     "Function",
     "FunctionError",
     "Future",
+    "Gang",
     "GroupError",
     "Lease",
     "LeaseError",
@@ -72,9 +76,11 @@ __all__ = [
 
 # Imported when they are used: workers start from this package too, and need none of it.
 _WHERE = {
+    "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
     "_delegation": ("Delegation",),
     "_future": ("Future",),
+    "_gang": ("Gang",),
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),
     "_run": ("run",),

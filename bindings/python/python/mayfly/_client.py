@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import inspect
 import json
 import os
 import site
@@ -18,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import cloudpickle
 
 from mayfly import _native
+from mayfly._gang import at_once
 
 if TYPE_CHECKING:
+    from mayfly._gang import Gang
     from mayfly._lease import Lease
 
 #: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
@@ -177,34 +181,50 @@ class Client:
             depth: calls sent ahead to a worker; 0 to let measured times decide.
             retries: how often a call that was not executed is tried elsewhere.
         """
+        wanted = {name: value for name, value in locals().items() if name != "self"}
+        [lease] = self._lease(wanted, None)
+        return lease
+
+    def gang(
+        self, workers: int, *, placement: Literal["packed", "spread", "together"] = "packed", **lease: Any
+    ) -> Gang:
+        """Leases all of so many workers or none, on one node or several.
+
+        Args:
+            workers: how many, on all nodes together.
+            placement: ``packed`` on as few nodes as possible, ``spread`` evenly over as many as possible,
+                ``together`` on one.
+            lease: more of `lease`; ``memory`` is that of all workers together.
+
+        Raises:
+            mayfly.Error: ``no_capacity`` when they do not all find room now (see ``wait`` of `lease`),
+                ``too_large`` when they never will.
+        """
+        from mayfly._gang import Gang
+
+        bound = inspect.signature(Client.lease).bind(self, workers, **lease)
+        bound.apply_defaults()
+        wanted = dict(bound.arguments)
+        del wanted["self"]
+        return Gang(self._lease(wanted, placement))
+
+    def _lease(self, wanted: dict[str, Any], placement: str | None) -> list[Lease]:
+        """Leases what the arguments of `lease` say, and opens the channels."""
         from mayfly._lease import Lease
 
-        native = self._native.lease(
-            workers=workers,
-            cores=cores,
-            memory=memory,
-            duration=duration,
-            mode=mode,
-            hot_for=hot_for,
-            runtime=json.dumps(globals()["runtime"]()) if runtime == "python" else "",
-            idle_release=idle_release,
-            node=node,
-            sandbox=sandbox,
-            image=None if image is None else os.fspath(image),
-            network=network,
-            wait=wait,
-            files=[
-                *((os.path.abspath(path), False) for path in readable),
-                *((os.path.abspath(path), True) for path in writable),
-            ],
-        )
-        pool = native.pool(
-            transport=transport, slots=slots, stride=stride, bulk=bulk, spin=spin, depth=depth, retries=retries
-        )
-        lease = Lease(native, pool, self)
+        files = [(path, False) for path in wanted.pop("readable")] + [(path, True) for path in wanted.pop("writable")]
+        wanted["files"] = [(os.path.abspath(path), writable) for path, writable in files]
+        wanted["runtime"] = json.dumps(runtime()) if wanted["runtime"] == "python" else ""
+        wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
+        channels = {
+            name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
+        }
+        natives = self._native.lease(wanted, placement)
+        pools = at_once([functools.partial(native.pool, **channels) for native in natives])
+        leases = [Lease(native, pool, self) for native, pool in zip(natives, pools, strict=True)]
         with self._lock:
-            self._leases.add(lease)
-        return lease
+            self._leases.update(leases)
+        return leases
 
     def allowance(
         self,

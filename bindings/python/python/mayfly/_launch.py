@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import mayfly
 from mayfly import MPI
+from mayfly._checkpoint import VARIABLE
 from mayfly._native import Communicator
-from mayfly._run import invitation_to
+from mayfly._run import invitation_to, kill, restarting
 
 #: Bytes of one line that are sent at once; longer ones come in parts.
 MOST_LINE = 64 << 10
@@ -36,8 +37,21 @@ MOST_BYTES = 256 << 20
 GRACE = 5.0
 
 
-def packed(target: Path) -> tuple[bytes, list[str]]:
-    """A script, a folder with ``__main__.py`` or a program, as it travels; whether Python runs it, and its name."""
+class Program(NamedTuple):
+    """A script, a folder with ``__main__.py`` or a program, as it travels."""
+
+    archive: bytes
+    name: str
+    is_python: bool
+    arguments: list[str]
+    #: Where it runs, if there is such a place on its node.
+    directory: str
+    environment: dict[str, str]
+
+
+def packed(options: argparse.Namespace) -> Program:
+    """What is to be run."""
+    target = Path(options.target)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(target, arcname=target.name)
@@ -46,11 +60,17 @@ def packed(target: Path) -> tuple[bytes, list[str]]:
             f"{target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script of yours",
             "invalid_request",
         )
-    is_python = target.is_dir() or target.suffix == ".py"
-    return archive.getvalue(), ["python" if is_python else "", target.name]
+    return Program(
+        archive=archive.getvalue(),
+        name=target.name,
+        is_python=target.is_dir() or target.suffix == ".py",
+        arguments=options.arguments,
+        directory=os.getcwd(),
+        environment={} if options.checkpoint is None else {VARIABLE: os.path.abspath(options.checkpoint)},
+    )
 
 
-def _rank(group: str, console: str, archive: bytes, command: list[str], directory: str) -> int:
+def _rank(group: str, console: str, program: Program) -> int:
     """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
     out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
@@ -62,14 +82,13 @@ def _rank(group: str, console: str, archive: bytes, command: list[str], director
         lines.put(None)
 
     with tempfile.TemporaryDirectory(prefix="mayfly-run-") as place:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(program.archive)) as tar:
             tar.extractall(place, filter="tar")
-        is_python, name, *arguments = command
-        program = str(Path(place) / name)
+        interpreter = [sys.executable, "-u"] if program.is_python else []
         process = subprocess.Popen(
-            [*([sys.executable, "-u"] if is_python else []), program, *arguments],
-            cwd=directory if os.path.isdir(directory) else place,
-            env=os.environ | {MPI.GROUP_VARIABLE: group},
+            [*interpreter, os.path.join(place, program.name), *program.arguments],
+            cwd=program.directory if os.path.isdir(program.directory) else place,
+            env=os.environ | {MPI.GROUP_VARIABLE: group} | program.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -96,30 +115,41 @@ def run_program(
     client: mayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]
 ) -> dict[int, int]:
     """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
-    archive, command = packed(Path(options.target))
+    program = packed(options)
+    return restarting(
+        lambda lease: _run_once(client, options, program, lease, show),
+        {"mode": "warm"} | options.lease,
+        options.restarts,
+    )
+
+
+def _run_once(
+    client: mayfly.Client,
+    options: argparse.Namespace,
+    program: Program,
+    lease: dict[str, Any],
+    show: Callable[[int, str, bytes], None],
+) -> dict[int, int]:
     group, console = invitation_to(client, options.ranks), invitation_to(client, options.ranks + 1)
     # The launcher, and ranks that only pass lines on, have no business with a core.
     console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
     if options.spin is not None:
         group["spin_us"] = round(options.spin * 1e6)
     statuses: dict[int, int] = {}
-    with client.lease(workers=options.ranks, mode="warm", **options.lease) as lease:
+    with client.gang(options.ranks, placement=options.placement, **lease) as gang:
         futures = [
-            lease.options(worker=rank).submit(
+            gang.rank(rank).submit(
                 _rank,
                 json.dumps(group | {"rank": rank}),
                 json.dumps(console | {"rank": rank}),
-                archive,
-                [*command, *options.arguments],
-                os.getcwd(),
+                program,
             )
             for rank in range(options.ranks)
         ]
         try:
             _listen(console, options, futures, statuses, show)
         except BaseException:
-            for future in futures:
-                future.kill()
+            kill(futures)
             raise
     # In the order in which they ended: the first that failed is the cause of the others' failing.
     return statuses
@@ -159,7 +189,7 @@ def _listen(
         if failed_at is not None and now > failed_at + GRACE:
             for rank, future in enumerate(futures):
                 if rank not in statuses:
-                    future.kill()
+                    kill([future])
                     statuses[rank] = 128 + signal.SIGKILL
         time.sleep(0.001)
 
@@ -178,6 +208,9 @@ def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any
         client=client,
         timeout=options.timeout,
         spin=options.spin,
+        placement=options.placement,
+        checkpoint=options.checkpoint,
+        restarts=options.restarts,
         **options.lease,
     )
 
@@ -209,12 +242,16 @@ def main() -> int:
     parser.add_argument("--spin", type=float, default=0.0005)
     parser.add_argument("--no-label", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--placement", default="packed")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")
     parser.add_argument("target")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    options.lease = {key: value for key, value in (("sandbox", options.sandbox),) if value}
+    options.lease = {key: value for key in ("sandbox", "duration") if (value := getattr(options, key))}
     if options.network:
         options.lease["network"] = True
     try:

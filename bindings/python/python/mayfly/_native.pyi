@@ -1,6 +1,6 @@
 """The native module. Everything here is for the package's own use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import EllipsisType, NotImplementedType
 from typing import Any, final
 
@@ -34,24 +34,7 @@ class Client:
     def manager(url: str, token: str, ca_pem: str) -> Client: ...
     def close(self) -> None: ...
     def describe(self) -> str: ...
-    def lease(
-        self,
-        *,
-        workers: int,
-        cores: int,
-        memory: int,
-        duration: float,
-        mode: str,
-        hot_for: float | None,
-        runtime: str,
-        idle_release: float,
-        node: str | None,
-        sandbox: str | None,
-        image: str | None,
-        network: bool,
-        files: list[tuple[str, bool]],
-        wait: float,
-    ) -> Lease: ...
+    def lease(self, wanted: Mapping[str, Any], placement: str | None = None) -> list[Lease]: ...
     def allowance(
         self,
         *,

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures as cf
+import contextlib
 import json
+import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import cloudpickle
 
+from mayfly import _checkpoint
 from mayfly._client import Client, connect
+from mayfly._errors import ConnectionFailed, Error, GroupError, LeaseError, WorkerDied
+from mayfly._future import Future
+from mayfly._gang import Gang
+
+T = TypeVar("T")
 
 
 def run(
@@ -22,6 +32,9 @@ def run(
     client: Client | None = None,
     timeout: float | None = None,
     spin: float | None = 0.0005,
+    placement: Literal["packed", "spread", "together"] = "packed",
+    checkpoint: str | os.PathLike[str] | None = None,
+    restarts: int = 0,
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
@@ -37,6 +50,10 @@ def run(
         timeout: seconds that all of it may take.
         spin: seconds that a waiting rank polls before it sleeps; None for always, which answers fastest if every rank
             has a core of its own.
+        placement: on which nodes, as of `Client.gang`.
+        checkpoint: directory where `mayfly.Checkpoint` of the ranks saves; the same one goes on with what is there.
+        restarts: how often the run is started again, on new workers, after a node, its lease or a rank was lost or its
+            time was over. It goes on from its last complete checkpoint.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -47,18 +64,56 @@ def run(
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: ask for at least one")
     if client is None:
+        asked = {name: value for name, value in locals().items() if name not in ("client", "fn", "lease")}
         with connect() as own:
-            return run(fn, ranks=ranks, args=args, kwargs=kwargs, client=own, timeout=timeout, spin=spin, **lease)
-    invitation = invitation_to(client, ranks)
-    if spin is not None:
-        invitation["spin_us"] = round(spin * 1e6)
-    work = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
-    with client.lease(workers=ranks, **({"mode": "warm"} | lease)) as held:
-        futures = [
-            held.options(worker=rank).submit(_rank, json.dumps(invitation | {"rank": rank}), work)
-            for rank in range(ranks)
-        ]
-        return _gather(futures, timeout)
+            return run(fn, client=own, **asked, **lease)
+    held, work = client, packed(fn, args, kwargs)
+    deadline = None if timeout is None else time.monotonic() + timeout
+
+    def once(lease: Mapping[str, Any]) -> list[Any]:
+        with held.gang(ranks, placement=placement, **lease) as gang:
+            group = invitation_to(held, ranks) | ({} if spin is None else {"spin_us": round(spin * 1e6)})
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            return gather(start(gang, group, work, checkpoint), left)
+
+    return restarting(once, {"mode": "warm"} | lease, restarts)
+
+
+#: Seconds that a run which starts again waits for room, unless its lease says otherwise.
+RESTART_WAIT = 60.0
+#: What happens to a run from outside, rather than by what it does.
+LOST = (ConnectionFailed, GroupError, LeaseError, WorkerDied)
+
+
+def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], restarts: int) -> T:
+    """Does something on a new lease each time that it was lost by no fault of its own, so often at most."""
+    for left in range(restarts, 0, -1):
+        try:
+            return once(lease)
+        except LOST as error:
+            if isinstance(error, GroupError) and error.code != "rank_lost":
+                raise
+            again = "once more" if left == 1 else f"up to {left} times more"
+            print(f"mayfly: the run is started again from its last checkpoint, {again}: {error}", file=sys.stderr)
+            # What was lost was room, too.
+            lease = {"wait": RESTART_WAIT} | lease
+    return once(lease)
+
+
+def packed(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
+    """A function with its arguments, as it travels."""
+    work: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
+    return work
+
+
+def start(
+    gang: Gang, group: Mapping[str, Any], work: bytes, checkpoint: str | os.PathLike[str] | None = None
+) -> list[Future[Any]]:
+    """Starts what was packed on all ranks of a gang, as a group."""
+    place = None if checkpoint is None else os.path.abspath(checkpoint)
+    return [
+        gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, place) for rank in range(len(gang))
+    ]
 
 
 def invitation_to(client: Client, size: int) -> dict[str, Any]:
@@ -75,33 +130,48 @@ def invitation_to(client: Client, size: int) -> dict[str, Any]:
     }
 
 
-def _rank(invitation: str, work: bytes) -> Any:
+def _rank(group: str, work: bytes, checkpoint: str | None) -> Any:
     """What each worker does."""
     from mayfly import MPI
 
-    MPI._join(invitation)
+    if checkpoint is not None:
+        os.environ[_checkpoint.VARIABLE] = checkpoint
+    MPI._join(group)
     try:
         fn, args, kwargs = cloudpickle.loads(work)
         return fn(*args, **kwargs)
     finally:
         MPI._leave()
+        os.environ.pop(_checkpoint.VARIABLE, None)
 
 
-def _gather(futures: list[Any], timeout: float | None) -> list[Any]:
+def kill(futures: Iterable[Future[Any]]) -> None:
+    """Ends calls, whatever state they are in."""
+    for future in futures:
+        # One that is over meanwhile, or whose lease is, needs no end.
+        with contextlib.suppress(Error):
+            future.kill()
+
+
+def gather(futures: list[Future[Any]], timeout: float | None) -> list[Any]:
+    """The results of all ranks, or what is the cause of a failure, when all have ended."""
     done: Any
     waiting: Any
     done, waiting = cf.wait(futures, timeout=timeout, return_when=cf.FIRST_EXCEPTION)
     failed = [future for future in futures if future in done and future.exception() is not None]
     if not failed and waiting:
-        for future in waiting:
-            future.kill()
+        kill(waiting)
         raise TimeoutError(f"{len(waiting)} of {len(futures)} ranks had not ended within {timeout} s")
     if failed:
         # The others hear that a rank has left as soon as they need it; those that need none go on to their end.
         done, waiting = cf.wait(futures, timeout=GRACE)
-        for future in waiting:
-            future.kill()
-        raise _cause([future.exception() for future in futures if future in done])
+        kill(waiting)
+        cause = _cause([future.exception() for future in futures if future in done])
+        try:
+            raise cause
+        finally:
+            # Otherwise its traceback would keep the futures, and one of those the exception, and all of them the lease.
+            del cause, futures, failed, done, waiting
     return [future.result() for future in futures]
 
 
@@ -111,8 +181,6 @@ GRACE = 5.0
 
 def _cause(errors: list[BaseException | None]) -> BaseException:
     """Of several failures that one which is no consequence of another."""
-    from mayfly._errors import GroupError
-
     raised = [error for error in errors if error is not None]
     own = [error for error in raised if not isinstance(error, GroupError)]
     return (own or raised)[0]

@@ -1,0 +1,197 @@
+"""Gangs: ranks on several nodes of a site, leased together or not at all."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures as cf
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import cloudpickle
+import mayfly
+import pytest
+from harness.daemons import Daemon
+from harness.leaks import wait_until
+from harness.programs import program, run
+from harness.sites import several_nodes
+from mayfly import _run
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Site = tuple[Daemon, list[Daemon]]
+
+
+@pytest.fixture
+def site(start: Callable[..., Daemon]) -> Site:
+    """A manager and three nodes of two warm workers each."""
+    return several_nodes(start, nodes=3, workers=2)
+
+
+def sum_of_ranks() -> tuple[int, int]:
+    from mayfly import MPI
+
+    comm = MPI.COMM_WORLD
+    return comm.rank, comm.allreduce(comm.rank)
+
+
+def test_a_function_runs_on_more_ranks_than_any_node_has_workers(site: Site) -> None:
+    manager, _ = site
+    with mayfly.connect(manager.state) as client:
+        assert mayfly.run(sum_of_ranks, ranks=5, client=client) == [(rank, 10) for rank in range(5)]
+        assert client.leases() == [] or all(lease["state"] == "released" for lease in client.leases())
+
+
+def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
+    manager, _ = site
+    with mayfly.connect(manager.state) as client:
+        with client.gang(3, mode="warm") as packed:
+            assert sorted(collections.Counter(packed.nodes).values()) == [1, 2]
+        with client.gang(3, placement="spread", mode="warm") as spread:
+            assert sorted(spread.nodes) == ["n0", "n1", "n2"]
+            assert spread.rank(2).call(pow, 2, 10) == 1024
+        with client.gang(2, placement="together", mode="warm") as together:
+            assert len(together.leases) == 1
+        with pytest.raises(mayfly.RequestError, match="room for 2"):
+            client.gang(3, placement="together", mode="warm")
+        with pytest.raises(ValueError, match="spread"):
+            client.gang(2, placement="near", mode="warm")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="bogus"):
+            client.gang(2, bogus=1)
+
+
+def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(site: Site) -> None:
+    manager, _ = site
+    with mayfly.connect(manager.state) as client:
+        first = client.gang(4, mode="warm")
+        with pytest.raises(mayfly.CapacityError, match="room for 2"):
+            client.gang(3, mode="warm")
+        with client.lease(2, mode="warm"):
+            pass  # nothing of the refused one is held
+        waiting: list[mayfly.Gang] = []
+        waiter = threading.Thread(target=lambda: waiting.append(client.gang(6, mode="warm", wait=30)))
+        waiter.start()
+        first.shutdown()
+        waiter.join(30)
+        assert [len(gang) for gang in waiting] == [6]
+        waiting[0].shutdown()
+
+
+def test_a_program_runs_on_ranks_of_several_nodes(site: Site, tmp_path: Path) -> None:
+    manager, _ = site
+    script = tmp_path / "sum.py"
+    script.write_text("from mayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
+    environment = manager.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    done = run(program(), "run", "-n", "6", "--placement", "spread", str(script), env=environment, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 6" for rank in range(6)]
+
+
+def test_when_a_node_dies_the_ranks_of_the_others_hear_which_ones_are_lost(site: Site, tmp_path: Path) -> None:
+    manager, nodes = site
+
+    def wait_for_the_lost(place: str) -> str:
+        from mayfly import MPI
+
+        comm = MPI.COMM_WORLD
+        comm.barrier()
+        Path(place, str(comm.rank)).touch()
+        try:
+            comm.recv(source=MPI.ANY_SOURCE)
+        except mayfly.GroupError as error:
+            return str(error.code)
+        return "a message from nobody"
+
+    with mayfly.connect(manager.state) as client, client.gang(3, placement="spread", mode="warm") as gang:
+        invitation = _run.invitation_to(client, 3)
+        futures = _run.start(gang, invitation, mayfly._run.packed(wait_for_the_lost, (str(tmp_path),)))
+        wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all ranks wait")
+        lost = gang.nodes.index("n1")
+        nodes[1].kill_tree()
+        # Nobody asks for a result: the lease's helper alone finds out.
+        assert cf.wait(futures, timeout=30).not_done == set()
+        told = [future.result() for rank, future in enumerate(futures) if rank != lost]
+        assert told == ["rank_lost", "rank_lost"]
+        assert isinstance(futures[lost].exception(), mayfly.WorkerDied)
+
+
+def add_up(steps: int, place: str) -> int:
+    """Adds numbers up, saves every third step, and waits after the seventh until it may go on."""
+    import time
+
+    from mayfly import MPI
+
+    comm, signs = MPI.COMM_WORLD, Path(place)
+    checkpoint = mayfly.Checkpoint()
+    step, total = checkpoint.load(default=(0, 0))
+    (signs / f"from-{step}").touch()
+    while step < steps:
+        total += comm.allreduce(comm.rank + step)
+        step += 1
+        if step % 3 == 0:
+            checkpoint.save((step, total))
+        if step == 7:
+            (signs / f"seven-{comm.rank}").touch()
+            patience = time.monotonic() + 60
+            while not (signs / "go").exists() and time.monotonic() < patience:
+                time.sleep(0.005)
+    return total
+
+
+#: What `add_up` of ten steps is on four ranks.
+SUM = sum(sum(range(4)) + 4 * step for step in range(10))
+
+
+@pytest.mark.parametrize("taken", ["reclaimed", "killed"])
+def test_a_run_whose_node_is_taken_goes_on_elsewhere_from_its_last_checkpoint(
+    site: Site, tmp_path: Path, taken: str
+) -> None:
+    manager, nodes = site
+    with mayfly.connect(manager.state) as client, cf.ThreadPoolExecutor(1) as background:
+        running = background.submit(
+            mayfly.run,
+            add_up,
+            ranks=4,
+            args=(10, str(tmp_path)),
+            client=client,
+            checkpoint=tmp_path / "run",
+            restarts=1,
+        )
+        wait_until(lambda: len(list(tmp_path.glob("seven-*"))) == 4, "all ranks are at the seventh step")
+        name = next(lease["node"] for lease in client.leases() if lease["state"] == "active")
+        node = next(node for node in nodes if node.ready["node"] == name)
+        if taken == "reclaimed":
+            manager.cli("node", "reclaim", name)
+        else:
+            node.kill_tree()
+        (tmp_path / "go").touch()
+        assert running.result(timeout=90) == [SUM] * 4
+    assert (tmp_path / "from-6").exists()
+
+
+def test_a_program_whose_lease_is_over_goes_on_with_a_new_one(site: Site, tmp_path: Path) -> None:
+    manager, _ = site
+    script = tmp_path / "count.py"
+    script.write_text(
+        "import mayfly, time\n"
+        "from mayfly import MPI\n"
+        "checkpoint = mayfly.Checkpoint()\n"
+        "step = checkpoint.load(0)\n"
+        "print('from', step)\n"
+        "while step < 40:\n"
+        "    time.sleep(0.1)\n"
+        "    step += 1\n"
+        "    checkpoint.save(step)\n"
+        "print('done')\n"
+    )
+    environment = manager.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    asked = ("--duration", "3s", "--checkpoint", "run", "--restarts", "9")
+    done = run(program(), "run", "-n", "2", *asked, str(script), env=environment, cwd=tmp_path)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[0]")]
+    assert lines[0] == "[0] from 0"
+    assert lines[-1] == "[0] done"
+    begun = [int(line.split()[-1]) for line in lines if "from" in line]
+    assert len(begun) > 1
+    assert begun == sorted(set(begun))
+    assert "started again" in done.stderr

@@ -30,7 +30,20 @@ fn header() -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for name in ["status", "client", "lease", "buffer", "channel", "pool", "delegation"] {
+    for name in [
+        "status",
+        "client",
+        "lease",
+        "buffer",
+        "channel",
+        "pool",
+        "delegation",
+        "group",
+        "operation",
+        "request",
+        "message",
+        "collective",
+    ] {
         builder = builder.with_src(here.join(format!("src/{name}.rs")));
     }
     let mut out = Vec::new();

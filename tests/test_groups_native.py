@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 from harness.compilers import compile_source
 from harness.daemons import Daemon
 from harness.leaks import die_with_parent
-from harness.programs import ROOT, clean_environment, program
+from harness.programs import ROOT, clean_environment, program, run
 from test_run import ranks
 
-SOURCES = {"c": "bindings/c/tests/groups.c"}
+SOURCES = {"c": "bindings/c/tests/groups.c", "cxx": "bindings/cxx/tests/groups.cpp"}
 
 
 @pytest.fixture(scope="session", params=SOURCES)
@@ -31,8 +30,63 @@ def site(start: Callable[..., Daemon]) -> Daemon:
     return start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
 
 
+@pytest.fixture
+def rendezvous() -> Iterator[dict[str, Any]]:
+    """What a rendezvous without a manager says of itself."""
+    process = subprocess.Popen(
+        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        yield json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(10) == 0
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: Path, size: int) -> None:
     done = ranks(site, "--ranks", str(size), str(groups), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of {size}" for rank in range(size)]
+
+
+def test_a_program_that_nobody_started_on_ranks_is_a_group_of_one(groups: Path) -> None:
+    assert run(groups).stdout == "all held on 0 of 1\n"
+
+
+def test_ranks_that_call_different_collectives_are_told_what_both_called(
+    site: Daemon, groups: Path, tmp_path: Path
+) -> None:
+    done = ranks(site, "--ranks", "2", str(groups), "mismatch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_go_on_without_it(
+    site: Daemon, groups: Path, tmp_path: Path
+) -> None:
+    done = ranks(site, "--ranks", "4", str(groups), "die", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of 4" for rank in range(3)], done.stderr
+    assert done.returncode == 137
+
+
+def test_processes_of_plain_shells_meet_by_name_and_secret(
+    rendezvous: dict[str, Any], groups: Path, leakless: Callable[..., None]
+) -> None:
+    command = [groups, "meet", rendezvous["addresses"][0], rendezvous["key"], "3"]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert sorted(said) == [f"all held on {rank} of 3\n" for rank in range(3)]

@@ -58,7 +58,15 @@ pub struct Place {
 }
 
 /// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
-/// wait meanwhile. The ranks that are lost fail with MF_RANK_LOST what needs them, with a message that names them.
+/// wait meanwhile. Counts are of elements of a datatype (MF_F64 and so on).
+///
+/// The collectives, `mf_group_barrier` to `mf_group_exscan`, must be called by all ranks in the same order; those that do not
+/// fit together fail with MF_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
+/// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
+/// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
+///
+/// What needs a rank that is lost fails with MF_RANK_LOST, and a message that names it. What takes longer than the group's
+/// deadline, an hour unless it is said, fails with MF_TIMED_OUT.
 pub struct mf_group {
     birth: Birth,
     pub(crate) place: Arc<Place>,

@@ -50,13 +50,14 @@ fn header() -> String {
     builder.generate().unwrap().write(&mut out);
     let text = String::from_utf8(out).unwrap();
     let mut kept = String::from(
-        "/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.\n \
+        "/* Mayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from\n \
+         * bindings/c/src by `make generate`.\n \
          *\n \
          * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by\n \
          * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a\n \
-         * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and\n \
-         * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets\n \
-         * MF_FORKED from every handle of its parent's, and may connect anew. */\n",
+         * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,\n \
+         * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was\n \
+         * forked gets MF_FORKED from every handle of its parent's, and may connect anew. */\n",
     );
     // The contracts of the Rust functions are for Rust; here the prototype says as much.
     let mut skipping = false;

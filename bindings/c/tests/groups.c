@@ -1,8 +1,10 @@
-/* What the C library promises of groups, held by each rank of one: mayfly run --ranks N ./groups [mismatch|wait|die]. */
+/* What the C library promises of groups, held by each rank of one: mayfly run --ranks N ./groups [mismatch|die], or
+ * ./groups meet RENDEZVOUS KEY RANKS without it. */
 #include "check.h"
 
 #include <math.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MOST = 100000 };
@@ -441,9 +443,58 @@ static void misuse_is_an_error_and_harms_nothing(void) {
     OK(mf_group_barrier(group, NULL));
 }
 
+/* Without `mayfly run`: by a name and a secret. */
+static void meet(char **where) {
+    mf_group_options options = {0};
+    mf_message message;
+    IS(mf_group_join(&options, &group), MF_INVALID_REQUEST);
+    SAYS("mf_group_options_init");
+    OK(mf_group_options_init(&options));
+    IS(mf_group_join(&options, &group), MF_INVALID_REQUEST);
+    SAYS("the rendezvous is NULL");
+    options.rendezvous = where[0], options.name = "shells", options.run = "1";
+    options.secret = "not hexadecimal";
+    options.ranks = (uint32_t)atoi(where[2]);
+    options.key = "beef";
+    IS(mf_group_join(&options, &group), MF_INVALID_REQUEST);
+    SAYS("the rendezvous' key");
+    options.key = where[1];
+    IS(mf_group_join(&options, &group), MF_INVALID_REQUEST);
+    SAYS("hexadecimal");
+    TRUE(group == NULL);
+    options.secret = "00112233445566778899aabbccddeeff";
+    options.spin_us = 500;
+    options.deadline_s = 2;
+    OK(mf_group_join(&options, &group));
+    /* Nobody sends this: it ends all the same. */
+    IS(mf_group_recv(group, NULL, 0, MF_BYTES, MF_ANY_RANK, 55, &message), MF_TIMED_OUT);
+    mf_request *request;
+    OK(mf_group_irecv(group, NULL, 0, MF_BYTES, MF_ANY_RANK, 55, &request));
+    IS(mf_request_wait(request, &message), MF_TIMED_OUT);
+    IS(mf_request_wait(request, &message), MF_INVALID_REQUEST);
+    mf_request_free(request);
+    /* A child has no place in the group of its parent. */
+    pid_t child = fork();
+    if (child == 0) {
+        bool refused = mf_group_barrier(group, NULL) == MF_FORKED;
+        mf_group_free(group);
+        _exit(refused ? 0 : 1);
+    }
+    int status;
+    TRUE(waitpid(child, &status, 0) == child && status == 0);
+    mf_group_free(group);
+    options.run = "2", options.deadline_s = 60;
+    OK(mf_group_join(&options, &group));
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
-    OK(mf_group_join(NULL, &group));
+    if (strcmp(what, "meet") == 0) {
+        TRUE(argc == 5);
+        meet(argv + 2);
+    } else {
+        OK(mf_group_join(NULL, &group));
+    }
     rank = mf_group_rank(group), size = mf_group_size(group);
     if (strcmp(what, "mismatch") == 0) {
         int32_t one = 1, all[64];

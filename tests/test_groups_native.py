@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,3 +91,33 @@ def test_processes_of_plain_shells_meet_by_name_and_secret(
     ]
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert sorted(said) == [f"all held on {rank} of 3\n" for rank in range(3)]
+
+
+JACOBI = ROOT / "examples" / "cxx" / "jacobi_group.cpp"
+SWEEPS = re.compile(r"\[0\] 96 x 128 cells on 4 ranks: (\d+) sweeps, the same as one rank alone\n")
+
+
+def test_the_laplace_equation_is_solved_on_ranks_as_by_one_alone(site: Daemon, tmp_path: Path) -> None:
+    compile_source(JACOBI, tmp_path / "jacobi_group", "-Wshadow", "-Wconversion")
+    done = ranks(site, "--ranks", "4", "./jacobi_group", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweeps = SWEEPS.fullmatch(done.stdout)
+    assert sweeps, done.stdout
+    assert int(sweeps[1]) > 100
+    alone = run(tmp_path / "jacobi_group", "10", "20", "0.01")
+    assert alone.stdout.startswith("10 x 20 cells on 1 ranks: ")
+    done = ranks(site, "--ranks", "2", "./jacobi_group", "1", "20", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "give each rank a row" in done.stderr
+
+
+def test_a_solution_that_is_wrong_is_a_status_of_its_own(site: Daemon, tmp_path: Path) -> None:
+    right = JACOBI.read_text()
+    wrong = right.replace("own.row(own.rows), below, 1", "own.row(1), below, 1")
+    assert wrong != right
+    source = tmp_path / "wrong.cpp"
+    source.write_text(wrong)
+    compile_source(source, tmp_path / "wrong")
+    done = ranks(site, "--ranks", "2", "./wrong", "8", "8", "0.001", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "which differs from one rank alone" in done.stdout

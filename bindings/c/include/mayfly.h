@@ -1,10 +1,11 @@
-/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.
+/* Mayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from
+ * bindings/c/src by `make generate`.
  *
  * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by
  * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a
- * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and
- * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets
- * MF_FORKED from every handle of its parent's, and may connect anew. */
+ * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,
+ * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was
+ * forked gets MF_FORKED from every handle of its parent's, and may connect anew. */
 #ifndef MAYFLY_H
 #define MAYFLY_H
 
@@ -288,7 +289,15 @@ typedef struct mf_client mf_client;
 typedef struct mf_delegation mf_delegation;
 
 // Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
-// wait meanwhile. The ranks that are lost fail with MF_RANK_LOST what needs them, with a message that names them.
+// wait meanwhile. Counts are of elements of a datatype (MF_F64 and so on).
+//
+// The collectives, `mf_group_barrier` to `mf_group_exscan`, must be called by all ranks in the same order; those that do not
+// fit together fail with MF_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
+// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
+// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
+//
+// What needs a rank that is lost fails with MF_RANK_LOST, and a message that names it. What takes longer than the group's
+// deadline, an hour unless it is said, fails with MF_TIMED_OUT.
 typedef struct mf_group mf_group;
 
 // The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def test_the_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: P
     done = ranks(site, "--ranks", str(size), str(groups), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of {size}" for rank in range(size)]
+
+
+def test_isolated_ranks_of_a_program_that_is_linked_statically_meet_too(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    # They see the system's libraries alone.
+    compile_source(
+        ROOT / SOURCES["c"], tmp_path / "groups", "-Wl,--as-needed", str(program("libmayfly.a")), "-lm", "-ldl"
+    )
+    site = start("up", "--listen", "127.0.0.1:0", "--share-network", "--python", sys.executable)
+    done = ranks(site, "--ranks", "2", "--sandbox", "isolated", "--network", "./groups", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of 2" for rank in range(2)], done.stderr
 
 
 def test_a_program_that_nobody_started_on_ranks_is_a_group_of_one(groups: Path) -> None:

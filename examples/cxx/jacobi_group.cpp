@@ -66,7 +66,8 @@ int main(int argc, char **argv) try {
 
     const auto first_row = [&](std::uint32_t of) { return rows * of / size; };
     block own(first_row(rank + 1) - first_row(rank), columns, rank == 0);
-    const std::uint32_t above = rank > 0 ? rank - 1 : mayfly::no_rank, below = rank + 1 < size ? rank + 1 : mayfly::no_rank;
+    const std::uint32_t above = rank > 0 ? rank - 1 : mayfly::no_rank;
+    const std::uint32_t below = rank + 1 < size ? rank + 1 : mayfly::no_rank;
     std::size_t sweeps = 0;
     double residual = 0;
     do {

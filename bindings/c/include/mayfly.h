@@ -755,7 +755,7 @@ mf_status mf_group_options_init(struct mf_group_options *options);
 
 // Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
 // environment variable MAYFLY_GROUP names, which `mayfly run` sets for the programs that it starts; a process without it is
-// a group of one.
+// a group of one. A process joins a group once; `mf_group_dup` makes another of the same ranks.
 mf_status mf_group_join(const struct mf_group_options *options,
                         struct mf_group **group);
 

@@ -165,7 +165,7 @@ pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -
 
 /// Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
 /// environment variable MAYFLY_GROUP names, which `mayfly run` sets for the programs that it starts; a process without it is
-/// a group of one.
+/// a group of one. A process joins a group once; `mf_group_dup` makes another of the same ranks.
 ///
 /// # Safety
 /// `options` is NULL or options, `group` a place for a pointer.

@@ -69,12 +69,14 @@ impl Memory {
         Self::Own(self.bytes().to_vec())
     }
 
-    /// Takes over the bytes of another, which may lie anywhere.
+    /// Takes over the bytes of another, which may lie anywhere: both are the caller's.
     pub fn fill_from(&mut self, other: &Self) {
-        let length = self.bytes().len().min(other.bytes().len());
-        let (from, into) = (other.bytes().as_ptr(), self.bytes_mut().as_mut_ptr());
-        // SAFETY: both have so many bytes.
-        unsafe { std::ptr::copy(from, into, length) };
+        if let (Self::There(into, room), Self::There(from, length)) = (self, other)
+            && *length > 0
+        {
+            // SAFETY: the caller of this library promised so many bytes of either; no slice of them is alive.
+            unsafe { std::ptr::copy(*from, *into, (*length).min(*room)) };
+        }
     }
 }
 

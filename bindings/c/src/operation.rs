@@ -116,8 +116,16 @@ impl Combine {
     }
 }
 
-/// The program's own operations by number.
-static OWN: RwLock<BTreeMap<u32, Operation>> = RwLock::new(BTreeMap::new());
+/// The program's own operations by number. No number is given twice.
+struct Own {
+    next: u32,
+    known: BTreeMap<u32, Operation>,
+}
+
+static OWN: RwLock<Own> = RwLock::new(Own {
+    next: FIRST_OWN,
+    known: BTreeMap::new(),
+});
 
 pub(crate) fn datatype(number: u32) -> Result<Datatype, Error> {
     Ok(match number {
@@ -161,6 +169,7 @@ pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
         own => OWN
             .read()
             .unwrap_or_else(PoisonError::into_inner)
+            .known
             .get(&own)
             .cloned()
             .ok_or_else(|| {
@@ -198,13 +207,13 @@ pub unsafe extern "C" fn mf_operation_create(
             commutative,
         );
         let mut all = OWN.write().unwrap_or_else(PoisonError::into_inner);
-        let number = all.last_key_value().map_or(FIRST_OWN, |(last, _)| last.wrapping_add(1));
-        if number < FIRST_OWN {
-            return Err(Error::new(Code::TooLarge, "there are no more numbers for operations").into());
-        }
+        let number = all.next;
+        let next = number.checked_add(1);
+        let next = next.ok_or_else(|| Error::new(Code::TooLarge, "there are no more numbers for operations"))?;
         // SAFETY: as the caller promises.
         unsafe { put_required(operation, "the place for the operation's number", number) }?;
-        all.insert(number, made);
+        all.next = next;
+        all.known.insert(number, made);
         Ok(())
     })
 }
@@ -214,7 +223,7 @@ pub unsafe extern "C" fn mf_operation_create(
 pub extern "C" fn mf_operation_free(operation: u32) -> mf_status {
     guard(|| {
         let mut all = OWN.write().unwrap_or_else(PoisonError::into_inner);
-        match all.remove(&operation) {
+        match all.known.remove(&operation) {
             Some(_) => Ok(()),
             None => Err(misuse(format!("there is no operation {operation} of this program's own")).into()),
         }

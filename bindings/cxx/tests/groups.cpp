@@ -85,7 +85,8 @@ void datatypes_are_deduced(const mayfly::group &group) {
 }
 
 void buffers_are_whatever_has_elements_in_a_row(const mayfly::group &group) {
-    const std::uint32_t next = (group.rank() + 1) % group.size(), last = (group.rank() + group.size() - 1) % group.size();
+    const std::uint32_t next = (group.rank() + 1) % group.size();
+    const std::uint32_t last = (group.rank() + group.size() - 1) % group.size();
     double array[3] = {1.0 * group.rank(), 2, 3}, came[5];
     std::array<double, 3> standard{};
     mayfly::message message = group.sendrecv(array, next, 1, came, last, 1);
@@ -207,7 +208,8 @@ void functions_are_operations(const mayfly::group &group) {
 }
 
 void requests_end_and_can_be_cancelled(const mayfly::group &group) {
-    const std::uint32_t next = (group.rank() + 1) % group.size(), last = (group.rank() + group.size() - 1) % group.size();
+    const std::uint32_t next = (group.rank() + 1) % group.size();
+    const std::uint32_t last = (group.rank() + group.size() - 1) % group.size();
     const std::vector<double> out = elements(group.rank(), 100000);
     std::vector<double> in(out.size()), all(group.size()), sum(1);
     double rank = group.rank();

@@ -560,7 +560,8 @@ public:
     }
 
 private:
-    template <typename View> using element = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<View>().data())>>;
+    template <typename View>
+    using element = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<View>().data())>>;
     template <typename Own> using element_of = element<decltype(detail::view(std::declval<Own &>()))>;
     using counts_type = std::vector<std::size_t>;
 
@@ -627,15 +628,17 @@ private:
     // What each collective calls, once its arguments are checked.
 
     template <typename T> auto bcast_of(span<T> data, std::uint32_t root) const {
-        return [=](mf_request **made) { return mf_group_bcast(get(), data.data(), data.size(), type(data), root, made); };
+        return [=, of = get()](mf_request **made) {
+            return mf_group_bcast(of, data.data(), data.size(), type(data), root, made);
+        };
     }
 
     template <typename T, typename U> auto gather_of(span<T> own, span<U> into, std::uint32_t root) const {
         alike(own, into);
         detail::expect(rank() != root || into.size() == own.size() * size(),
                        "the root's buffer of a gather has as many elements as all ranks give");
-        return [=](mf_request **made) {
-            return mf_group_gather(get(), own.data(), own.size(), type(own), into.data(), root, made);
+        return [=, of = get()](mf_request **made) {
+            return mf_group_gather(of, own.data(), own.size(), type(own), into.data(), root, made);
         };
     }
 
@@ -646,8 +649,8 @@ private:
         if (rank() == root) {
             check_counts(counts, displacements, into.size());
         }
-        return [=, &counts, &displacements](mf_request **made) {
-            return mf_group_gatherv(get(), own.data(), own.size(), type(own), into.data(), start(counts),
+        return [=, of = get(), &counts, &displacements](mf_request **made) {
+            return mf_group_gatherv(of, own.data(), own.size(), type(own), into.data(), start(counts),
                                     start(displacements), root, made);
         };
     }
@@ -656,8 +659,8 @@ private:
         alike(all, into);
         detail::expect(rank() != root || all.size() == into.size() * size(),
                        "the root's buffer of a scatter has as many elements as all ranks get");
-        return [=](mf_request **made) {
-            return mf_group_scatter(get(), all.data(), into.data(), into.size(), type(into), root, made);
+        return [=, of = get()](mf_request **made) {
+            return mf_group_scatter(of, all.data(), into.data(), into.size(), type(into), root, made);
         };
     }
 
@@ -668,8 +671,8 @@ private:
         if (rank() == root) {
             check_counts(counts, displacements, all.size());
         }
-        return [=, &counts, &displacements](mf_request **made) {
-            return mf_group_scatterv(get(), all.data(), start(counts), start(displacements), into.data(), into.size(),
+        return [=, of = get(), &counts, &displacements](mf_request **made) {
+            return mf_group_scatterv(of, all.data(), start(counts), start(displacements), into.data(), into.size(),
                                      type(into), root, made);
         };
     }
@@ -678,8 +681,8 @@ private:
         alike(own, into);
         detail::expect(into.size() == own.size() * size(),
                        "the buffer of an allgather has as many elements as all ranks give");
-        return [=](mf_request **made) {
-            return mf_group_allgather(get(), own.data(), own.size(), type(own), into.data(), made);
+        return [=, of = get()](mf_request **made) {
+            return mf_group_allgather(of, own.data(), own.size(), type(own), into.data(), made);
         };
     }
 
@@ -687,8 +690,8 @@ private:
     auto allgatherv_of(span<T> own, span<U> into, const counts_type &counts, const counts_type &displacements) const {
         alike(own, into);
         check_counts(counts, displacements, into.size());
-        return [=, &counts, &displacements](mf_request **made) {
-            return mf_group_allgatherv(get(), own.data(), own.size(), type(own), into.data(), start(counts),
+        return [=, of = get(), &counts, &displacements](mf_request **made) {
+            return mf_group_allgatherv(of, own.data(), own.size(), type(own), into.data(), start(counts),
                                        start(displacements), made);
         };
     }
@@ -698,8 +701,8 @@ private:
         detail::expect(own.size() == into.size() && own.size() % size() == 0,
                        "both buffers of an alltoall have as many elements for each rank");
         const std::size_t each = own.size() / size();
-        return [=](mf_request **made) {
-            return mf_group_alltoall(get(), own.data(), into.data(), each, type(own), made);
+        return [=, of = get()](mf_request **made) {
+            return mf_group_alltoall(of, own.data(), into.data(), each, type(own), made);
         };
     }
 
@@ -709,8 +712,8 @@ private:
         alike(own, into);
         check_counts(sent, sent_displacements, own.size());
         check_counts(received, received_displacements, into.size());
-        return [=, &sent, &received, &sent_displacements, &received_displacements](mf_request **made) {
-            return mf_group_alltoallv(get(), own.data(), start(sent), start(sent_displacements), into.data(),
+        return [=, of = get(), &sent, &received, &sent_displacements, &received_displacements](mf_request **made) {
+            return mf_group_alltoallv(of, own.data(), start(sent), start(sent_displacements), into.data(),
                                       start(received), start(received_displacements), type(own), made);
         };
     }
@@ -725,15 +728,15 @@ private:
         if (rank() == root) {
             as_many(own, into);
         }
-        return [=](std::uint32_t by, mf_request **made) {
-            return mf_group_reduce(get(), own.data(), into.data(), own.size(), type(own), by, root, made);
+        return [=, of = get()](std::uint32_t by, mf_request **made) {
+            return mf_group_reduce(of, own.data(), into.data(), own.size(), type(own), by, root, made);
         };
     }
 
     template <typename T, typename U> auto allreduce_of(span<T> own, span<U> into) const {
         as_many(own, into);
-        return [=](std::uint32_t by, mf_request **made) {
-            return mf_group_allreduce(get(), own.data(), into.data(), own.size(), type(own), by, made);
+        return [=, of = get()](std::uint32_t by, mf_request **made) {
+            return mf_group_allreduce(of, own.data(), into.data(), own.size(), type(own), by, made);
         };
     }
 
@@ -742,22 +745,22 @@ private:
         alike(own, into);
         check_counts(counts, {}, own.size());
         detail::expect(into.size() == counts[rank()], "the result of a reduce_scatter is as long as this rank's count");
-        return [=, &counts](std::uint32_t by, mf_request **made) {
-            return mf_group_reduce_scatter(get(), own.data(), into.data(), counts.data(), type(own), by, made);
+        return [=, of = get(), &counts](std::uint32_t by, mf_request **made) {
+            return mf_group_reduce_scatter(of, own.data(), into.data(), counts.data(), type(own), by, made);
         };
     }
 
     template <typename T, typename U> auto scan_of(span<T> own, span<U> into) const {
         as_many(own, into);
-        return [=](std::uint32_t by, mf_request **made) {
-            return mf_group_scan(get(), own.data(), into.data(), own.size(), type(own), by, made);
+        return [=, of = get()](std::uint32_t by, mf_request **made) {
+            return mf_group_scan(of, own.data(), into.data(), own.size(), type(own), by, made);
         };
     }
 
     template <typename T, typename U> auto exscan_of(span<T> own, span<U> into) const {
         as_many(own, into);
-        return [=](std::uint32_t by, mf_request **made) {
-            return mf_group_exscan(get(), own.data(), into.data(), own.size(), type(own), by, made);
+        return [=, of = get()](std::uint32_t by, mf_request **made) {
+            return mf_group_exscan(of, own.data(), into.data(), own.size(), type(own), by, made);
         };
     }
 

@@ -197,6 +197,9 @@ void functions_are_operations(const mayfly::group &group) {
     mayfly::request going = group.iallreduce(rank, found, first);
     going.wait();
     HOLDS(found == (group.size() > 1 ? 1 : 0));
+    going = group.iallreduce(rank, found, mayfly::commutative(hypot));
+    going.wait();
+    HOLDS(std::abs(found - norm) < 1e-12);
     // What it throws comes out, on the ranks where it is called, and the group goes on.
     bool threw = group.size() == 1;
     try {

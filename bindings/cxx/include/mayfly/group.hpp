@@ -216,6 +216,12 @@ class request {
 public:
     explicit request(mf_request *handle, std::shared_ptr<detail::combining> operation = nullptr)
         : operation_(std::move(operation)), handle_(handle) {}
+    request(request &&other) noexcept = default;
+    request &operator=(request &&other) noexcept {
+        handle_ = std::move(other.handle_);
+        operation_ = std::move(other.operation_);
+        return *this;
+    }
 
     // Waits until it is over.
     message wait() {
@@ -245,7 +251,7 @@ private:
         }
     }
 
-    // In this order: the request ends before what it calls.
+    // The request ends before what it calls, also when it is assigned to.
     std::shared_ptr<detail::combining> operation_;
     std::unique_ptr<mf_request, detail::closer> handle_;
 };

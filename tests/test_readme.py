@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from harness.compilers import compile_source
+from harness.daemons import Daemon
 from harness.programs import ROOT, run
+from test_run import ranks
 
 
 def block(language: str, index: int = 0) -> str:
@@ -47,3 +49,15 @@ def test_the_c_and_cxx_programs_call_the_function(
     compile_source(function, tmp_path / "area.so")
     compile_source(program, tmp_path / "program")
     assert run(tmp_path / "program", timeout=100, cwd=tmp_path).stdout == "4 bytes: 42\n"
+
+
+@pytest.mark.parametrize(("language", "index", "suffix"), [("c", 2, "c"), ("cpp", 1, "cpp")])
+def test_the_c_and_cxx_ranks_add_up(
+    tmp_path: Path, start: Callable[..., Daemon], language: str, index: int, suffix: str
+) -> None:
+    source = tmp_path / f"ranks.{suffix}"
+    source.write_text(block(language, index))
+    compile_source(source, tmp_path / "ranks")
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+    done = ranks(site, "--ranks", "4", "./ranks", cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 10" for rank in range(4)], done.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from harness.compilers import compile_source, linked
-from harness.programs import ROOT, run
+from harness.programs import ROOT, program, run
 
 PROGRAMS = {"c": "bindings/c/tests/calls.c", "cxx": "bindings/cxx/tests/calls.cpp"}
 
@@ -28,3 +30,18 @@ def test_the_headers_are_plain_c(flags, tmp_path):
     source = tmp_path / "both.c"
     source.write_text('#include "mayfly.h"\n#include "mayfly_function.h"\nint main(void) { return mf_last_error(); }\n')
     compile_source(source, tmp_path / "both", *flags)
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
+def test_the_headers_are_plain_cxx(standard, tmp_path):
+    source = tmp_path / "plain.cpp"
+    source.write_text("#include <mayfly/mayfly.hpp>\nint main() { return mf_last_error(); }\n")
+    compile_source(source, tmp_path / "plain", f"-std={standard}", "-Wpedantic", "-Wshadow", "-Wconversion")
+
+
+def test_the_library_has_every_function_of_the_header_and_no_other():
+    header = (ROOT / "bindings/c/include/mayfly.h").read_text()
+    declared = set(re.findall(r"^[^/\n]*?\b(mf_[a-z_]+)\(", header, re.MULTILINE))
+    exported = run("nm", "-D", "--defined-only", program("libmayfly.so")).stdout.split()
+    assert len(declared) > 80
+    assert declared == {symbol for symbol in exported if symbol.startswith("mf_")}

@@ -1,10 +1,11 @@
-/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.
+/* Mayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from
+ * bindings/c/src by `make generate`.
  *
  * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by
  * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a
- * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and
- * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets
- * MF_FORKED from every handle of its parent's, and may connect anew. */
+ * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,
+ * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was
+ * forked gets MF_FORKED from every handle of its parent's, and may connect anew. */
 #ifndef MAYFLY_H
 #define MAYFLY_H
 
@@ -59,6 +60,102 @@
 
 // Any worker, in `mf_call_options`.
 #define MF_ANY_WORKER 4294967295
+
+// Any rank, as a source of messages; also: whichever rank is free, in `mf_group_options`.
+#define MF_ANY_RANK 4294967295
+
+// No rank: what is sent there goes nowhere, and nothing is received from it.
+#define MF_NO_RANK 4294967294
+
+// No part, in `mf_group_split`.
+#define MF_NO_COLOR 4294967295
+
+// Bytes without a meaning.
+#define MF_BYTES 0
+
+// `int8_t`.
+#define MF_I8 1
+
+// `int16_t`.
+#define MF_I16 2
+
+// `int32_t`.
+#define MF_I32 3
+
+// `int64_t`.
+#define MF_I64 4
+
+// `uint8_t`.
+#define MF_U8 5
+
+// `uint16_t`.
+#define MF_U16 6
+
+// `uint32_t`.
+#define MF_U32 7
+
+// `uint64_t`.
+#define MF_U64 8
+
+// `float`.
+#define MF_F32 9
+
+// `double`.
+#define MF_F64 10
+
+// `bool`: one byte, false where it is zero.
+#define MF_BOOL 11
+
+// Two `float`: real and imaginary part.
+#define MF_COMPLEX64 12
+
+// Two `double`: real and imaginary part.
+#define MF_COMPLEX128 13
+
+// A `double` and an `int64_t`: a value and its place, for MF_MIN_AT and MF_MAX_AT.
+#define MF_F64_AT 14
+
+// As MF_F64_AT, of two `int64_t`.
+#define MF_I64_AT 15
+
+// Sums; those of integers wrap around.
+#define MF_SUM 1
+
+// Products; those of integers wrap around.
+#define MF_PRODUCT 2
+
+// The smallest.
+#define MF_MIN 3
+
+// The largest.
+#define MF_MAX 4
+
+// Whether all are true (not zero).
+#define MF_LOGICAL_AND 5
+
+// Whether any is true.
+#define MF_LOGICAL_OR 6
+
+// Whether an odd number of them is true.
+#define MF_LOGICAL_XOR 7
+
+// Bits that are set in all.
+#define MF_BIT_AND 8
+
+// Bits that are set in any.
+#define MF_BIT_OR 9
+
+// Bits that are set in an odd number of them.
+#define MF_BIT_XOR 10
+
+// The smallest value and the lowest place of it.
+#define MF_MIN_AT 11
+
+// The largest value and the lowest place of it.
+#define MF_MAX_AT 12
+
+// Any tag, in a receive.
+#define MF_ANY_TAG 4294967295
 
 // How a function ended. Numbers and names never change their meaning.
 enum mf_status
@@ -191,6 +288,18 @@ typedef struct mf_client mf_client;
 // Some workers of a lease, for whoever holds this or its text.
 typedef struct mf_delegation mf_delegation;
 
+// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
+// wait meanwhile. Counts are of elements of a datatype (MF_F64 and so on).
+//
+// The collectives, `mf_group_barrier` to `mf_group_exscan`, must be called by all ranks in the same order; those that do not
+// fit together fail with MF_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
+// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
+// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
+//
+// What needs a rank that is lost fails with MF_RANK_LOST, and a message that names it. What takes longer than the group's
+// deadline, an hour unless it is said, fails with MF_TIMED_OUT.
+typedef struct mf_group mf_group;
+
 // The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
 typedef struct mf_lease mf_lease;
 
@@ -199,6 +308,10 @@ typedef struct mf_output mf_output;
 
 // A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
 typedef struct mf_pool mf_pool;
+
+// An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
+// may use it. It may outlive its group.
+typedef struct mf_request mf_request;
 
 // What to lease. Initialise with `mf_lease_options_init`, then change what you want.
 typedef struct mf_lease_options {
@@ -289,6 +402,50 @@ typedef struct mf_call_options {
 // callback. It runs in the thread that called `mf_pool_drive` (or `mf_pool_free`), and may use the pool, except to free
 // it. It must not throw.
 typedef void (*mf_callback)(void *user, mf_status status, const char *message, const void *output, size_t length);
+
+// How a process finds its group where `mayfly run` has not started it. Initialise with `mf_group_options_init`, then set
+// `rendezvous`, `name`, `secret` and `ranks`, and change what else you want.
+typedef struct mf_group_options {
+    // Set by `mf_group_options_init`.
+    size_t size;
+    // Where the rendezvous is: `host:port`. A manager has one, `mayfly rendezvous` is one.
+    const char *rendezvous;
+    // Its key, in hexadecimal, as `mayfly rendezvous` prints it; NULL trusts whoever answers not to keep the ranks apart.
+    const char *key;
+    // Name of the group.
+    const char *name;
+    // Which run of it: ranks of one do not meet those of another; NULL for none.
+    const char *run;
+    // What all ranks know and nobody else: at least 16 bytes, in hexadecimal.
+    const char *secret;
+    // How many ranks the group has.
+    uint32_t ranks;
+    // Which one this is; MF_ANY_RANK for any that is free.
+    uint32_t rank;
+    // Seconds within which all ranks must have come and be connected.
+    uint32_t patience_s;
+    // Seconds that one operation may take.
+    uint32_t deadline_s;
+    // How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever.
+    uint32_t spin_us;
+    // 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
+    uint32_t trust_fabric;
+} mf_group_options;
+
+// A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It
+// runs in whichever thread of this process waits for the group, perhaps on a part of a buffer at a time. It must not
+// throw, and must not use the group.
+typedef void (*mf_combine)(void *user, const void *left, void *right, size_t count, uint32_t datatype);
+
+// What a receive, or a probe, found.
+typedef struct mf_message {
+    // Who sent it.
+    uint32_t source;
+    // Under which tag.
+    uint32_t tag;
+    // Its bytes.
+    size_t length;
+} mf_message;
 
 #ifdef __cplusplus
 extern "C" {
@@ -592,6 +749,271 @@ mf_status mf_delegation_open(const struct mf_delegation *delegation, struct mf_l
 
 // Frees the handle; what was delegated stays so. NULL is nothing.
 void mf_delegation_free(struct mf_delegation *delegation);
+
+// Sets every option to its default.
+mf_status mf_group_options_init(struct mf_group_options *options);
+
+// Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
+// environment variable MAYFLY_GROUP names, which `mayfly run` sets for the programs that it starts; a process without it is
+// a group of one. A process joins a group once; `mf_group_dup` makes another of the same ranks.
+mf_status mf_group_join(const struct mf_group_options *options,
+                        struct mf_group **group);
+
+// This rank, counted from 0; MF_NO_RANK for NULL.
+uint32_t mf_group_rank(const struct mf_group *group);
+
+// How many ranks there are; 0 for NULL.
+uint32_t mf_group_size(const struct mf_group *group);
+
+// Which rank of the group that was joined a rank of a part of it is.
+mf_status mf_group_member(const struct mf_group *group, uint32_t rank, uint32_t *member);
+
+// Splits a group: all ranks that give the same colour are in one part, in the order of their keys, and of their ranks where
+// those are equal. Who gives MF_NO_COLOR is in none, and gets NULL. All ranks must call it.
+mf_status mf_group_split(const struct mf_group *group,
+                         uint32_t color,
+                         int64_t key,
+                         struct mf_group **part);
+
+// Another group of the same ranks, whose messages do not mix with this one's. All ranks must call it.
+mf_status mf_group_dup(const struct mf_group *group, struct mf_group **copy);
+
+// A group of the ranks that are left, on which they agree. All that are left must call it.
+mf_status mf_group_shrink(const struct mf_group *group, struct mf_group **rest);
+
+// Frees a group. With the last of its parts and requests this rank leaves: the others take that for the end of its work,
+// while a process that ends without it is a lost rank to whoever still waits for it. NULL is nothing.
+void mf_group_free(struct mf_group *group);
+
+// Bytes of an element of a datatype; 0 if there is no such datatype.
+size_t mf_datatype_bytes(uint32_t datatype);
+
+// Makes an operation of a function, and tells the number by which reductions know it in this process. All ranks must use
+// the same function. It must be associative; `commutative` says whether the order of the ranks may be changed too. `user`
+// is handed to it each time.
+mf_status mf_operation_create(mf_combine combine,
+                              void *user,
+                              bool commutative,
+                              uint32_t *operation);
+
+// Forgets an operation that `mf_operation_create` made. Reductions that are under way still use it.
+mf_status mf_operation_free(uint32_t operation);
+
+// Waits until an operation is over, for as long as the group's operations may take (MF_TIMED_OUT). After an error the
+// operation has ended. `message` tells what a receive got; NULL is nothing.
+mf_status mf_request_wait(struct mf_request *request, struct mf_message *message);
+
+// Waits for several operations, each of which must be over in the end; the first error ends it.
+mf_status mf_request_wait_all(struct mf_request *const *requests, size_t count);
+
+// Moves what can be moved, and tells whether the operation is over (`over`).
+mf_status mf_request_test(struct mf_request *request, struct mf_message *message, bool *over);
+
+// Frees a request. An operation that is still under way is cancelled, after which its memory may be used again and holds
+// anything; a collective that one rank cancels does not end on the others. NULL is nothing.
+void mf_request_free(struct mf_request *request);
+
+// Sends elements to a rank. Returns when they may be changed, which for many of them is when they have been received.
+mf_status mf_group_send(const struct mf_group *group,
+                        const void *data,
+                        size_t count,
+                        uint32_t datatype,
+                        uint32_t to,
+                        uint32_t tag);
+
+// Receives a message of at most so many elements, from one rank or MF_ANY_RANK, under one tag or MF_ANY_TAG; messages of
+// one rank under one tag come in the order in which they were sent. A longer one is an error (MF_TRUNCATED). `message`
+// tells what came; NULL is nothing.
+mf_status mf_group_recv(const struct mf_group *group,
+                        void *into,
+                        size_t count,
+                        uint32_t datatype,
+                        uint32_t from,
+                        uint32_t tag,
+                        struct mf_message *message);
+
+// Sends one message and receives another at the same time, so that ranks can do this in circles. What is sent may lie
+// where it is received: it is copied first then.
+mf_status mf_group_sendrecv(const struct mf_group *group,
+                            const void *data,
+                            size_t count,
+                            uint32_t to,
+                            uint32_t send_tag,
+                            void *into,
+                            size_t capacity,
+                            uint32_t from,
+                            uint32_t receive_tag,
+                            uint32_t datatype,
+                            struct mf_message *message);
+
+// Waits until a message is here that a receive with these wishes would get, without receiving it.
+mf_status mf_group_probe(const struct mf_group *group, uint32_t from, uint32_t tag, struct mf_message *message);
+
+// As `mf_group_probe`, for what is here now, if anything is (`came`).
+mf_status mf_group_iprobe(const struct mf_group *group,
+                          uint32_t from,
+                          uint32_t tag,
+                          struct mf_message *message,
+                          bool *came);
+
+// Starts to send. The elements must stay as they are until the request is over.
+mf_status mf_group_isend(const struct mf_group *group,
+                         const void *data,
+                         size_t count,
+                         uint32_t datatype,
+                         uint32_t to,
+                         uint32_t tag,
+                         struct mf_request **request);
+
+// Starts to receive. The memory must not be used until the request is over.
+mf_status mf_group_irecv(const struct mf_group *group,
+                         void *into,
+                         size_t count,
+                         uint32_t datatype,
+                         uint32_t from,
+                         uint32_t tag,
+                         struct mf_request **request);
+
+// Returns when all ranks have called it.
+mf_status mf_group_barrier(const struct mf_group *group, struct mf_request **request);
+
+// Gives everybody the root's elements.
+mf_status mf_group_bcast(const struct mf_group *group,
+                         void *data,
+                         size_t count,
+                         uint32_t datatype,
+                         uint32_t root,
+                         struct mf_request **request);
+
+// Gives the root everybody's `count` elements, in the order of the ranks. `into` matters at the root only.
+mf_status mf_group_gather(const struct mf_group *group,
+                          const void *own,
+                          size_t count,
+                          uint32_t datatype,
+                          void *into,
+                          uint32_t root,
+                          struct mf_request **request);
+
+// As `mf_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
+// `displacements[i]` of `into`, or, if that is NULL, behind those of rank i - 1. `into`, `counts` and `displacements` matter
+// at the root only.
+mf_status mf_group_gatherv(const struct mf_group *group,
+                           const void *own,
+                           size_t count,
+                           uint32_t datatype,
+                           void *into,
+                           const size_t *counts,
+                           const size_t *displacements,
+                           uint32_t root,
+                           struct mf_request **request);
+
+// Gives everybody its `count` elements of the root's. `all` matters at the root only.
+mf_status mf_group_scatter(const struct mf_group *group,
+                           const void *all,
+                           void *into,
+                           size_t count,
+                           uint32_t datatype,
+                           uint32_t root,
+                           struct mf_request **request);
+
+// As `mf_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
+// `displacements[i]` of `all` on, or, if that is NULL, from behind those of rank i - 1. `all`, `counts` and `displacements`
+// matter at the root only; `count` is what this rank gets.
+mf_status mf_group_scatterv(const struct mf_group *group,
+                            const void *all,
+                            const size_t *counts,
+                            const size_t *displacements,
+                            void *into,
+                            size_t count,
+                            uint32_t datatype,
+                            uint32_t root,
+                            struct mf_request **request);
+
+// Gives everybody everybody's `count` elements, in the order of the ranks.
+mf_status mf_group_allgather(const struct mf_group *group,
+                             const void *own,
+                             size_t count,
+                             uint32_t datatype,
+                             void *into,
+                             struct mf_request **request);
+
+// As `mf_group_allgather`, of any number of elements from each rank, as `mf_group_gatherv` has it. All ranks must give the
+// same `counts` and `displacements`.
+mf_status mf_group_allgatherv(const struct mf_group *group,
+                              const void *own,
+                              size_t count,
+                              uint32_t datatype,
+                              void *into,
+                              const size_t *counts,
+                              const size_t *displacements,
+                              struct mf_request **request);
+
+// Sends everybody the `count` elements of `own` that have its number, and receives everybody's.
+mf_status mf_group_alltoall(const struct mf_group *group,
+                            const void *own,
+                            void *into,
+                            size_t count,
+                            uint32_t datatype,
+                            struct mf_request **request);
+
+// As `mf_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
+// `own` on, and its `received[i]` elements come to element `received_displacements[i]` of `into`. Displacements that are NULL
+// put the blocks one behind the other.
+mf_status mf_group_alltoallv(const struct mf_group *group,
+                             const void *own,
+                             const size_t *sent,
+                             const size_t *sent_displacements,
+                             void *into,
+                             const size_t *received,
+                             const size_t *received_displacements,
+                             uint32_t datatype,
+                             struct mf_request **request);
+
+// Combines everybody's elements, for the root. `into` matters there only.
+mf_status mf_group_reduce(const struct mf_group *group,
+                          const void *own,
+                          void *into,
+                          size_t count,
+                          uint32_t datatype,
+                          uint32_t operation,
+                          uint32_t root,
+                          struct mf_request **request);
+
+// Combines everybody's elements, for everybody.
+mf_status mf_group_allreduce(const struct mf_group *group,
+                             const void *own,
+                             void *into,
+                             size_t count,
+                             uint32_t datatype,
+                             uint32_t operation,
+                             struct mf_request **request);
+
+// Combines everybody's elements, and gives rank i `counts[i]` of the result. All ranks must give the same `counts`.
+mf_status mf_group_reduce_scatter(const struct mf_group *group,
+                                  const void *own,
+                                  void *into,
+                                  const size_t *counts,
+                                  uint32_t datatype,
+                                  uint32_t operation,
+                                  struct mf_request **request);
+
+// Combines the elements of the ranks up to this one.
+mf_status mf_group_scan(const struct mf_group *group,
+                        const void *own,
+                        void *into,
+                        size_t count,
+                        uint32_t datatype,
+                        uint32_t operation,
+                        struct mf_request **request);
+
+// Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+mf_status mf_group_exscan(const struct mf_group *group,
+                          const void *own,
+                          void *into,
+                          size_t count,
+                          uint32_t datatype,
+                          uint32_t operation,
+                          struct mf_request **request);
 
 #ifdef __cplusplus
 }  // extern "C"

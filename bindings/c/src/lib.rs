@@ -9,10 +9,16 @@
 mod buffer;
 mod channel;
 mod client;
+mod collective;
 mod delegation;
+mod group;
 mod handle;
 mod lease;
+mod memory;
+mod message;
+mod operation;
 mod pool;
+mod request;
 mod status;
 
 #[cfg(test)]

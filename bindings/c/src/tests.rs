@@ -9,8 +9,13 @@ use mayfly_client::Code;
 use crate::buffer::*;
 use crate::channel::*;
 use crate::client::*;
+use crate::collective::*;
+use crate::group::*;
 use crate::lease::*;
+use crate::message::*;
+use crate::operation::*;
 use crate::pool::*;
+use crate::request::*;
 use crate::status::*;
 
 fn message() -> String {
@@ -30,20 +35,34 @@ fn header() -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for name in ["status", "client", "lease", "buffer", "channel", "pool", "delegation"] {
+    for name in [
+        "status",
+        "client",
+        "lease",
+        "buffer",
+        "channel",
+        "pool",
+        "delegation",
+        "group",
+        "operation",
+        "request",
+        "message",
+        "collective",
+    ] {
         builder = builder.with_src(here.join(format!("src/{name}.rs")));
     }
     let mut out = Vec::new();
     builder.generate().unwrap().write(&mut out);
     let text = String::from_utf8(out).unwrap();
     let mut kept = String::from(
-        "/* Mayfly for C: lease workers and invoke functions on them. Generated from bindings/c/src by `make generate`.\n \
+        "/* Mayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from\n \
+         * bindings/c/src by `make generate`.\n \
          *\n \
          * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by\n \
          * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a\n \
-         * lease its client. Clients, leases and pools may be used by any thread at any time, channels, buffers and\n \
-         * outputs by one thread at a time; nobody may use what another thread frees. A child that was forked gets\n \
-         * MF_FORKED from every handle of its parent's, and may connect anew. */\n",
+         * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,\n \
+         * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was\n \
+         * forked gets MF_FORKED from every handle of its parent's, and may connect anew. */\n",
     );
     // The contracts of the Rust functions are for Rust; here the prototype says as much.
     let mut skipping = false;
@@ -232,4 +251,107 @@ fn messages_belong_to_the_thread_that_made_the_error() {
     let other = std::thread::spawn(message).join().unwrap();
     assert_eq!(other, "");
     assert_eq!(message(), "lease is NULL");
+}
+
+#[test]
+fn a_group_that_is_null_is_an_error_in_every_function() {
+    let mut group = null_mut();
+    let mut request = null_mut();
+    let mut message = mf_message {
+        source: 0,
+        tag: 0,
+        length: 0,
+    };
+    let (mut data, count, mut number, mut came) = ([0_u8; 8], [1_usize], 0, false);
+    let (own, into) = (data.as_ptr().cast::<c_void>(), data.as_mut_ptr().cast::<c_void>());
+    let (counts, later) = (count.as_ptr(), &raw mut request);
+    // SAFETY: null wherever a group or a request is due, else valid places.
+    unsafe {
+        let of_group = [
+            mf_group_member(null(), 0, &mut number),
+            mf_group_split(null(), 0, 0, &mut group),
+            mf_group_dup(null(), &mut group),
+            mf_group_shrink(null(), &mut group),
+            mf_group_send(null(), own, 1, MF_F64, 0, 0),
+            mf_group_recv(null(), into, 1, MF_F64, 0, 0, &mut message),
+            mf_group_sendrecv(null(), own, 1, 0, 0, into, 1, 0, 0, MF_F64, &mut message),
+            mf_group_probe(null(), 0, 0, &mut message),
+            mf_group_iprobe(null(), 0, 0, &mut message, &mut came),
+            mf_group_isend(null(), own, 1, MF_F64, 0, 0, later),
+            mf_group_irecv(null(), into, 1, MF_F64, 0, 0, later),
+            mf_group_barrier(null(), later),
+            mf_group_bcast(null(), into, 1, MF_F64, 0, later),
+            mf_group_gather(null(), own, 1, MF_F64, into, 0, later),
+            mf_group_gatherv(null(), own, 1, MF_F64, into, counts, null(), 0, later),
+            mf_group_scatter(null(), own, into, 1, MF_F64, 0, later),
+            mf_group_scatterv(null(), own, counts, null(), into, 1, MF_F64, 0, later),
+            mf_group_allgather(null(), own, 1, MF_F64, into, later),
+            mf_group_allgatherv(null(), own, 1, MF_F64, into, counts, null(), later),
+            mf_group_alltoall(null(), own, into, 1, MF_F64, later),
+            mf_group_alltoallv(null(), own, counts, null(), into, counts, null(), MF_F64, later),
+            mf_group_reduce(null(), own, into, 1, MF_F64, MF_SUM, 0, later),
+            mf_group_allreduce(null(), own, into, 1, MF_F64, MF_SUM, later),
+            mf_group_reduce_scatter(null(), own, into, counts, MF_F64, MF_SUM, later),
+            mf_group_scan(null(), own, into, 1, MF_F64, MF_SUM, later),
+            mf_group_exscan(null(), own, into, 1, MF_F64, MF_SUM, later),
+        ];
+        for (at, status) in of_group.into_iter().enumerate() {
+            assert_eq!(status, mf_status::MF_INVALID_REQUEST, "function {at}");
+        }
+        refused(mf_group_barrier(null(), null_mut()), "group is NULL");
+        refused(mf_group_options_init(null_mut()), "NULL");
+        refused(
+            mf_group_join(null(), null_mut()),
+            "the place for the new handle is NULL",
+        );
+        refused(mf_request_wait(null_mut(), &mut message), "request is NULL");
+        refused(mf_request_wait_all(null(), 1), "requests are NULL");
+        refused(mf_request_test(null_mut(), &mut message, &mut came), "request is NULL");
+        refused(mf_operation_create(None, null_mut(), true, &mut number), "NULL");
+        assert_eq!((mf_group_rank(null()), mf_group_size(null())), (MF_NO_RANK, 0));
+        mf_group_free(null_mut());
+        mf_request_free(null_mut());
+    }
+    assert!(group.is_null() && request.is_null(), "an error leaves NULL");
+}
+
+#[test]
+fn datatypes_and_operations_of_c_are_those_of_groups() {
+    use mayfly_comm::Datatype;
+
+    for (number, known) in (0..).zip(Datatype::ALL) {
+        assert_eq!(datatype(number).unwrap(), known);
+        assert_eq!(mf_datatype_bytes(number), known.bytes());
+    }
+    assert!(datatype(Datatype::ALL.len() as u32).is_err());
+    for number in MF_SUM..=MF_MAX_AT {
+        let name = format!("{:?}", operation(number).unwrap());
+        assert_ne!(name, "user operation");
+    }
+    assert!(operation(0).is_err() && operation(MF_MAX_AT + 1).is_err());
+}
+
+#[test]
+fn what_is_read_is_copied_where_it_overlaps_with_what_is_written() {
+    use mayfly_comm::Datatype;
+
+    use crate::memory::Memory;
+
+    let mut buffer: Vec<u8> = (0..8).collect();
+    let start = buffer.as_mut_ptr();
+    let at = |from: usize, count: usize| {
+        // SAFETY: within the buffer.
+        Memory::of(unsafe { start.add(from) }.cast(), count, Datatype::U8, "it").unwrap()
+    };
+    for (read, written, overlaps) in [
+        ((0, 8), (0, 8), true),
+        ((0, 5), (4, 4), true),
+        ((4, 4), (0, 5), true),
+        ((0, 4), (4, 4), false),
+        ((0, 0), (0, 8), false),
+    ] {
+        let copied = at(read.0, read.1).beside(&at(written.0, written.1));
+        assert_eq!(matches!(copied, Memory::Own(_)), overlaps, "{read:?} and {written:?}");
+        assert_eq!(copied.bytes().len(), read.1);
+    }
 }

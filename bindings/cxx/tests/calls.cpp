@@ -1,29 +1,11 @@
 // What the C++ header promises, held against a real manager, node and workers: calls <functions.so>.
+#include "check.hpp"
+
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <mayfly/mayfly.hpp>
 #include <numeric>
 #include <vector>
-
-#define HOLDS(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #what);                                      \
-            std::exit(1);                                                                                              \
-        }                                                                                                              \
-    } while (0)
-
-template <typename Body> static mf_status thrown_by(Body body) {
-    try {
-        body();
-    } catch (const mayfly::error &error) {
-        HOLDS(*error.what() != 0 && *error.name() != 0 && *error.remedy() != 0);
-        return error.code();
-    }
-    return MF_OK;
-}
 
 static void futures_and_callbacks(const char *library) {
     mayfly::invoker invoker;

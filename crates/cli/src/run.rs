@@ -20,8 +20,9 @@ use crate::{Global, values};
   mayfly run --ranks 8 mymodule:work
 
 Each rank is a worker: all of them or none. A script, a folder with `__main__.py` or a program is sent along. In it,
-`from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py. Its output appears as it comes, with the rank before each
-line; the exit status is that of the first rank that failed.")]
+`from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py; in C that is mf_group_join(NULL, &group), in C++ a
+mayfly::group. Its output appears as it comes, with the rank before each line; the exit status is that of the first rank that
+failed.")]
 pub struct Arguments {
     /// How many
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

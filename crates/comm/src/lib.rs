@@ -13,6 +13,19 @@
 //! Communicating:
 //! - [`Communicator`]: ranks that exchange messages ([`Communicator::send`], [`Communicator::recv`]) and compute together
 //!   ([`Communicator::allreduce`] and so on).
+//!
+//! ```no_run
+//! use mayfly_comm::{Datatype, Invitation, Operation};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let invitation = Invitation::from_environment()?.ok_or("start this with mayfly run")?;
+//! let world = invitation.accept()?; // keep it while the group is used
+//! let mut sum = [0; 8];
+//! let own = f64::from(world.communicator.rank()).to_ne_bytes();
+//! world.communicator.allreduce(&own, &mut sum, Datatype::F64, &Operation::Sum)?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod connect;
 pub mod invitation;

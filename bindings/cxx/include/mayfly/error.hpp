@@ -39,6 +39,8 @@ struct closer {
     void operator()(mf_pool *handle) const noexcept { mf_pool_free(handle); }
     void operator()(mf_buffer *handle) const noexcept { mf_buffer_free(handle); }
     void operator()(mf_delegation *handle) const noexcept { mf_delegation_free(handle); }
+    void operator()(mf_group *handle) const noexcept { mf_group_free(handle); }
+    void operator()(mf_request *handle) const noexcept { mf_request_free(handle); }
 };
 
 } // namespace detail

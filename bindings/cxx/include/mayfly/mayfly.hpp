@@ -9,13 +9,15 @@
 //     invoker.deallocate();
 //
 // `invoker` spreads calls over all workers of a lease, from any thread. `channel` is the way to one worker with nothing in
-// between: the shortest latency, no copies, one thread at a time. Everything that fails throws `mayfly::error`.
+// between: the shortest latency, no copies, one thread at a time. `group` is the ranks that `mayfly run` started this program
+// on. Everything that fails throws `mayfly::error`.
 #ifndef MAYFLY_MAYFLY_HPP
 #define MAYFLY_MAYFLY_HPP
 
 #include "channel.hpp"
 #include "client.hpp"
 #include "error.hpp"
+#include "group.hpp"
 #include "invoker.hpp"
 #include "memory.hpp"
 

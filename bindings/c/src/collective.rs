@@ -1,0 +1,618 @@
+//! Operations that all ranks of a group take part in.
+
+use std::ffi::c_void;
+use std::ops::Range;
+
+use mayfly_client::Error;
+use mayfly_comm::{Datatype, Operation};
+
+use crate::group::mf_group;
+use crate::handle::{get, give};
+use crate::memory::{Memory, bytes};
+use crate::operation::{datatype, operation};
+use crate::request::mf_request;
+use crate::status::{guard, mf_status, misuse};
+
+/// All memory that a collective works on.
+struct Work {
+    own: Memory,
+    into: Memory,
+    /// Where each rank's block is, if they are not equally long: what is sent, and what is received.
+    sent: Vec<Range<usize>>,
+    received: Vec<Range<usize>>,
+    /// Bytes of each rank's part of the result.
+    counts: Vec<usize>,
+    operation: Operation,
+}
+
+impl Work {
+    /// `own` is read and `into` written. Where they overlap, the first is copied.
+    fn new(own: Memory, into: Memory) -> Self {
+        Self {
+            own: own.beside(&into),
+            into,
+            sent: Vec::new(),
+            received: Vec::new(),
+            counts: Vec::new(),
+            operation: Operation::Sum,
+        }
+    }
+
+    fn reducing(self, number: u32) -> Result<Self, Error> {
+        Ok(Self {
+            operation: operation(number)?,
+            ..self
+        })
+    }
+}
+
+/// Takes part in a collective, at once, or in the background where C has a place for a request.
+macro_rules! collect {
+    ($group:ident, $request:ident, $work:expr, $now:ident or $later:ident, |$of:ident| ($($argument:expr),*)) => {{
+        let mut work: Work = $work;
+        if $request.is_null() {
+            let $of = &mut work;
+            $group.place.communicator.$now($($argument),*).map_err(Error)?;
+        } else {
+            // SAFETY: a place for a pointer, as the caller promises.
+            unsafe {
+                give($request, || {
+                    mf_request::start($group, work, |scope, $of| scope.$later($($argument),*))
+                })
+            }?;
+        }
+        Ok(())
+    }};
+}
+
+/// Each rank's block in bytes; without displacements they lie one after the other.
+///
+/// # Safety
+/// Both point to a number for each rank of the group, unless they are null.
+unsafe fn blocks(
+    group: &mf_group,
+    counts: *const usize,
+    displacements: *const usize,
+    datatype: Datatype,
+) -> Result<Vec<Range<usize>>, Error> {
+    // SAFETY: as the caller promises.
+    let counts = unsafe { numbers(group, counts) }?;
+    let mut next = 0;
+    let mut blocks = Vec::with_capacity(counts.len());
+    for (rank, count) in counts.iter().enumerate() {
+        let start = if displacements.is_null() {
+            next
+        } else {
+            // SAFETY: as the caller promises.
+            unsafe { *displacements.add(rank) }
+        };
+        next = start
+            .checked_add(*count)
+            .ok_or_else(|| misuse(format!("the block of rank {rank} ends beyond all memory")))?;
+        blocks.push(bytes(start, datatype)?..bytes(next, datatype)?);
+    }
+    Ok(blocks)
+}
+
+/// # Safety
+/// `counts` points to a number for each rank of the group, unless it is null.
+unsafe fn numbers(group: &mf_group, counts: *const usize) -> Result<&[usize], Error> {
+    if counts.is_null() {
+        return Err(misuse("the counts are NULL; give one for each rank"));
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(counts, group.place.communicator.size() as usize) })
+}
+
+/// Memory that holds all blocks.
+fn around(start: *const c_void, blocks: &[Range<usize>], what: &str) -> Result<Memory, Error> {
+    let length = blocks.iter().map(|block| block.end).max().unwrap_or(0);
+    Memory::of(start, length, Datatype::Bytes, what)
+}
+
+impl mf_group {
+    /// A block for each rank.
+    fn all(&self, start: *const c_void, count: usize, datatype: Datatype, what: &str) -> Result<Memory, Error> {
+        let ranks = self.place.communicator.size() as usize;
+        let total = count.checked_mul(ranks);
+        let total = total.ok_or_else(|| misuse(format!("{count} elements for each of {ranks} ranks are too many")))?;
+        Memory::of(start, total, datatype, what)
+    }
+
+    fn is_root(&self, root: u32) -> bool {
+        self.place.communicator.rank() == root
+    }
+}
+
+const OWN: &str = "what this rank gives";
+const INTO: &str = "the room for the result";
+
+/// Returns when all ranks have called it.
+///
+/// # Safety
+/// `group` is a group, `request` NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_barrier(group: *const mf_group, request: *mut *mut mf_request) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        if request.is_null() {
+            return Ok(group.place.communicator.barrier().map_err(Error)?);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { give(request, || mf_request::start(group, (), |scope, ()| scope.ibarrier())) }?;
+        Ok(())
+    })
+}
+
+/// Gives everybody the root's elements.
+///
+/// # Safety
+/// `group` is a group, `data` points to `count` elements, `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_bcast(
+    group: *const mf_group,
+    data: *mut c_void,
+    count: usize,
+    datatype: u32,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let data = Memory::of(data, count, self::datatype(datatype)?, "the buffer")?;
+        let work = Work::new(Memory::NONE, data);
+        collect!(group, request, work, bcast or ibcast, |work| (work.into.bytes_mut(), root))
+    })
+}
+
+/// Gives the root everybody's `count` elements, in the order of the ranks. `into` matters at the root only.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank, `request` is
+/// NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_gather(
+    group: *const mf_group,
+    own: *const c_void,
+    count: usize,
+    datatype: u32,
+    into: *mut c_void,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let into = match group.is_root(root) {
+            true => group.all(into, count, datatype, INTO)?,
+            false => Memory::NONE,
+        };
+        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into);
+        collect!(group, request, work, gather or igather, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            root
+        ))
+    })
+}
+
+/// As `mf_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
+/// `displacements[i]` of `into`, or, if that is NULL, behind those of rank i - 1. `into`, `counts` and `displacements` matter
+/// at the root only.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and `displacements`
+/// there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_gatherv(
+    group: *const mf_group,
+    own: *const c_void,
+    count: usize,
+    datatype: u32,
+    into: *mut c_void,
+    counts: *const usize,
+    displacements: *const usize,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let received = match group.is_root(root) {
+            // SAFETY: as the caller promises.
+            true => unsafe { blocks(group, counts, displacements, datatype) }?,
+            false => Vec::new(),
+        };
+        let into = around(into, &received, INTO)?;
+        let work = Work {
+            received,
+            ..Work::new(Memory::of(own, count, datatype, OWN)?, into)
+        };
+        collect!(group, request, work, gatherv or igatherv, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            &work.received,
+            root
+        ))
+    })
+}
+
+/// Gives everybody its `count` elements of the root's. `all` matters at the root only.
+///
+/// # Safety
+/// `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each rank, `request` is
+/// NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_scatter(
+    group: *const mf_group,
+    all: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let all = match group.is_root(root) {
+            true => group.all(all, count, datatype, OWN)?,
+            false => Memory::NONE,
+        };
+        let work = Work::new(all, Memory::of(into, count, datatype, INTO)?);
+        collect!(group, request, work, scatter or iscatter, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            root
+        ))
+    })
+}
+
+/// As `mf_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
+/// `displacements[i]` of `all` on, or, if that is NULL, from behind those of rank i - 1. `all`, `counts` and `displacements`
+/// matter at the root only; `count` is what this rank gets.
+///
+/// # Safety
+/// `group` is a group, `into` has room for `count` elements, `all` points at the root to all of them, `counts` and
+/// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_scatterv(
+    group: *const mf_group,
+    all: *const c_void,
+    counts: *const usize,
+    displacements: *const usize,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let sent = match group.is_root(root) {
+            // SAFETY: as the caller promises.
+            true => unsafe { blocks(group, counts, displacements, datatype) }?,
+            false => Vec::new(),
+        };
+        let all = around(all, &sent, OWN)?;
+        let work = Work {
+            sent,
+            ..Work::new(all, Memory::of(into, count, datatype, INTO)?)
+        };
+        collect!(group, request, work, scatterv or iscatterv, |work| (
+            work.own.bytes(),
+            &work.sent,
+            work.into.bytes_mut(),
+            root
+        ))
+    })
+}
+
+/// Gives everybody everybody's `count` elements, in the order of the ranks.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is NULL or a
+/// place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_allgather(
+    group: *const mf_group,
+    own: *const c_void,
+    count: usize,
+    datatype: u32,
+    into: *mut c_void,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let into = group.all(into, count, datatype, INTO)?;
+        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into);
+        collect!(group, request, work, allgather or iallgather, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut()
+        ))
+    })
+}
+
+/// As `mf_group_allgather`, of any number of elements from each rank, as `mf_group_gatherv` has it. All ranks must give the
+/// same `counts` and `displacements`.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements` to a number for
+/// each rank or are NULL, `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_allgatherv(
+    group: *const mf_group,
+    own: *const c_void,
+    count: usize,
+    datatype: u32,
+    into: *mut c_void,
+    counts: *const usize,
+    displacements: *const usize,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        // SAFETY: as the caller promises.
+        let received = unsafe { blocks(group, counts, displacements, datatype) }?;
+        let into = around(into, &received, INTO)?;
+        let work = Work {
+            received,
+            ..Work::new(Memory::of(own, count, datatype, OWN)?, into)
+        };
+        collect!(group, request, work, allgatherv or iallgatherv, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            &work.received
+        ))
+    })
+}
+
+/// Sends everybody the `count` elements of `own` that have its number, and receives everybody's.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request` is NULL or a
+/// place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_alltoall(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let into = group.all(into, count, datatype, INTO)?;
+        let work = Work::new(group.all(own, count, datatype, OWN)?, into);
+        collect!(group, request, work, alltoall or ialltoall, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut()
+        ))
+    })
+}
+
+/// As `mf_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
+/// `own` on, and its `received[i]` elements come to element `received_displacements[i]` of `into`. Displacements that are NULL
+/// put the blocks one behind the other.
+///
+/// # Safety
+/// `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for each rank (the
+/// latter may be NULL), `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_alltoallv(
+    group: *const mf_group,
+    own: *const c_void,
+    sent: *const usize,
+    sent_displacements: *const usize,
+    into: *mut c_void,
+    received: *const usize,
+    received_displacements: *const usize,
+    datatype: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        // SAFETY: as the caller promises.
+        let (sent, received) = unsafe {
+            (
+                blocks(group, sent, sent_displacements, datatype)?,
+                blocks(group, received, received_displacements, datatype)?,
+            )
+        };
+        let (own, into) = (around(own, &sent, OWN)?, around(into, &received, INTO)?);
+        let work = Work {
+            sent,
+            received,
+            ..Work::new(own, into)
+        };
+        collect!(group, request, work, alltoallv or ialltoallv, |work| (
+            work.own.bytes(),
+            &work.sent,
+            work.into.bytes_mut(),
+            &work.received
+        ))
+    })
+}
+
+/// Combines everybody's elements, for the root. `into` matters there only.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is NULL or a place
+/// for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_reduce(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    operation: u32,
+    root: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let own = Memory::of(own, count, datatype, OWN)?;
+        let into = if group.is_root(root) {
+            let mut into = Memory::of(into, count, datatype, INTO)?;
+            into.fill_from(&own);
+            into
+        } else {
+            // What is combined on the way passes through memory of its own.
+            own.copied()
+        };
+        let work = Work::new(Memory::NONE, into).reducing(operation)?;
+        collect!(group, request, work, reduce or ireduce, |work| (
+            work.into.bytes_mut(),
+            datatype,
+            &work.operation,
+            root
+        ))
+    })
+}
+
+/// Combines everybody's elements, for everybody.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_allreduce(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    operation: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let into = Memory::of(into, count, datatype, INTO)?;
+        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into).reducing(operation)?;
+        collect!(group, request, work, allreduce or iallreduce, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            datatype,
+            &work.operation
+        ))
+    })
+}
+
+/// Combines everybody's elements, and gives rank i `counts[i]` of the result. All ranks must give the same `counts`.
+///
+/// # Safety
+/// `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up to, `into` to
+/// room for this rank's, `request` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_reduce_scatter(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    counts: *const usize,
+    datatype: u32,
+    operation: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        // SAFETY: as the caller promises.
+        let blocks = unsafe { blocks(group, counts, std::ptr::null(), datatype) }?;
+        let counts: Vec<usize> = blocks.iter().map(Range::len).collect();
+        let due = counts[group.place.communicator.rank() as usize];
+        let into = Memory::of(into, due, Datatype::Bytes, INTO)?;
+        let work = Work {
+            counts,
+            ..Work::new(around(own, &blocks, OWN)?, into).reducing(operation)?
+        };
+        collect!(group, request, work, reduce_scatter or ireduce_scatter, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            &work.counts,
+            datatype,
+            &work.operation
+        ))
+    })
+}
+
+/// Combines the elements of the ranks up to this one.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_scan(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    operation: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let mut into = Memory::of(into, count, datatype, INTO)?;
+        into.fill_from(&Memory::of(own, count, datatype, OWN)?);
+        let work = Work::new(Memory::NONE, into).reducing(operation)?;
+        collect!(group, request, work, scan or iscan, |work| (
+            work.into.bytes_mut(),
+            datatype,
+            &work.operation
+        ))
+    })
+}
+
+/// Combines the elements of the ranks before this one. Rank 0's `into` is left alone.
+///
+/// # Safety
+/// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_exscan(
+    group: *const mf_group,
+    own: *const c_void,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    operation: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let datatype = self::datatype(datatype)?;
+        let into = Memory::of(into, count, datatype, INTO)?;
+        let work = Work::new(Memory::of(own, count, datatype, OWN)?, into).reducing(operation)?;
+        collect!(group, request, work, exscan or iexscan, |work| (
+            work.own.bytes(),
+            work.into.bytes_mut(),
+            datatype,
+            &work.operation
+        ))
+    })
+}

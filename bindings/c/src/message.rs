@@ -1,0 +1,264 @@
+//! Messages from rank to rank.
+
+use std::ffi::c_void;
+
+use mayfly_client::Error;
+use mayfly_comm::Status;
+
+use crate::group::{MF_NO_RANK, mf_group};
+use crate::handle::{get, give, put, put_required};
+use crate::memory::Memory;
+use crate::operation::datatype;
+use crate::request::mf_request;
+use crate::status::{guard, mf_status};
+
+/// Any tag, in a receive.
+pub const MF_ANY_TAG: u32 = 4294967295;
+
+/// What a receive, or a probe, found.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct mf_message {
+    /// Who sent it.
+    pub source: u32,
+    /// Under which tag.
+    pub tag: u32,
+    /// Its bytes.
+    pub length: usize,
+}
+
+impl mf_message {
+    /// What is received from nobody.
+    pub(crate) const NONE: Self = Self {
+        source: MF_NO_RANK,
+        tag: MF_ANY_TAG,
+        length: 0,
+    };
+}
+
+impl From<Status> for mf_message {
+    fn from(status: Status) -> Self {
+        Self {
+            source: status.source,
+            tag: status.tag,
+            // It is, or was, in memory.
+            length: status.length as usize,
+        }
+    }
+}
+
+/// Sends elements to a rank. Returns when they may be changed, which for many of them is when they have been received.
+///
+/// # Safety
+/// `group` is a group, `data` points to `count` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_send(
+    group: *const mf_group,
+    data: *const c_void,
+    count: usize,
+    datatype: u32,
+    to: u32,
+    tag: u32,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let data = Memory::of(data, count, self::datatype(datatype)?, "the message")?;
+        if to == MF_NO_RANK {
+            return Ok(());
+        }
+        Ok(group.place.communicator.send(data.bytes(), to, tag).map_err(Error)?)
+    })
+}
+
+/// Receives a message of at most so many elements, from one rank or MF_ANY_RANK, under one tag or MF_ANY_TAG; messages of
+/// one rank under one tag come in the order in which they were sent. A longer one is an error (MF_TRUNCATED). `message`
+/// tells what came; NULL is nothing.
+///
+/// # Safety
+/// `group` is a group, `into` has room for `count` elements, `message` is NULL or a place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_recv(
+    group: *const mf_group,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    from: u32,
+    tag: u32,
+    message: *mut mf_message,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let mut into = Memory::of(into, count, self::datatype(datatype)?, "the room for the message")?;
+        let found = match from {
+            MF_NO_RANK => mf_message::NONE,
+            from => group
+                .place
+                .communicator
+                .recv(into.bytes_mut(), from, tag)
+                .map_err(Error)?
+                .into(),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(message, found) };
+        Ok(())
+    })
+}
+
+/// Sends one message and receives another at the same time, so that ranks can do this in circles. What is sent may lie
+/// where it is received: it is copied first then.
+///
+/// # Safety
+/// `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message` is NULL or a
+/// place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_sendrecv(
+    group: *const mf_group,
+    data: *const c_void,
+    count: usize,
+    to: u32,
+    send_tag: u32,
+    into: *mut c_void,
+    capacity: usize,
+    from: u32,
+    receive_tag: u32,
+    datatype: u32,
+    message: *mut mf_message,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let communicator = unsafe { &get(group)?.place.communicator };
+        let datatype = self::datatype(datatype)?;
+        let mut into = Memory::of(into, capacity, datatype, "the room for the message")?;
+        let data = Memory::of(data, count, datatype, "the message")?.beside(&into);
+        let found = match (to, from) {
+            (MF_NO_RANK, MF_NO_RANK) => mf_message::NONE,
+            (MF_NO_RANK, from) => communicator
+                .recv(into.bytes_mut(), from, receive_tag)
+                .map_err(Error)?
+                .into(),
+            (to, MF_NO_RANK) => {
+                communicator.send(data.bytes(), to, send_tag).map_err(Error)?;
+                mf_message::NONE
+            }
+            (to, from) => communicator
+                .sendrecv(data.bytes(), to, send_tag, into.bytes_mut(), from, receive_tag)
+                .map_err(Error)?
+                .into(),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(message, found) };
+        Ok(())
+    })
+}
+
+/// Waits until a message is here that a receive with these wishes would get, without receiving it.
+///
+/// # Safety
+/// `group` is a group, `message` a place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_probe(
+    group: *const mf_group,
+    from: u32,
+    tag: u32,
+    message: *mut mf_message,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let found = unsafe { get(group) }?
+            .place
+            .communicator
+            .probe(from, tag)
+            .map_err(Error)?;
+        // SAFETY: as the caller promises.
+        Ok(unsafe { put_required(message, "the place for the message", found.into()) }?)
+    })
+}
+
+/// As `mf_group_probe`, for what is here now, if anything is (`came`).
+///
+/// # Safety
+/// `group` is a group, `message` NULL or a place for one, `came` a place for a truth value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_iprobe(
+    group: *const mf_group,
+    from: u32,
+    tag: u32,
+    message: *mut mf_message,
+    came: *mut bool,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let group = unsafe { get(group) }?;
+        let found = group.place.communicator.iprobe(from, tag).map_err(Error)?;
+        // SAFETY: as the caller promises.
+        unsafe {
+            put_required(came, "the place for whether a message came", found.is_some())?;
+            if let Some(found) = found {
+                put(message, found.into());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Starts to send. The elements must stay as they are until the request is over.
+///
+/// # Safety
+/// `group` is a group, `data` points to `count` elements, `request` is a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_isend(
+    group: *const mf_group,
+    data: *const c_void,
+    count: usize,
+    datatype: u32,
+    to: u32,
+    tag: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            give(request, || {
+                let group = get(group)?;
+                let data = Memory::of(data, count, self::datatype(datatype)?, "the message")?;
+                match to {
+                    MF_NO_RANK => Ok(mf_request::over()),
+                    to => mf_request::start(group, data, |scope, data| scope.isend(data.bytes(), to, tag)),
+                }
+            })
+        }?;
+        Ok(())
+    })
+}
+
+/// Starts to receive. The memory must not be used until the request is over.
+///
+/// # Safety
+/// `group` is a group, `into` has room for `count` elements, `request` is a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_group_irecv(
+    group: *const mf_group,
+    into: *mut c_void,
+    count: usize,
+    datatype: u32,
+    from: u32,
+    tag: u32,
+    request: *mut *mut mf_request,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            give(request, || {
+                let group = get(group)?;
+                let into = Memory::of(into, count, self::datatype(datatype)?, "the room for the message")?;
+                match from {
+                    MF_NO_RANK => Ok(mf_request::over()),
+                    from => mf_request::start(group, into, |scope, into| scope.irecv(into.bytes_mut(), from, tag)),
+                }
+            })
+        }?;
+        Ok(())
+    })
+}

@@ -1,0 +1,231 @@
+//! What elements of buffers are, and what reductions do with them.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{PoisonError, RwLock};
+
+use mayfly_client::{Code, Error};
+use mayfly_comm::{Datatype, Operation};
+
+use crate::handle::put_required;
+use crate::status::{guard, mf_status, misuse};
+
+/// Bytes without a meaning.
+pub const MF_BYTES: u32 = 0;
+/// `int8_t`.
+pub const MF_I8: u32 = 1;
+/// `int16_t`.
+pub const MF_I16: u32 = 2;
+/// `int32_t`.
+pub const MF_I32: u32 = 3;
+/// `int64_t`.
+pub const MF_I64: u32 = 4;
+/// `uint8_t`.
+pub const MF_U8: u32 = 5;
+/// `uint16_t`.
+pub const MF_U16: u32 = 6;
+/// `uint32_t`.
+pub const MF_U32: u32 = 7;
+/// `uint64_t`.
+pub const MF_U64: u32 = 8;
+/// `float`.
+pub const MF_F32: u32 = 9;
+/// `double`.
+pub const MF_F64: u32 = 10;
+/// `bool`: one byte, false where it is zero.
+pub const MF_BOOL: u32 = 11;
+/// Two `float`: real and imaginary part.
+pub const MF_COMPLEX64: u32 = 12;
+/// Two `double`: real and imaginary part.
+pub const MF_COMPLEX128: u32 = 13;
+/// A `double` and an `int64_t`: a value and its place, for MF_MIN_AT and MF_MAX_AT.
+pub const MF_F64_AT: u32 = 14;
+/// As MF_F64_AT, of two `int64_t`.
+pub const MF_I64_AT: u32 = 15;
+
+/// Sums; those of integers wrap around.
+pub const MF_SUM: u32 = 1;
+/// Products; those of integers wrap around.
+pub const MF_PRODUCT: u32 = 2;
+/// The smallest.
+pub const MF_MIN: u32 = 3;
+/// The largest.
+pub const MF_MAX: u32 = 4;
+/// Whether all are true (not zero).
+pub const MF_LOGICAL_AND: u32 = 5;
+/// Whether any is true.
+pub const MF_LOGICAL_OR: u32 = 6;
+/// Whether an odd number of them is true.
+pub const MF_LOGICAL_XOR: u32 = 7;
+/// Bits that are set in all.
+pub const MF_BIT_AND: u32 = 8;
+/// Bits that are set in any.
+pub const MF_BIT_OR: u32 = 9;
+/// Bits that are set in an odd number of them.
+pub const MF_BIT_XOR: u32 = 10;
+/// The smallest value and the lowest place of it.
+pub const MF_MIN_AT: u32 = 11;
+/// The largest value and the lowest place of it.
+pub const MF_MAX_AT: u32 = 12;
+
+/// Operations of the program's own have numbers from here on.
+const FIRST_OWN: u32 = 1 << 16;
+
+/// A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It
+/// runs in whichever thread of this process waits for the group, perhaps on a part of a buffer at a time. It must not
+/// throw, and must not use the group.
+pub type mf_combine = Option<
+    unsafe extern "C" fn(user: *mut c_void, left: *const c_void, right: *mut c_void, count: usize, datatype: u32),
+>;
+
+struct Combine {
+    function: unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, u32),
+    user: *mut c_void,
+}
+
+// SAFETY: that any thread may run it is in its contract; we never look at `user`.
+unsafe impl Send for Combine {}
+// SAFETY: as above.
+unsafe impl Sync for Combine {}
+
+impl Combine {
+    fn run(&self, left: &[u8], right: &mut [u8], datatype: Datatype) {
+        // Whoever reads a `double` may rely on its alignment; pieces that came over a wire lie anywhere.
+        let lies_well = |start: *const u8| (start as usize).is_multiple_of(datatype.bytes().min(size_of::<u64>()));
+        if lies_well(left.as_ptr()) && lies_well(right.as_ptr()) {
+            self.call(left.as_ptr(), right.as_mut_ptr(), right.len(), datatype);
+            return;
+        }
+        let words = right.len().div_ceil(size_of::<u64>());
+        let mut aligned = [vec![0_u64; words], vec![0_u64; words]];
+        let [from, into] = aligned.each_mut().map(|words| words.as_mut_ptr().cast::<u8>());
+        // SAFETY: each has room for as many bytes, and they have nothing in common.
+        unsafe {
+            from.copy_from_nonoverlapping(left.as_ptr(), right.len());
+            into.copy_from_nonoverlapping(right.as_ptr(), right.len());
+        }
+        self.call(from, into, right.len(), datatype);
+        // SAFETY: as above.
+        unsafe { right.as_mut_ptr().copy_from_nonoverlapping(into, right.len()) };
+    }
+
+    fn call(&self, left: *const u8, right: *mut u8, bytes: usize, datatype: Datatype) {
+        let count = bytes / datatype.bytes();
+        // SAFETY: a function of the caller's with this signature; both buffers have so many elements.
+        unsafe { (self.function)(self.user, left.cast(), right.cast(), count, datatype as u32) };
+    }
+}
+
+/// The program's own operations by number. No number is given twice.
+struct Own {
+    next: u32,
+    known: BTreeMap<u32, Operation>,
+}
+
+static OWN: RwLock<Own> = RwLock::new(Own {
+    next: FIRST_OWN,
+    known: BTreeMap::new(),
+});
+
+pub(crate) fn datatype(number: u32) -> Result<Datatype, Error> {
+    Ok(match number {
+        MF_BYTES => Datatype::Bytes,
+        MF_I8 => Datatype::I8,
+        MF_I16 => Datatype::I16,
+        MF_I32 => Datatype::I32,
+        MF_I64 => Datatype::I64,
+        MF_U8 => Datatype::U8,
+        MF_U16 => Datatype::U16,
+        MF_U32 => Datatype::U32,
+        MF_U64 => Datatype::U64,
+        MF_F32 => Datatype::F32,
+        MF_F64 => Datatype::F64,
+        MF_BOOL => Datatype::Bool,
+        MF_COMPLEX64 => Datatype::Complex64,
+        MF_COMPLEX128 => Datatype::Complex128,
+        MF_F64_AT => Datatype::F64At,
+        MF_I64_AT => Datatype::I64At,
+        other => {
+            let text = format!("there is no datatype {other}; use one of MF_BYTES to MF_I64_AT");
+            return Err(misuse(text));
+        }
+    })
+}
+
+pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
+    Ok(match number {
+        MF_SUM => Operation::Sum,
+        MF_PRODUCT => Operation::Product,
+        MF_MIN => Operation::Min,
+        MF_MAX => Operation::Max,
+        MF_LOGICAL_AND => Operation::LogicalAnd,
+        MF_LOGICAL_OR => Operation::LogicalOr,
+        MF_LOGICAL_XOR => Operation::LogicalXor,
+        MF_BIT_AND => Operation::BitAnd,
+        MF_BIT_OR => Operation::BitOr,
+        MF_BIT_XOR => Operation::BitXor,
+        MF_MIN_AT => Operation::MinAt,
+        MF_MAX_AT => Operation::MaxAt,
+        own => OWN
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .known
+            .get(&own)
+            .cloned()
+            .ok_or_else(|| {
+                misuse(format!(
+                    "there is no operation {own}; use one of MF_SUM to MF_MAX_AT, or what mf_operation_create gave"
+                ))
+            })?,
+    })
+}
+
+/// Bytes of an element of a datatype; 0 if there is no such datatype.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_datatype_bytes(datatype: u32) -> usize {
+    self::datatype(datatype).map_or(0, Datatype::bytes)
+}
+
+/// Makes an operation of a function, and tells the number by which reductions know it in this process. All ranks must use
+/// the same function. It must be associative; `commutative` says whether the order of the ranks may be changed too. `user`
+/// is handed to it each time.
+///
+/// # Safety
+/// `operation` is a place for a number; `combine` is such a function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_operation_create(
+    combine: mf_combine,
+    user: *mut c_void,
+    commutative: bool,
+    operation: *mut u32,
+) -> mf_status {
+    guard(|| {
+        let function = combine.ok_or_else(|| misuse("the function of the operation is NULL"))?;
+        let own = Combine { function, user };
+        let made = Operation::user(
+            move |left: &[u8], right: &mut [u8], datatype| own.run(left, right, datatype),
+            commutative,
+        );
+        let mut all = OWN.write().unwrap_or_else(PoisonError::into_inner);
+        let number = all.next;
+        let next = number.checked_add(1);
+        let next = next.ok_or_else(|| Error::new(Code::TooLarge, "there are no more numbers for operations"))?;
+        // SAFETY: as the caller promises.
+        unsafe { put_required(operation, "the place for the operation's number", number) }?;
+        all.next = next;
+        all.known.insert(number, made);
+        Ok(())
+    })
+}
+
+/// Forgets an operation that `mf_operation_create` made. Reductions that are under way still use it.
+#[unsafe(no_mangle)]
+pub extern "C" fn mf_operation_free(operation: u32) -> mf_status {
+    guard(|| {
+        let mut all = OWN.write().unwrap_or_else(PoisonError::into_inner);
+        match all.known.remove(&operation) {
+            Some(_) => Ok(()),
+            None => Err(misuse(format!("there is no operation {operation} of this program's own")).into()),
+        }
+    })
+}

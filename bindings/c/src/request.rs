@@ -1,0 +1,190 @@
+//! Operations of groups that go on in the background.
+
+use std::sync::Arc;
+
+use mayfly_client::Error;
+use mayfly_comm::{Scope, Status};
+use mayfly_protocol::error::Failure;
+
+use crate::group::{Place, mf_group};
+use crate::handle::{Birth, Handle, get_mut, put, put_required, take};
+use crate::message::mf_message;
+use crate::status::{guard, mf_status, misuse};
+
+/// Something that lives on the heap and stays there until this is dropped, while a scope borrows it.
+struct Kept<T>(*mut T);
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw`, freed once, and the scope that borrowed it has ended.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+trait Anything {}
+impl<T> Anything for Kept<T> {}
+
+/// An operation that is under way.
+struct UnderWay {
+    // In this order: the scope ends before its memory, and both before what they are of.
+    scope: Scope<'static>,
+    request: mayfly_comm::Request,
+    _work: Box<dyn Anything>,
+    _place: Arc<Place>,
+}
+
+enum State {
+    UnderWay(UnderWay),
+    Over(mf_message),
+    Failed,
+}
+
+/// An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
+/// may use it. It may outlive its group.
+pub struct mf_request {
+    birth: Birth,
+    state: State,
+}
+
+impl Handle for mf_request {
+    const NAME: &'static str = "request";
+    fn birth(&self) -> Birth {
+        self.birth
+    }
+}
+
+impl mf_request {
+    /// Starts an operation over memory that the request keeps, or that C promises to keep.
+    pub(crate) fn start<T: 'static>(
+        group: &mf_group,
+        work: T,
+        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut T) -> Result<mayfly_comm::Request, Failure>,
+    ) -> Result<Self, Error> {
+        let place = Arc::clone(&group.place);
+        let work = Kept(Box::into_raw(Box::new(work)));
+        // SAFETY: both stay where they are, and are dropped after the scope.
+        let (lasting, memory) = unsafe { (&*Arc::as_ptr(&place), &mut *work.0) };
+        // SAFETY: it is dropped before what it borrows: below if starting fails, else with the request.
+        let scope = unsafe { lasting.communicator.detached_scope() };
+        let request = start(&scope, memory)?;
+        Ok(Self {
+            birth: Birth::now(),
+            state: State::UnderWay(UnderWay {
+                scope,
+                request,
+                _work: Box::new(work),
+                _place: place,
+            }),
+        })
+    }
+
+    /// One that has nothing to do.
+    pub(crate) fn over() -> Self {
+        Self {
+            birth: Birth::now(),
+            state: State::Over(mf_message::NONE),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        ask: impl FnOnce(&Scope<'static>, mayfly_comm::Request) -> Result<Option<Status>, Failure>,
+    ) -> Result<Option<mf_message>, Error> {
+        let going = match &self.state {
+            State::UnderWay(going) => going,
+            State::Over(message) => return Ok(Some(*message)),
+            State::Failed => return Err(misuse("this request has failed, which was told; free it")),
+        };
+        match ask(&going.scope, going.request) {
+            Ok(None) => Ok(None),
+            Ok(Some(status)) => {
+                let message = mf_message::from(status);
+                self.state = State::Over(message);
+                Ok(Some(message))
+            }
+            Err(failure) => {
+                self.state = State::Failed;
+                Err(failure.into())
+            }
+        }
+    }
+
+    fn wait(&mut self) -> Result<mf_message, Error> {
+        let over = self.ask(|scope, request| scope.wait(request).map(Some))?;
+        Ok(over.unwrap_or(mf_message::NONE))
+    }
+}
+
+/// Waits until an operation is over, for as long as the group's operations may take (MF_TIMED_OUT). After an error the
+/// operation has ended. `message` tells what a receive got; NULL is nothing.
+///
+/// # Safety
+/// `request` is a request, `message` NULL or a place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_request_wait(request: *mut mf_request, message: *mut mf_message) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let found = unsafe { get_mut(request) }?.wait()?;
+        // SAFETY: as the caller promises.
+        unsafe { put(message, found) };
+        Ok(())
+    })
+}
+
+/// Waits for several operations, each of which must be over in the end; the first error ends it.
+///
+/// # Safety
+/// `requests` points to `count` requests.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_request_wait_all(requests: *const *mut mf_request, count: usize) -> mf_status {
+    guard(|| {
+        if requests.is_null() && count > 0 {
+            return Err(misuse("the requests are NULL").into());
+        }
+        for at in 0..count {
+            // SAFETY: as the caller promises.
+            unsafe { get_mut(*requests.add(at)) }?.wait()?;
+        }
+        Ok(())
+    })
+}
+
+/// Moves what can be moved, and tells whether the operation is over (`over`).
+///
+/// # Safety
+/// `request` is a request, `message` NULL or a place for one, `over` a place for a truth value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_request_test(
+    request: *mut mf_request,
+    message: *mut mf_message,
+    over: *mut bool,
+) -> mf_status {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let request = unsafe { get_mut(request) }?;
+        // SAFETY: as the caller promises.
+        unsafe { put_required(over, "the place for whether it is over", false) }?;
+        if let Some(found) = request.ask(|scope, request| scope.test(request))? {
+            // SAFETY: as the caller promises.
+            unsafe {
+                put(message, found);
+                put(over, true);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Frees a request. An operation that is still under way is cancelled, after which its memory may be used again and holds
+/// anything; a collective that one rank cancels does not end on the others. NULL is nothing.
+///
+/// # Safety
+/// `request` is NULL or a request that is never used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mf_request_free(request: *mut mf_request) {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        drop(unsafe { take(request) });
+        Ok(())
+    });
+}

@@ -1,0 +1,27 @@
+// How the tests in C++ say what does not hold.
+#ifndef CHECK_HPP
+#define CHECK_HPP
+
+#include <cstdio>
+#include <cstdlib>
+#include <mayfly/mayfly.hpp>
+
+#define HOLDS(what)                                                                                                    \
+    do {                                                                                                               \
+        if (!(what)) {                                                                                                 \
+            std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #what);                                      \
+            std::exit(1);                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+template <typename Body> static mf_status thrown_by(Body body) {
+    try {
+        body();
+    } catch (const mayfly::error &error) {
+        HOLDS(*error.what() != 0 && *error.name() != 0 && *error.remedy() != 0);
+        return error.code();
+    }
+    return MF_OK;
+}
+
+#endif

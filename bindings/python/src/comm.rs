@@ -1,11 +1,12 @@
 //! Communicators for Python: what `mayfly.MPI` is made of.
 
 use std::ops::Range;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::raw::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mayfly_comm::membership::Membership;
-use mayfly_comm::road::Lost;
+use mayfly_comm::road::{Lost, Road, Via};
 use mayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
 use mayfly_protocol::error::{Code, Failure};
 use pyo3::exceptions::PyValueError;
@@ -349,6 +350,36 @@ impl Communicator {
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
             hosts: vec![0],
+            membership: None,
+        })
+    }
+
+    /// Of ranks that are connected already, by sockets of these descriptors, which it takes over: negative for its own
+    /// place. For measurements; the sockets are of one host, or nothing that passes them is encrypted.
+    #[staticmethod]
+    fn over(py: Python<'_>, rank: u32, sockets: Vec<RawFd>, remote: bool) -> PyResult<Self> {
+        let road = |socket: RawFd| {
+            // SAFETY: whoever calls this gives it away.
+            let owned = (socket >= 0).then(|| unsafe { OwnedFd::from_raw_fd(socket) })?;
+            Some(match remote {
+                true => Road::Remote {
+                    socket: owned.into(),
+                    session: None,
+                    via: Via::Direct,
+                },
+                false => Road::Local(owned.into()),
+            })
+        };
+        let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
+        let roads = sockets.into_iter().map(road).collect();
+        let formed = Inner::form(rank, size, roads, Arc::new(Lost::default()), Options::default());
+        Ok(Self {
+            inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
+            hosts: if remote {
+                (0..size).collect()
+            } else {
+                vec![0; size as usize]
+            },
             membership: None,
         })
     }

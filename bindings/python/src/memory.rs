@@ -254,8 +254,10 @@ impl Memory {
         let options = PyDict::new(py);
         options.set_item("max_version", (MAJOR, 0))?;
         let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
-            // From before version 1.
-            Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
+            // From before version 1, which knows no such option.
+            Err(error) if error.is_instance_of::<PyTypeError>(py) && error.to_string().contains("keyword") => {
+                object.call_method0("__dlpack__")
+            }
             made => made,
         };
         let tensor = Tensor::take(&capsule.map_err(refused)?).map_err(refused)?;

@@ -93,7 +93,7 @@ DOUBLE = Datatype("DOUBLE", 10, 8)
 BOOL = C_BOOL = Datatype("BOOL", 11, 1)
 COMPLEX = C_FLOAT_COMPLEX = Datatype("C_FLOAT_COMPLEX", 12, 8)
 DOUBLE_COMPLEX = C_DOUBLE_COMPLEX = Datatype("C_DOUBLE_COMPLEX", 13, 16)
-#: Pairs of a value and its place, an `int`, as C lays them out; in NumPy ``dtype([("v", "d"), ("i", "i")], align=True)``.
+#: Pairs of a value and its place, an `int`, as C lays them out: ``dtype([("v", "d"), ("i", "i")], align=True)``.
 DOUBLE_INT = Datatype("DOUBLE_INT", 16, 16)
 LONG_INT = Datatype("LONG_INT", 17, 16)
 FLOAT_INT = Datatype("FLOAT_INT", 18, 8)

@@ -379,10 +379,22 @@ impl Memory {
         &self.format
     }
 
-    /// Whether it must not be written to.
+    /// Whether it must not be written to; named as `memoryview` has it.
     #[getter]
-    fn read_only(&self) -> bool {
+    fn readonly(&self) -> bool {
         self.read_only
+    }
+
+    /// Its bytes, likewise.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.length
+    }
+
+    /// Its elements, if their type is one of ours, and if it is not to be written to or may be.
+    fn elements(&self, write: bool) -> Option<(u8, usize)> {
+        let datatype = self.datatype.filter(|_| !(write && self.read_only))?;
+        Some((datatype as u8, self.length / datatype.bytes()))
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {

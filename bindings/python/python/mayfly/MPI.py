@@ -242,6 +242,7 @@ class _Buffer:
 
     #: Start and length in bytes of each rank's block, if they may vary.
     blocks: list[tuple[int, int]] | None
+    memory: Memory | memoryview
 
     def __init__(self, named: Any, *, write: bool = False, parts: int = 1, varying: bool = False) -> None:
         """Of a buffer as callers name it.
@@ -252,9 +253,16 @@ class _Buffer:
             parts: ranks that have a part of it.
             varying: whether these parts may differ in length.
         """
+        if not varying and not isinstance(named, (list, tuple)):
+            # As most are, and the quickest to see through.
+            memory = Memory.of(named)
+            if (found := memory.elements(write)) is not None and found[1] % parts == 0:
+                number, count = found
+                self.datatype, self.count, self.memory, self.blocks = _BY_NUMBER[number], count // parts, memory, None
+                return
         data, counts, displs, datatype = _named(named, varying)
         memory = Memory.of(b"" if data is None else data)
-        if write and memory.read_only and data is not None:
+        if write and memory.readonly and data is not None:
             raise _refusal(f"{type(data).__name__} is read-only; receive into memory that may be written to")
         self.datatype = _datatype(datatype, memory)
         size = self.datatype.size
@@ -486,6 +494,10 @@ class Request:
         """Does nothing: it goes when nobody has it any more."""
 
 
+#: Of an operation that did not go to the background.
+_OVER = Request(None)
+
+
 class _Object(Request):
     """An object on its way here, received when its message is there: its length is not known before."""
 
@@ -694,7 +706,7 @@ class Comm:
 
     def _collect(self, background: bool, name: str, *args: Any, **options: Any) -> Request:
         native = self._native.collective(name, *args, background=background, **options)
-        return Request(native)
+        return Request(native) if background else _OVER
 
     def Barrier(self) -> None:
         """Waits until all ranks are here."""
@@ -724,7 +736,7 @@ class Comm:
         """What this rank has where everybody's parts are."""
         length = buffer.memory.nbytes // self.size
         start, length = buffer.blocks[self.rank] if buffer.blocks else (self.rank * length, length)
-        return bytes(buffer.memory[start : start + length])
+        return bytes(memoryview(buffer.memory)[start : start + length])
 
     def _gather(self, background: bool, sendbuf: Any, recvbuf: Any, root: int, varying: bool) -> Request:
         # All ranks must call the same operation, and only the root knows how long the blocks are.
@@ -826,7 +838,7 @@ class Comm:
     def _combine(self, background: bool, name: str, own: Any, into: Any, by: _Buffer, op: Op, **more: Any) -> Request:
         return self._collect(background, name, own, into, datatype=by.datatype.number, op=op._native, **more)
 
-    def _result(self, sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, memoryview | None]:
+    def _result(self, sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, Memory | memoryview | None]:
         """The buffer of the result, and what is combined into it unless that is there already."""
         into = _Buffer(recvbuf, write=True)
         if sendbuf is IN_PLACE:
@@ -839,7 +851,7 @@ class Comm:
         if self.rank == root:
             into, own = self._result(sendbuf, recvbuf)
             if own is not None:
-                into.memory[:] = own
+                memoryview(into.memory)[:] = own
             return self._combine(background, "reduce", None, into.memory, into, op, root=root)
         out = _Buffer(sendbuf)
         # What is combined on the way passes through memory of its own.
@@ -855,7 +867,7 @@ class Comm:
 
     def _allreduce(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
         into, own = self._result(sendbuf, recvbuf)
-        return self._combine(background, "allreduce", own or bytes(into.memory), into.memory, into, op)
+        return self._combine(background, "allreduce", bytes(into.memory) if own is None else own, into.memory, into, op)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines everybody's elements, for everybody."""
@@ -883,7 +895,7 @@ class Comm:
         own = bytes(into.memory) if out is into else out.memory
         if into.count < counts[self.rank]:
             raise _refusal(f"{counts[self.rank]} elements for a buffer of {into.count}")
-        result = into.memory[: counts[self.rank] * size]
+        result = memoryview(into.memory)[: counts[self.rank] * size]
         sizes = [count * size for count in counts]
         return self._combine(background, "reduce_scatter", own, result, into, op, counts=sizes)
 
@@ -912,7 +924,7 @@ class Comm:
     def _scan(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
         into, own = self._result(sendbuf, recvbuf)
         if own is not None:
-            into.memory[:] = own
+            memoryview(into.memory)[:] = own
         return self._combine(background, "scan", None, into.memory, into, op)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
@@ -925,7 +937,7 @@ class Comm:
 
     def _exscan(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
         into, own = self._result(sendbuf, recvbuf)
-        return self._combine(background, "exscan", own or bytes(into.memory), into.memory, into, op)
+        return self._combine(background, "exscan", bytes(into.memory) if own is None else own, into.memory, into, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines the elements of the ranks before this one; rank 0's ``recvbuf`` is left alone."""
@@ -1055,7 +1067,7 @@ Intracomm = Comm
 COMM_TYPE_SHARED = 1
 
 
-def _copied(memory: memoryview) -> bytearray:
+def _copied(memory: Memory | memoryview) -> bytearray:
     return bytearray(memory)
 
 
@@ -1081,18 +1093,21 @@ def _unpack(memory: bytearray, blocks: list[tuple[int, int]]) -> list[Any]:
 
 
 _making = threading.Lock()
+#: What this process was invited to, for whoever makes further groups of the same ranks.
+_invitation: str | None = None
 
 
 def _join(invitation: str) -> Comm:
     """Makes the group of an invitation this process' world."""
     comm = Comm(Communicator.join(invitation))
-    globals()["COMM_WORLD"] = comm
+    globals().update(COMM_WORLD=comm, _invitation=invitation)
     return comm
 
 
 def _leave() -> None:
     """Forgets the group of this process."""
     globals().pop("COMM_WORLD", None)
+    globals().update(_invitation=None)
 
 
 def __getattr__(name: str) -> Any:

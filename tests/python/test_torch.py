@@ -110,6 +110,11 @@ def collectives():
         for work in works:
             work.wait()
         same(into if size > 1 else out, torch.full((length,), float(back)))
+    swapped = torch.empty(1)
+    messages = [dist.P2POp(dist.irecv, swapped, back), dist.P2POp(dist.isend, torch.ones(1) * rank, ahead)]
+    for work in dist.batch_isend_irecv(messages) if size > 1 else []:
+        work.wait()
+    assert size == 1 or swapped.item() == back
     if rank == 0:
         seen = {dist.recv(torch.empty(1)) for _ in range(size - 1)}
         assert seen == set(range(1, size))

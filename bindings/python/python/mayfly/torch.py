@@ -5,8 +5,8 @@
 >>> dist.init_process_group("mayfly")
 
 Inside a group, started by `mayfly.run` or ``mayfly run``, that is all: rank and size are the group's, and whatever
-stands on ``torch.distributed`` works, such as ``DistributedDataParallel``. Tensors lie in the processor's memory, in one
-piece or not. Operations with ``async_op=True`` move on while this rank waits for others.
+stands on ``torch.distributed`` works, such as ``DistributedDataParallel``. Tensors lie in the processor's memory, in
+one piece or not. Operations with ``async_op=True`` move on while this rank waits for others.
 """
 
 from __future__ import annotations
@@ -171,6 +171,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return "mayfly"
 
     _get_backend_name = getBackendName
+    supports_coalescing = False
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        """Itself, on every device: what it cannot do is said by the operations."""
+        return self
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -247,7 +252,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _reduce_scatter_base(self, output: torch.Tensor, all_of: torch.Tensor, opts: Any = None) -> _Work:
         return self._scatter_reduced(output, all_of, opts, [output.numel()] * self._comm.Get_size())
 
-    reduce_scatter_tensor = _reduce_scatter_base
+    # Versions of PyTorch differ in what they call it; so below.
+    reduce_scatter_tensor = reduce_scatter_single = _reduce_scatter_base
 
     # What moves elements as they are
 
@@ -272,7 +278,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         request = self._comm.Iallgather(_bytes(_flat(own)), out.bytes)
         return self._started([request], out.finish, [output])
 
-    allgather_into_tensor = _allgather_base
+    allgather_into_tensor = all_gather_single = _allgather_base
 
     def allgather_coalesced(
         self, output_lists: list[list[torch.Tensor]], input_list: list[torch.Tensor], opts: Any = None
@@ -293,6 +299,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             _bytes(own), [*_bytes(found)[:1], _lengths(outputs), MPI.BYTE], root=opts.rootRank
         )
         return self._started([request], lambda: _divide(found, outputs), outputs)
+
+    def gather_single(self, output: torch.Tensor | None, own: torch.Tensor, opts: Any) -> _Work:
+        """The same, into one tensor."""
+        if self._comm.Get_rank() != opts.rootRank or output is None:
+            return self.gather([], [own], opts)
+        return self.gather([list(output.view(self._comm.Get_size(), -1))], [own], opts)
 
     def scatter(self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any) -> _Work:
         """Gives everybody its part of the root's."""
@@ -336,6 +348,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             [out.bytes[0], lengths(output, output_split_sizes), MPI.BYTE],
         )
         return self._started([request], out.finish, [output])
+
+    all_to_all_single = alltoall_base
 
     def barrier(self, opts: Any = None) -> _Work:
         """Waits until all ranks are here."""

@@ -61,7 +61,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_mayfly_run(name, start, leakless):
+def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_mayfly_run(name, start):
     example = EXAMPLES / "python" / f"{name}.py"
     alone, as_ranks = GROUPS[name]
     assert re.fullmatch(alone, run(sys.executable, example).stdout)

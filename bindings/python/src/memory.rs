@@ -23,14 +23,15 @@ pub struct Memory {
     length: usize,
     read_only: bool,
     datatype: Option<Datatype>,
-    /// As the object calls its type.
+    /// As the object calls its type, if it is none of ours.
     format: String,
     _owner: Owner,
 }
 
-// SAFETY: the memory is kept by its owner, and may be used by any thread.
+// SAFETY: the memory is kept by its owner, and may be used by any thread; whoever changes it meanwhile breaks the rules of MPI,
+// and gets some bytes or others.
 unsafe impl Send for Memory {}
-// SAFETY: as above; nothing here changes it.
+// SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 /// Keeps the memory.
@@ -203,6 +204,48 @@ fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
 }
 
 impl Memory {
+    /// That of an object, to read or to write.
+    pub fn to(object: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+        let memory = Self::of(object)?;
+        if write && memory.read_only {
+            let message = format!(
+                "{} is read-only; receive into memory that may be written to",
+                object.get_type().name()?
+            );
+            return Err(refuse(object.py(), &message));
+        }
+        if memory.datatype.is_none() {
+            let message = format!(
+                "elements of type '{}', which ranks do not know; name one: [data, MPI.BYTE]",
+                memory.format
+            );
+            return Err(refuse(object.py(), &message));
+        }
+        Ok(memory)
+    }
+
+    /// Type of its elements, if it is one of ours.
+    pub fn element(&self) -> Option<Datatype> {
+        self.datatype
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY: the owner keeps so many bytes there.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.length) }
+    }
+
+    /// Only of memory that was asked for to be written to.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.length == 0 || self.read_only {
+            return &mut [];
+        }
+        // SAFETY: as above, and it may be written to.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.length) }
+    }
+
     fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let mut held = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
@@ -234,12 +277,17 @@ impl Memory {
             true if size == 1 => Cow::Borrowed("B"),
             true => Cow::Borrowed("unknown"),
         };
+        let datatype = datatype_of(&format, size);
         Ok(Self {
             start: view.buf,
             length: usize::try_from(view.len).unwrap_or(0),
             read_only: view.readonly != 0,
-            datatype: datatype_of(&format, size),
-            format: format.into_owned(),
+            datatype,
+            format: if datatype.is_some() {
+                String::new()
+            } else {
+                format.into_owned()
+            },
             _owner: Owner::Buffer { _held: held },
         })
     }

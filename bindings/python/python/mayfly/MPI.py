@@ -317,6 +317,11 @@ class _Buffer:
         return [(start if length else 0, length) for start, length in blocks]
 
 
+def _plain(buffer: Any) -> bool:
+    """Whether it is just an array, which needs no words of Python's: that is where time goes, of short messages."""
+    return not isinstance(buffer, (list, tuple, _InPlace))
+
+
 def _refusal(message: str) -> RequestError:
     return RequestError(message, "invalid_request")
 
@@ -643,7 +648,7 @@ class Comm:
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a buffer."""
         if dest != PROC_NULL:
-            self._native.send(_Buffer(buf).memory, dest, tag)
+            self._native.send(buf if _plain(buf) else _Buffer(buf).memory, dest, tag)
 
     Ssend = Bsend = Rsend = Send
 
@@ -651,7 +656,7 @@ class Comm:
         """Receives into a buffer."""
         found = _NOTHING
         if source != PROC_NULL:
-            found = self._native.recv(_Buffer(buf, write=True).memory, source, tag)
+            found = self._native.recv(buf if _plain(buf) else _Buffer(buf, write=True).memory, source, tag)
         if status is not None:
             status._set(found)
 
@@ -710,7 +715,7 @@ class Comm:
 
     def Barrier(self) -> None:
         """Waits until all ranks are here."""
-        self._collect(False, "barrier")
+        self._native.collective("barrier")
 
     barrier = Barrier
 
@@ -796,7 +801,10 @@ class Comm:
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gives everybody everybody's buffer, in the order of the ranks."""
-        self._allgather(False, sendbuf, recvbuf, False)
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("allgather", sendbuf, recvbuf)
+        else:
+            self._allgather(False, sendbuf, recvbuf, False)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """The same in the background."""
@@ -821,7 +829,10 @@ class Comm:
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Sends everybody its part of a buffer, and receives everybody's."""
-        self._alltoall(False, sendbuf, recvbuf, False)
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("alltoall", sendbuf, recvbuf)
+        else:
+            self._alltoall(False, sendbuf, recvbuf, False)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """The same in the background."""
@@ -871,7 +882,10 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines everybody's elements, for everybody."""
-        self._allreduce(False, sendbuf, recvbuf, op)
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("allreduce", sendbuf, recvbuf, op=op._native)
+        else:
+            self._allreduce(False, sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Request:
         """The same in the background."""

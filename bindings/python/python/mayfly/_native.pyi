@@ -211,7 +211,7 @@ class Communicator:
         into: Buffer | None = None,
         *,
         root: int = 0,
-        datatype: int = 0,
+        datatype: int | None = None,
         op: Op | None = None,
         sent: list[tuple[int, int]] | None = None,
         received: list[tuple[int, int]] | None = None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from harness.compilers import compile_source
-from harness.programs import ROOT, bin_dir, clean_environment, run
+from harness.programs import ROOT, bin_dir, clean_environment, program, run
 
 EXAMPLES = ROOT / "examples"
 FUNCTIONS = {"hello": "square", "parallel": "square", "blackscholes": "blackscholes"}
@@ -47,6 +48,26 @@ def test_an_example_in_rust_prints_what_it_should(name, library, rust_examples, 
 def test_an_example_in_python_prints_what_it_should(name, library, leakless):
     program = EXAMPLES / "python" / f"{name}.py"
     assert run(sys.executable, program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
+
+
+#: What examples of groups print by themselves, and for each rank under `mayfly run`.
+GROUPS = {
+    "allreduce": (r"\[(\[10\.0, 10\.0, 10\.0\](, )?){4}\]\n", r"(\[\d\] \[6\.0, 6\.0, 6\.0\]\n){3}"),
+    "ddp_digits": (
+        r"on 3 ranks as in one process: loss \d\.\d+ after the first epoch, 0\.\d+ after the last\n",
+        r"\[0\] on 3 ranks as in one process: loss \d\.\d+ after the first epoch, 0\.\d+ after the last\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_mayfly_run(name, start):
+    example = EXAMPLES / "python" / f"{name}.py"
+    alone, as_ranks = GROUPS[name]
+    assert re.fullmatch(alone, run(sys.executable, example).stdout)
+    site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    assert re.fullmatch(as_ranks, run(program(), "run", "--ranks", "3", example, env=environment).stdout)
 
 
 def test_every_language_has_every_example_and_none_is_long():

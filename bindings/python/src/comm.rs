@@ -1,11 +1,12 @@
 //! Communicators for Python: what `mayfly.MPI` is made of.
 
 use std::ops::Range;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::raw::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mayfly_comm::membership::Membership;
-use mayfly_comm::road::Lost;
+use mayfly_comm::road::{Lost, Road, Via};
 use mayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
 use mayfly_protocol::error::{Code, Failure};
 use pyo3::exceptions::PyValueError;
@@ -14,64 +15,10 @@ use pyo3::prelude::*;
 
 use crate::errors::raise;
 use crate::guard::Guarded;
+use crate::memory::Memory;
 
 fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
     raise(py, failure.code, &failure.message)
-}
-
-/// A contiguous buffer of a Python object's, held until this is dropped.
-struct View {
-    buffer: Box<ffi::Py_buffer>,
-}
-
-// SAFETY: the memory is the object's, which is kept alive and may be used by any thread; whoever changes it meanwhile breaks
-// the rules of MPI, and gets some bytes or others.
-unsafe impl Send for View {}
-// SAFETY: as above.
-unsafe impl Sync for View {}
-
-impl View {
-    fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        let mut buffer = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
-        let flags: c_int = if writable {
-            ffi::PyBUF_WRITABLE
-        } else {
-            ffi::PyBUF_SIMPLE
-        };
-        // SAFETY: the object is alive, and the buffer is filled in or left as it is.
-        let got = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *buffer, flags) };
-        if got != 0 {
-            return Err(PyErr::fetch(object.py()));
-        }
-        Ok(Self { buffer })
-    }
-
-    fn length(&self) -> usize {
-        usize::try_from(self.buffer.len).unwrap_or(0)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        if self.length() == 0 {
-            return &[];
-        }
-        // SAFETY: the object keeps so many bytes there until the buffer is released.
-        unsafe { std::slice::from_raw_parts(self.buffer.buf.cast(), self.length()) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.length() == 0 {
-            return &mut [];
-        }
-        // SAFETY: as above; it was asked for to be written to.
-        unsafe { std::slice::from_raw_parts_mut(self.buffer.buf.cast(), self.length()) }
-    }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // SAFETY: filled in by PyObject_GetBuffer, and released once.
-        Python::attach(|_| unsafe { ffi::PyBuffer_Release(&mut *self.buffer) });
-    }
 }
 
 /// What a reduction does with elements.
@@ -171,8 +118,8 @@ impl Kind {
 /// A collective operation with all that it works on.
 struct Job {
     kind: Kind,
-    own: Option<View>,
-    into: Option<View>,
+    own: Option<Memory>,
+    into: Option<Memory>,
     /// Where each rank's block is, if they are not equally long: what is sent, and what is received.
     sent: Option<Vec<Range<usize>>>,
     received: Option<Vec<Range<usize>>>,
@@ -185,8 +132,8 @@ struct Job {
 
 impl Job {
     fn parts(&mut self) -> (&[u8], &mut [u8]) {
-        let own = self.own.as_ref().map_or(&[][..], View::bytes);
-        let into = self.into.as_mut().map_or(&mut [][..], View::bytes_mut);
+        let own = self.own.as_ref().map_or(&[][..], Memory::bytes);
+        let into = self.into.as_mut().map_or(&mut [][..], Memory::bytes_mut);
         (own, into)
     }
 
@@ -229,8 +176,8 @@ impl Job {
             datatype,
             operation,
         } = self;
-        let own = own.as_ref().map_or(&[][..], View::bytes);
-        let into = into.as_mut().map_or(&mut [][..], View::bytes_mut);
+        let own = own.as_ref().map_or(&[][..], Memory::bytes);
+        let into = into.as_mut().map_or(&mut [][..], Memory::bytes_mut);
         let (root, datatype) = (*root, *datatype);
         match (*kind, sent, received) {
             (Kind::Barrier, ..) => scope.ibarrier(),
@@ -353,6 +300,36 @@ impl Communicator {
         })
     }
 
+    /// Of ranks that are connected already, by sockets of these descriptors, which it takes over: negative for its own
+    /// place. For measurements; the sockets are of one host, or nothing that passes them is encrypted.
+    #[staticmethod]
+    fn over(py: Python<'_>, rank: u32, sockets: Vec<RawFd>, remote: bool) -> PyResult<Self> {
+        let road = |socket: RawFd| {
+            // SAFETY: whoever calls this gives it away.
+            let owned = (socket >= 0).then(|| unsafe { OwnedFd::from_raw_fd(socket) })?;
+            Some(match remote {
+                true => Road::Remote {
+                    socket: owned.into(),
+                    session: None,
+                    via: Via::Direct,
+                },
+                false => Road::Local(owned.into()),
+            })
+        };
+        let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
+        let roads = sockets.into_iter().map(road).collect();
+        let formed = Inner::form(rank, size, roads, Arc::new(Lost::default()), Options::default());
+        Ok(Self {
+            inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
+            hosts: if remote {
+                (0..size).collect()
+            } else {
+                vec![0; size as usize]
+            },
+            membership: None,
+        })
+    }
+
     /// This rank.
     #[getter]
     fn rank(&self) -> u32 {
@@ -379,14 +356,14 @@ impl Communicator {
 
     /// Sends the bytes of a buffer.
     fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, dest: i64, tag: i64) -> PyResult<()> {
-        let view = View::of(buffer, false)?;
+        let view = Memory::to(buffer, false)?;
         let (to, under) = (number(dest, "rank")?, number(tag, "tag")?);
         self.with(py, |comm| comm.send(view.bytes(), to, under))
     }
 
     /// Receives into a buffer.
     fn recv(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, from: i64, under: i64) -> PyResult<Found> {
-        let mut view = View::of(buffer, true)?;
+        let mut view = Memory::to(buffer, true)?;
         let (from, under) = (source(from)?, tag(under)?);
         self.with(py, |comm| comm.recv(view.bytes_mut(), from, under).map(found))
     }
@@ -403,7 +380,7 @@ impl Communicator {
         from: i64,
         recvtag: i64,
     ) -> PyResult<Found> {
-        let (out, mut into) = (View::of(buffer, false)?, View::of(into, true)?);
+        let (out, mut into) = (Memory::to(buffer, false)?, Memory::to(into, true)?);
         let (to, sent) = (number(dest, "rank")?, number(sendtag, "tag")?);
         let (from, received) = (source(from)?, tag(recvtag)?);
         self.with(py, |comm| {
@@ -426,7 +403,7 @@ impl Communicator {
 
     /// Starts to send.
     fn isend(slf: &Bound<'_, Self>, buffer: &Bound<'_, PyAny>, dest: i64, tag: i64) -> PyResult<Request> {
-        let view = View::of(buffer, false)?;
+        let view = Memory::to(buffer, false)?;
         let (to, under) = (number(dest, "rank")?, number(tag, "tag")?);
         Request::start(slf, Work::Out(view), |scope, work| match work {
             Work::Out(view) => scope.isend(view.bytes(), to, under),
@@ -436,7 +413,7 @@ impl Communicator {
 
     /// Starts to receive.
     fn irecv(slf: &Bound<'_, Self>, buffer: &Bound<'_, PyAny>, from: i64, under: i64) -> PyResult<Request> {
-        let view = View::of(buffer, true)?;
+        let view = Memory::to(buffer, true)?;
         let (from, under) = (source(from)?, tag(under)?);
         Request::start(slf, Work::In(view), |scope, work| match work {
             Work::In(view) => scope.irecv(view.bytes_mut(), from, under),
@@ -445,7 +422,7 @@ impl Communicator {
     }
 
     /// Takes part in a collective operation; answers a request if it is to go on in the background.
-    #[pyo3(signature = (name, own=None, into=None, *, root=0, datatype=0, op=None, sent=None, received=None, counts=None, background=false))]
+    #[pyo3(signature = (name, own=None, into=None, *, root=0, datatype=None, op=None, sent=None, received=None, counts=None, background=false))]
     #[allow(clippy::too_many_arguments)]
     fn collective(
         slf: &Bound<'_, Self>,
@@ -453,18 +430,23 @@ impl Communicator {
         own: Option<&Bound<'_, PyAny>>,
         into: Option<&Bound<'_, PyAny>>,
         root: i64,
-        datatype: u8,
+        datatype: Option<u8>,
         op: Option<&Op>,
         sent: Option<Vec<(usize, usize)>>,
         received: Option<Vec<(usize, usize)>>,
         counts: Option<Vec<usize>>,
         background: bool,
     ) -> PyResult<Option<Request>> {
-        let datatype = Datatype::ALL.get(usize::from(datatype)).copied();
+        let own = own.map(|own| Memory::to(own, false)).transpose()?;
+        let into = into.map(|into| Memory::to(into, true)).transpose()?;
+        let datatype = match datatype {
+            Some(number) => Datatype::ALL.get(usize::from(number)).copied(),
+            None => Some(own_type(slf.py(), own.as_ref(), into.as_ref(), op.is_some())?),
+        };
         let mut job = Job {
             kind: Kind::of(name)?,
-            own: own.map(|own| View::of(own, false)).transpose()?,
-            into: into.map(|into| View::of(into, true)).transpose()?,
+            own,
+            into,
             sent: ranges(sent)?,
             received: ranges(received)?,
             counts: counts.unwrap_or_default(),
@@ -499,6 +481,22 @@ impl Communicator {
     }
 }
 
+/// The type of two buffers of which none was named, which is the same if their elements are combined.
+fn own_type(py: Python<'_>, own: Option<&Memory>, into: Option<&Memory>, combined: bool) -> PyResult<Datatype> {
+    let of = |memory: Option<&Memory>| memory.and_then(Memory::element);
+    if let (true, Some(sent), Some(received)) = (combined, of(own), of(into))
+        && sent != received
+    {
+        let message = format!(
+            "elements of type {} are combined into {}; both must be the same",
+            sent.name(),
+            received.name()
+        );
+        return Err(raise(py, Code::InvalidRequest, &message));
+    }
+    Ok(of(into).or(of(own)).unwrap_or(Datatype::Bytes))
+}
+
 /// A request is made with the work that it is for.
 fn unreachable_work() -> Result<mayfly_comm::Request, Failure> {
     Err(Failure::new(
@@ -509,8 +507,8 @@ fn unreachable_work() -> Result<mayfly_comm::Request, Failure> {
 
 /// What an operation in the background works on.
 enum Work {
-    Out(View),
-    In(View),
+    Out(Memory),
+    In(Memory),
     Collective(Box<Job>),
 }
 

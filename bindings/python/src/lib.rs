@@ -6,6 +6,7 @@ mod codec;
 mod comm;
 mod errors;
 mod guard;
+mod memory;
 mod pool;
 mod runtime;
 mod shared;
@@ -35,6 +36,8 @@ mod _native {
     use super::comm::{Communicator, Op, Request};
     #[pymodule_export]
     use super::executor_main;
+    #[pymodule_export]
+    use super::memory::Memory;
     #[pymodule_export]
     use super::pool::{Call, Failure, Options, Pool};
     #[pymodule_export]

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -65,6 +67,8 @@ pub struct Plan {
     pub sizes: Vec<usize>,
     /// Where the MPI program is compiled.
     pub cache: PathBuf,
+    /// Interpreter of ranks in Python, with NumPy's arrays and beside mpi4py; none for ranks in Rust, beside C.
+    pub python: Option<PathBuf>,
 }
 
 /// Times for one size, of one operation (for a ping-pong, there and back), in microseconds: medians over the rounds.
@@ -82,11 +86,15 @@ pub struct Row {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peer = match self.language {
+            "python" => "mpi4py over Open MPI",
+            _ => "Open MPI",
+        };
         let title = format!(
-            "{} of {} ranks over {}, microseconds, beside Open MPI in the same run",
+            "{} of {} ranks over {}, microseconds, beside {peer} in the same run",
             self.op, self.ranks, self.transport
         );
-        let mut table = Table::new(&title, &["bytes", "Mayfly", "Open MPI", "ratio"]);
+        let mut table = Table::new(&title, &["bytes", "Mayfly", peer, "ratio"]);
         for row in &self.rows {
             let figures = [row.us, row.openmpi_us].map(|us| format!("{us:.2}"));
             let [us, openmpi_us] = figures;
@@ -110,6 +118,8 @@ pub struct Report {
     pub ranks: usize,
     /// `shm` or `tcp`.
     pub transport: &'static str,
+    /// `c` or `python`: what the ranks were written in, or called from.
+    pub language: &'static str,
     /// Of the ratios.
     pub geometric_mean: f64,
     /// The largest of them.
@@ -141,10 +151,16 @@ impl Plan {
 
 /// Measures both in turns. The program must have one thread: ranks are forked off.
 pub fn run(plan: &Plan) -> Result<Report> {
-    let program = compile(&plan.cache)?;
+    let program = match plan.python {
+        Some(_) => write(&plan.cache, "ranks.py", include_str!("ranks.py"))?.0,
+        None => compile(&plan.cache)?,
+    };
     let (mut own, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..plan.rounds.max(1) {
-        own.push(ours(plan)?);
+        own.push(match &plan.python {
+            Some(python) => ours_in_python(plan, python, &program)?,
+            None => ours(plan)?,
+        });
         theirs.push(openmpi(plan, &program)?);
     }
     let row = |(at, bytes): (usize, &usize)| {
@@ -162,6 +178,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
         op: plan.op.name(),
         ranks: plan.ranks,
         transport: if plan.tcp { "tcp" } else { "shm" },
+        language: if plan.python.is_some() { "python" } else { "c" },
         geometric_mean: (logarithms / rows.len() as f64).exp(),
         worst: rows.iter().map(|row| row.ratio).fold(0.0, f64::max),
         rows,
@@ -296,6 +313,61 @@ fn run_rank(plan: &Plan, rank: usize, roads: Vec<Option<Road>>, mut write: &Unix
     Ok(())
 }
 
+/// Runs all ranks in interpreters of their own, which inherit their sockets.
+fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>> {
+    let mut children = Vec::new();
+    for (rank, roads) in roads(plan.ranks, plan.tcp)?.into_iter().enumerate() {
+        let socket = |road: &Option<Road>| match road {
+            Some(Road::Local(socket)) => socket.as_raw_fd(),
+            Some(Road::Remote { socket, .. }) => socket.as_raw_fd(),
+            None => -1,
+        };
+        let sockets: Vec<RawFd> = roads.iter().map(socket).collect();
+        let words: Vec<String> = sockets.iter().map(ToString::to_string).collect();
+        let transport = if plan.tcp { "tcp" } else { "shm" };
+        let mut command = Command::new(python);
+        command.arg(program).arg("mayfly").args(arguments(plan));
+        command.env("MAYFLY_BENCH_RANK", format!("{transport} {rank} {}", words.join(" ")));
+        command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+        let inherit = move || {
+            for socket in sockets.iter().filter(|socket| **socket >= 0) {
+                // SAFETY: a system call on a descriptor of this process'.
+                unsafe { libc::fcntl(*socket, libc::F_SETFD, 0) };
+            }
+            Ok(())
+        };
+        // SAFETY: makes system calls only.
+        unsafe { command.pre_exec(inherit) };
+        children.push(command.spawn().map_err(Error::os("start Python"))?);
+        // The rank alone has them now, so that the others notice when it ends.
+        drop(roads);
+    }
+    let mut results = Vec::new();
+    for (number, child) in children.into_iter().enumerate() {
+        let output = child.wait_with_output().map_err(Error::os("wait for Python"))?;
+        if number == 0 {
+            results = output.stdout;
+        }
+    }
+    second_words(&String::from_utf8_lossy(&results), plan)
+}
+
+/// What either program is told.
+fn arguments(plan: &Plan) -> Vec<String> {
+    let mut arguments = vec![
+        plan.op.name().into(),
+        BLOCKS.to_string(),
+        plan.most_operations().to_string(),
+    ];
+    arguments.extend(plan.sizes.iter().map(ToString::to_string));
+    arguments
+}
+
+/// The second number of each line, one line for each size.
+fn second_words(text: &str, plan: &Plan) -> Result<Vec<f64>> {
+    numbers(text.lines().filter_map(|line| line.split_whitespace().nth(1)), plan)
+}
+
 /// What was printed, one number for each size.
 fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<f64>> {
     let found: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
@@ -305,15 +377,24 @@ fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<
     }
 }
 
+/// Writes a program, and tells whether it was there already.
+fn write(folder: &Path, name: &str, source: &str) -> Result<(PathBuf, bool)> {
+    std::fs::create_dir_all(folder).map_err(Error::os("make the cache"))?;
+    let file = folder.join(name);
+    let there = std::fs::read_to_string(&file).is_ok_and(|text| text == source);
+    if !there {
+        std::fs::write(&file, source).map_err(Error::os("write the program"))?;
+    }
+    Ok((file, there))
+}
+
 /// Compiles the MPI program, unless that was done before.
 fn compile(folder: &Path) -> Result<PathBuf> {
-    let source = include_str!("openmpi.c");
-    std::fs::create_dir_all(folder).map_err(Error::os("make the cache"))?;
-    let (file, program) = (folder.join("openmpi.c"), folder.join("openmpi"));
-    if std::fs::read_to_string(&file).is_ok_and(|text| text == source) && program.exists() {
+    let (file, there) = write(folder, "openmpi.c", include_str!("openmpi.c"))?;
+    let program = folder.join("openmpi");
+    if there && program.exists() {
         return Ok(program);
     }
-    std::fs::write(&file, source).map_err(Error::os("write the MPI program"))?;
     let mut compiler = Command::new("mpicc");
     let done = compiler.arg("-O3").arg(&file).arg("-o").arg(&program).status();
     match done {
@@ -335,18 +416,17 @@ fn openmpi(plan: &Plan, program: &Path) -> Result<Vec<f64>> {
     if plan.ranks <= std::thread::available_parallelism().map_or(1, usize::from) {
         command.args(["--bind-to", "core"]);
     }
-    command
-        .arg(program)
-        .arg(plan.op.name())
-        .arg(BLOCKS.to_string())
-        .arg(plan.most_operations().to_string());
-    command.args(plan.sizes.iter().map(ToString::to_string));
+    if let Some(python) = &plan.python {
+        command.arg(python).arg(program).arg("mpi4py");
+    } else {
+        command.arg(program);
+    }
+    command.args(arguments(plan));
     let output = command.output().map_err(Error::os("start mpirun"))?;
     if !output.status.success() {
         return Err(failed(String::from_utf8_lossy(&output.stderr)));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    numbers(text.lines().filter_map(|line| line.split_whitespace().nth(1)), plan)
+    second_words(&String::from_utf8_lossy(&output.stdout), plan)
 }
 
 fn median(rounds: &[Vec<f64>], at: usize) -> f64 {

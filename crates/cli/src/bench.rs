@@ -33,6 +33,7 @@ use crate::values;
   mayfly bench reject                                  a warm call that finds no core
   mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   mayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
+  mayfly bench comm --language python                  the same from Python, beside mpi4py
   mayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -197,6 +198,12 @@ struct CommArguments {
     /// What ranks do
     #[arg(long, value_enum, default_value = "pingpong")]
     op: CommOp,
+    /// What they are called from: python for NumPy's arrays, beside mpi4py over Open MPI
+    #[arg(long, value_enum, default_value = "c")]
+    language: Language,
+    /// Python interpreter that has the mayfly module and mpi4py
+    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    python: String,
     /// How many there are
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
     ranks: u16,
@@ -437,6 +444,7 @@ fn comm_plan(options: &CommArguments) -> comm::Plan {
         rounds: options.rounds,
         sizes: comm::Plan::sizes(op, options.least as usize, options.most as usize, options.step),
         cache: cache.unwrap_or_else(std::env::temp_dir).join("bench"),
+        python: (options.language == Language::Python).then(|| PathBuf::from(&options.python)),
     }
 }
 

@@ -26,11 +26,21 @@ pub enum Datatype {
     F64At = 14,
     /// As [`Datatype::F64At`], of two `i64`.
     I64At = 15,
+    /// `f64`, `i32` and four bytes that mean nothing: MPI's `MPI_DOUBLE_INT`.
+    F64At32 = 16,
+    /// `i64`, `i32` and four bytes that mean nothing: `MPI_LONG_INT`.
+    I64At32 = 17,
+    /// `f32` and `i32`: `MPI_FLOAT_INT`.
+    F32At32 = 18,
+    /// Two `i32`: `MPI_2INT`.
+    I32At32 = 19,
+    /// `i16`, two bytes that mean nothing, and `i32`: `MPI_SHORT_INT`.
+    I16At32 = 20,
 }
 
 impl Datatype {
     /// Every type there is, by number.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 21] = [
         Self::Bytes,
         Self::I8,
         Self::I16,
@@ -47,6 +57,11 @@ impl Datatype {
         Self::Complex128,
         Self::F64At,
         Self::I64At,
+        Self::F64At32,
+        Self::I64At32,
+        Self::F32At32,
+        Self::I32At32,
+        Self::I16At32,
     ];
 
     /// Bytes of one element.
@@ -56,7 +71,8 @@ impl Datatype {
             Self::I16 | Self::U16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 | Self::Complex64 => 8,
-            Self::Complex128 | Self::F64At | Self::I64At => 16,
+            Self::F32At32 | Self::I32At32 | Self::I16At32 => 8,
+            Self::Complex128 | Self::F64At | Self::I64At | Self::F64At32 | Self::I64At32 => 16,
         }
     }
 
@@ -79,6 +95,11 @@ impl Datatype {
             Self::Complex128 => "complex128",
             Self::F64At => "f64 with place",
             Self::I64At => "i64 with place",
+            Self::F64At32 => "f64 with 32-bit place",
+            Self::I64At32 => "i64 with 32-bit place",
+            Self::F32At32 => "f32 with 32-bit place",
+            Self::I32At32 => "i32 with 32-bit place",
+            Self::I16At32 => "i16 with 32-bit place",
         }
     }
 }

@@ -7,8 +7,8 @@
 
 A program that says ``from mpi4py import MPI`` moves by changing the import. `COMM_WORLD` is the group that this
 process was started in, by `mayfly.run` or ``mayfly run``; a process of no group is a world of its own. Methods in lower
-case send objects, pickled; those with a capital send buffers: NumPy arrays, or whatever else has the buffer protocol,
-as they are or as ``[data, count, type]``.
+case send objects, pickled; those with a capital send buffers: NumPy arrays, or whatever else has the buffer protocol or
+DLPack, as they are or as ``[data, count, type]``. What cannot be sent or received into is a `RequestError`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mayfly._errors import GroupError
-from mayfly._native import Communicator
+from mayfly._errors import GroupError, RequestError
+from mayfly._native import Communicator, Memory
 from mayfly._native import Op as _NativeOp
 from mayfly._native import Request as _NativeRequest
 
@@ -38,6 +38,8 @@ ANY_TAG = -1
 PROC_NULL = -2
 UNDEFINED = -32766
 ROOT = -3
+#: What ranks get that are in no part of a communicator.
+COMM_NULL = None
 
 #: Environment variable with the group of this process, as `mayfly run` sets it.
 GROUP_VARIABLE = "MAYFLY_GROUP"
@@ -64,6 +66,15 @@ class Datatype:
         """Bytes of one element."""
         return self.size
 
+    def Get_extent(self) -> tuple[int, int]:
+        """Where an element begins, and how many bytes further the next does."""
+        return 0, self.size
+
+    @property
+    def extent(self) -> int:
+        """Bytes from one element to the next."""
+        return self.size
+
     def __repr__(self) -> str:
         return f"mayfly.MPI.{self.name}"
 
@@ -82,28 +93,30 @@ DOUBLE = Datatype("DOUBLE", 10, 8)
 BOOL = C_BOOL = Datatype("BOOL", 11, 1)
 COMPLEX = C_FLOAT_COMPLEX = Datatype("C_FLOAT_COMPLEX", 12, 8)
 DOUBLE_COMPLEX = C_DOUBLE_COMPLEX = Datatype("C_DOUBLE_COMPLEX", 13, 16)
-#: Pairs of a value and its place, each of eight bytes.
-DOUBLE_INT = Datatype("DOUBLE_INT", 14, 16)
-LONG_INT = Datatype("LONG_INT", 15, 16)
+#: Pairs of a value and its place, an `int`, as C lays them out: ``dtype([("v", "d"), ("i", "i")], align=True)``.
+DOUBLE_INT = Datatype("DOUBLE_INT", 16, 16)
+LONG_INT = Datatype("LONG_INT", 17, 16)
+FLOAT_INT = Datatype("FLOAT_INT", 18, 8)
+TWOINT = INT_INT = Datatype("TWOINT", 19, 8)
+SHORT_INT = Datatype("SHORT_INT", 20, 8)
 
-#: Formats of the buffer protocol (`struct`); those whose size depends on the machine are looked up by it.
-_FORMATS = {
-    "b": INT8_T,
-    "h": INT16_T,
-    "i": INT32_T,
-    "q": INT64_T,
-    "l": INT64_T,
-    "B": UINT8_T,
-    "H": UINT16_T,
-    "I": UINT32_T,
-    "Q": UINT64_T,
-    "L": UINT64_T,
-    "f": FLOAT,
-    "d": DOUBLE,
-    "?": BOOL,
-    "Zf": C_FLOAT_COMPLEX,
-    "Zd": C_DOUBLE_COMPLEX,
+#: How types are called in letters, by `struct` and by NumPy.
+_LETTERS = {
+    INT8_T: "b i1",
+    INT16_T: "h i2",
+    INT32_T: "i i4",
+    INT64_T: "l q n p i8",
+    UINT8_T: "B c S1 u1",
+    UINT16_T: "H u2",
+    UINT32_T: "I u4",
+    UINT64_T: "L Q N P u8",
+    FLOAT: "f f4",
+    DOUBLE: "d f8",
+    BOOL: "? b1",
+    C_FLOAT_COMPLEX: "Zf F c8",
+    C_DOUBLE_COMPLEX: "Zd D c16",
 }
+_BY_LETTERS = {letters: datatype for datatype, all_of in _LETTERS.items() for letters in all_of.split()}
 
 
 class Op:
@@ -123,17 +136,20 @@ class Op:
         self._commute = commute
 
     @classmethod
-    def Create(cls, function: Callable[[Any, Any, Datatype], None], commute: bool = False) -> Op:
+    def Create(cls, function: Callable[[Any, Any, Any], Any], commute: bool = False) -> Op:
         """An operation of one's own: ``function(left, right, datatype)`` combines two buffers into the second.
 
-        It must be associative, and must not keep the buffers. For objects, it is called as ``function(left, right)``
-        by the methods in lower case and answers the combination.
+        It must be associative, and must not keep the buffers. For objects, it is called as
+        ``function(left, right, None)`` by the methods in lower case and answers the combination.
         """
 
         def call(left: memoryview, right: memoryview, number: int) -> None:
             function(left, right, _BY_NUMBER[number])
 
-        return cls(_NativeOp.user(call, commute), getattr(function, "__name__", "op"), function, commute)
+        def combine(left: Any, right: Any) -> Any:
+            return function(left, right, None)
+
+        return cls(_NativeOp.user(call, commute), getattr(function, "__name__", "op"), combine, commute)
 
     def Is_commutative(self) -> bool:
         """Whether the order of the ranks may be changed."""
@@ -206,91 +222,134 @@ class Status:
 
     Get_elements = Get_count
 
+    def Get_error(self) -> int:
+        """Always 0: errors are raised."""
+        return 0
+
+    def Is_cancelled(self) -> bool:
+        """Whether the operation was ended early."""
+        return False
+
+
+#: What is received from nobody.
+_NOTHING = (PROC_NULL, ANY_TAG, 0)
+
 
 class _Buffer:
     """A buffer that a caller named: memory, type of the elements, and where the ranks' blocks are."""
 
-    __slots__ = ("count", "counts", "datatype", "displs", "memory")
+    __slots__ = ("blocks", "count", "datatype", "memory")
 
-    def __init__(self, named: Any) -> None:
-        self.counts: Sequence[int] | None = None
-        self.displs: Sequence[int] | None = None
-        data, counts, datatype = named, None, None
-        if isinstance(named, (list, tuple)):
-            data, *rest = named
-            for part in rest:
-                if isinstance(part, (Datatype, str)):
-                    datatype = part
-                elif counts is None:
-                    counts = part
-                else:
-                    counts = (counts, part)
-        view = _view_of(data)
-        if isinstance(datatype, str):
-            datatype = _FORMATS[datatype]
-        self.datatype: Datatype = datatype or _datatype_of(view)
-        # A view of bytes has no elements of the type that was named.
+    #: Start and length in bytes of each rank's block, if they may vary.
+    blocks: list[tuple[int, int]] | None
+    memory: Memory | memoryview
+
+    def __init__(self, named: Any, *, write: bool = False, parts: int = 1, varying: bool = False) -> None:
+        """Of a buffer as callers name it.
+
+        Args:
+            named: the buffer, alone or in a list with counts, displacements and type.
+            write: whether it is received into.
+            parts: ranks that have a part of it.
+            varying: whether these parts may differ in length.
+        """
+        if not varying and not isinstance(named, (list, tuple)):
+            # As most are, and the quickest to see through.
+            memory = Memory.of(named)
+            if (found := memory.elements(write)) is not None and found[1] % parts == 0:
+                number, count = found
+                self.datatype, self.count, self.memory, self.blocks = _BY_NUMBER[number], count // parts, memory, None
+                return
+        data, counts, displs, datatype = _named(named, varying)
+        memory = Memory.of(b"" if data is None else data)
+        if write and memory.readonly and data is not None:
+            raise _refusal(f"{type(data).__name__} is read-only; receive into memory that may be written to")
+        self.datatype = _datatype(datatype, memory)
         size = self.datatype.size
-        self.memory: memoryview = view
-        self.count = view.nbytes // size
-        if isinstance(counts, int):
-            self.count = counts
-            self.memory = _bytes_of(view)[: counts * size]
-        elif counts is not None:
-            self._blocks(counts)
-
-    def _blocks(self, counts: Any) -> None:
-        if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], int):
-            self.counts, self.displs = [int(n) for n in counts[0]], counts[1]
+        view = memoryview(memory)
+        if counts is None and view.nbytes % size:
+            raise _refusal(f"a buffer of {view.nbytes} bytes, which are no whole number of {self.datatype.name}")
+        if varying:
+            self.memory, self.count = view, view.nbytes // size
+            self.blocks = self._blocks(counts, displs, parts)
         else:
-            self.counts = [int(n) for n in counts]
-        if self.displs is None:
-            starts, at = [], 0
-            for count in self.counts:
-                starts.append(at)
-                at += count
-            self.displs = starts
-        self.displs = [int(n) for n in self.displs]
+            self.blocks = None
+            self._cut(view, counts, displs, parts)
 
-    def blocks(self) -> list[tuple[int, int]] | None:
-        """Start and length in bytes of each rank's block, if they were named."""
-        if self.counts is None or self.displs is None:
-            return None
+    def _cut(self, view: memoryview, count: int | None, displacement: int | None, parts: int) -> None:
         size = self.datatype.size
-        return [(start * size, count * size) for start, count in zip(self.displs, self.counts, strict=True)]
+        start = (displacement or 0) * size
+        if count is None:
+            count, rest = divmod((view.nbytes - start) // size, parts)
+            if rest:
+                raise _refusal(f"{view.nbytes // size} elements, which cannot be divided by {parts} ranks")
+        end = start + count * parts * size
+        if start < 0 or count < 0 or end > view.nbytes:
+            raise _refusal(
+                f"{count * parts} elements from {displacement or 0} on of a buffer of {view.nbytes // size}; "
+                "give one that is long enough, or another count"
+            )
+        #: Elements of one part.
+        self.count = count
+        self.memory = view[start:end]
+
+    def _blocks(self, counts: Any, displs: Any, parts: int) -> list[tuple[int, int]]:
+        size = self.datatype.size
+        if counts is None:
+            least, more = divmod(self.count, parts)
+            counts = [least + (rank < more) for rank in range(parts)]
+        elif isinstance(counts, int):
+            counts = [counts] * parts
+        counts = [int(count) for count in counts]
+        if displs is None:
+            displs = [start for start, _ in _laid_out(counts)]
+        elif isinstance(displs, int):
+            displs = [displs * rank for rank in range(parts)]
+        if len(counts) != parts or len(displs) != parts:
+            raise _refusal(f"{len(counts)} counts and {len(displs)} displacements for {parts} ranks")
+        blocks = [(int(start) * size, count * size) for start, count in zip(displs, counts, strict=True)]
+        for rank, (start, length) in enumerate(blocks):
+            if length and (start < 0 or length < 0 or start + length > self.memory.nbytes):
+                raise _refusal(
+                    f"{length // size} elements from {start // size} on for rank {rank}, of a buffer of {self.count}"
+                )
+        # Where nothing is does not matter.
+        return [(start if length else 0, length) for start, length in blocks]
 
 
-def _view_of(data: Any) -> memoryview:
-    try:
-        return memoryview(data)
-    except TypeError:
-        # Tensors of PyTorch and others that lie in memory of the processor.
-        if hasattr(data, "__dlpack__"):
-            import numpy as np
-
-            tensor: Any = np.from_dlpack(data)
-            return memoryview(tensor)
-        raise
+def _plain(buffer: Any) -> bool:
+    """Whether it is just an array, which needs no words of Python's: that is where time goes, of short messages."""
+    return not isinstance(buffer, (list, tuple, _InPlace))
 
 
-def _bytes_of(view: memoryview) -> memoryview:
-    if view.format == "B" and view.ndim == 1:
-        return view
-    try:
-        return view.cast("B")
-    except (TypeError, ValueError):
-        import numpy as np
-
-        # Formats that `memoryview.cast` does not know, such as complex numbers.
-        plain: Any = np.asarray(view).view(np.uint8).reshape(-1)
-        return memoryview(plain)
+def _refusal(message: str) -> RequestError:
+    return RequestError(message, "invalid_request")
 
 
-def _datatype_of(view: memoryview) -> Datatype:
-    name = view.format.lstrip("@=<")
-    if name in ("l", "L") and view.itemsize == 4:
-        return INT32_T if name == "l" else UINT32_T
-    return _FORMATS.get(name, BYTE)
+def _named(named: Any, varying: bool) -> tuple[Any, Any, Any, Any]:
+    """Data, counts, displacements and type of what a caller named."""
+    if not isinstance(named, (list, tuple)):
+        return named, None, None, None
+    data, *rest = named
+    datatype = rest.pop() if rest and isinstance(rest[-1], (Datatype, str)) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple if varying else (tuple, list)):
+        rest = list(rest[0])
+    if len(rest) > 2:
+        raise _refusal(f"a buffer of {len(named)} parts; name it as [data, count, displacement, type] or by less of it")
+    counts, displs = [*rest, None, None][:2]
+    return data, counts, displs, datatype
+
+
+def _datatype(named: Datatype | str | None, memory: Memory) -> Datatype:
+    if isinstance(named, Datatype):
+        return named
+    if isinstance(named, str):
+        if (found := _BY_LETTERS.get(named.lstrip("@=<|"))) is None:
+            raise _refusal(f"there is no type {named!r}")
+        return found
+    if memory.datatype is None:
+        raise _refusal(f"elements of type {memory.format!r}, which ranks do not know; name one: [data, MPI.BYTE]")
+    return _BY_NUMBER[memory.datatype]
 
 
 class Request:
@@ -312,7 +371,10 @@ class Request:
 
     def Wait(self, status: Status | None = None) -> bool:
         """Waits until it is over."""
-        if not self._done and self._native is not None:
+        if self._native is None:
+            if status is not None:
+                status._set(_NOTHING)
+        elif not self._done:
             self._end(self._native.wait(), status)
         return True
 
@@ -363,11 +425,82 @@ class Request:
             time.sleep(0)
 
     @staticmethod
-    def Testall(requests: Iterable[Request]) -> bool:
+    def waitany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
+        """Waits for one of them, and answers which, and the object that it received."""
+        number = Request.Waitany(requests, status)
+        return number, None if number == UNDEFINED else requests[number]._value
+
+    @staticmethod
+    def Testany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
+        """Which of them is over now, and whether one is."""
+        under_way = [number for number, request in enumerate(requests) if not request._done]
+        for number in under_way:
+            if requests[number].Test(status):
+                return number, True
+        return UNDEFINED, not under_way
+
+    @staticmethod
+    def testany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
+        """The same, and the object that it received."""
+        number, over = Request.Testany(requests, status)
+        return number, over, None if number == UNDEFINED else requests[number]._value
+
+    @staticmethod
+    def Waitsome(requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        """Waits until some of them are over, and answers which; None if all were before."""
+        while any(not request._done for request in requests):
+            if some := Request.Testsome(requests, statuses):
+                return some
+            time.sleep(0)
+        return None
+
+    @staticmethod
+    def waitsome(
+        requests: Sequence[Request], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        """The same, and the objects that they received."""
+        some = Request.Waitsome(requests, statuses)
+        return some, None if some is None else [requests[number]._value for number in some]
+
+    @staticmethod
+    def Testsome(requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        """Which of them are over now; None if all were before."""
+        under_way = [number for number, request in enumerate(requests) if not request._done]
+        if not under_way:
+            return None
+        some: list[int] = []
+        for number in under_way:
+            if requests[number].Test(statuses[len(some)] if statuses else None):
+                some.append(number)
+        return some
+
+    @staticmethod
+    def testsome(
+        requests: Sequence[Request], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        """The same, and the objects that they received."""
+        some = Request.Testsome(requests, statuses)
+        return some, None if some is None else [requests[number]._value for number in some]
+
+    @staticmethod
+    def Testall(requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
         """Whether all of them are over."""
         # Each of them moves on, also behind one that is not over.
-        over = [request.Test() for request in requests]
+        over = [request.Test(statuses[n] if statuses else None) for n, request in enumerate(requests)]
         return all(over)
+
+    @staticmethod
+    def testall(requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, list[Any] | None]:
+        """The same, and the objects that they received."""
+        over = Request.Testall(requests, statuses)
+        return over, [request._value for request in requests] if over else None
+
+    def Free(self) -> None:
+        """Does nothing: it goes when nobody has it any more."""
+
+
+#: Of an operation that did not go to the background.
+_OVER = Request(None)
 
 
 class _Object(Request):
@@ -376,21 +509,37 @@ class _Object(Request):
     def __init__(self, comm: Comm, source: int, tag: int) -> None:
         super().__init__(None)
         self._comm, self._source, self._tag = comm, source, tag
+        #: Not over until somebody has asked, though its message may have come while another was waited for.
         self._done = False
+        self._found: tuple[int, int, int] | None = None
+
+    def _matches(self, source: int, tag: int) -> bool:
+        return self._source in (ANY_SOURCE, source) and self._tag in (ANY_TAG, tag)
+
+    def _take(self, value: Any, found: tuple[int, int, int]) -> None:
+        self._value, self._found = value, found
+
+    def _over(self, status: Status | None) -> bool:
+        if self._found is not None:
+            self._done = True
+            if status is not None:
+                status._set(self._found)
+        return self._done
 
     def Wait(self, status: Status | None = None) -> bool:
-        if not self._done:
-            self._value = self._comm.recv(source=self._source, tag=self._tag, status=status)
-            self._done = True
-        return True
+        while not self._done and self._found is None:
+            self._comm._advance(self)
+        return self._over(status)
 
     def Test(self, status: Status | None = None) -> bool:
-        if not self._done and self._comm.iprobe(self._source, self._tag):
-            self.Wait(status)
-        return self._done
+        while not self._done and self._found is None and self._comm.iprobe(self._source, self._tag):
+            self._comm._advance(self)
+        return self._over(status)
 
     def Cancel(self) -> None:
         self._done = True
+        if self in self._comm._waiting:
+            self._comm._waiting.remove(self)
 
 
 class Comm:
@@ -400,6 +549,8 @@ class Comm:
         self._native = native
         self.rank: int = native.rank
         self.size: int = native.size
+        #: Objects that are to be received in the background, in the order in which they were asked for.
+        self._waiting: list[_Object] = []
 
     def Get_rank(self) -> int:
         """Number of this rank."""
@@ -419,18 +570,31 @@ class Comm:
         if dest != PROC_NULL:
             self._native.send(pickle.dumps(obj, protocol=5), dest, tag)
 
-    ssend = bsend = send
+    ssend = bsend = rsend = send
 
-    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        """Receives an object."""
-        if source == PROC_NULL:
-            return None
+    def _receive(self, source: int, tag: int) -> tuple[Any, tuple[int, int, int]]:
         source, tag, length = self._native.probe(source, tag)
         into = bytearray(length)
         found = self._native.recv(into, source, tag)
+        return pickle.loads(into), found
+
+    def _advance(self, asked: _Object) -> None:
+        """Waits for a message for this receive, and gives it to the first that it fits."""
+        source, tag, _ = self._native.probe(asked._source, asked._tag)
+        first = next(waiting for waiting in self._waiting if waiting is asked or waiting._matches(source, tag))
+        # It may want an earlier message of the same rank.
+        value, found = self._receive(source, first._tag)
+        self._waiting.remove(first)
+        first._take(value, found)
+
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
+        """Receives an object."""
+        if source == PROC_NULL or self._waiting:
+            return self.irecv(buf, source, tag).wait(status)
+        value, found = self._receive(source, tag)
         if status is not None:
             status._set(found)
-        return pickle.loads(into)
+        return value
 
     def sendrecv(
         self,
@@ -454,20 +618,25 @@ class Comm:
             return Request(None)
         return Request(self._native.isend(pickle.dumps(obj, protocol=5), dest, tag))
 
+    issend = ibsend = irsend = isend
+
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Starts to receive an object; `Request.wait` answers it."""
-        return _Object(self, source, tag)
+        if source == PROC_NULL:
+            return Request(None)
+        self._waiting.append(_Object(self, source, tag))
+        return self._waiting[-1]
 
     def probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Waits for a message, without receiving it."""
-        found = self._native.probe(source, tag)
+        found = _NOTHING if source == PROC_NULL else self._native.probe(source, tag)
         if status is not None:
             status._set(found)
         return True
 
     def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Whether a message is here."""
-        found = self._native.iprobe(source, tag)
+        found = _NOTHING if source == PROC_NULL else self._native.iprobe(source, tag)
         if found is not None and status is not None:
             status._set(found)
         return found is not None
@@ -479,15 +648,15 @@ class Comm:
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a buffer."""
         if dest != PROC_NULL:
-            self._native.send(_Buffer(buf).memory, dest, tag)
+            self._native.send(buf if _plain(buf) else _Buffer(buf).memory, dest, tag)
 
-    Ssend = Bsend = Send
+    Ssend = Bsend = Rsend = Send
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receives into a buffer."""
-        if source == PROC_NULL:
-            return
-        found = self._native.recv(_Buffer(buf).memory, source, tag)
+        found = _NOTHING
+        if source != PROC_NULL:
+            found = self._native.recv(buf if _plain(buf) else _Buffer(buf, write=True).memory, source, tag)
         if status is not None:
             status._set(found)
 
@@ -505,11 +674,24 @@ class Comm:
         if PROC_NULL in (dest, source):
             self.Send(sendbuf, dest, sendtag)
             return self.Recv(recvbuf, source, recvtag, status)
-        out, into = _Buffer(sendbuf).memory, _Buffer(recvbuf).memory
+        out, into = _Buffer(sendbuf).memory, _Buffer(recvbuf, write=True).memory
         found = self._native.sendrecv(out, dest, sendtag, into, source, recvtag)
         if status is not None:
             status._set(found)
         return None
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Sends a buffer and receives into the same."""
+        out = bytes(_Buffer(buf).memory)
+        self.Sendrecv([out, BYTE], dest, sendtag, buf, source, recvtag, status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Starts to send a buffer, which must stay as it is until the request is over."""
@@ -517,35 +699,35 @@ class Comm:
             return Request(None)
         return Request(self._native.isend(_Buffer(buf).memory, dest, tag))
 
+    Issend = Ibsend = Irsend = Isend
+
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Starts to receive into a buffer."""
         if source == PROC_NULL:
             return Request(None)
-        return Request(self._native.irecv(_Buffer(buf).memory, source, tag))
+        return Request(self._native.irecv(_Buffer(buf, write=True).memory, source, tag))
 
-    # Collectives of buffers
+    # Collectives of buffers. Each has one form that may go on in the background, which both of its methods call.
 
-    def _collect(self, background: bool, name: str, *args: Any, **options: Any) -> Request | None:
+    def _collect(self, background: bool, name: str, *args: Any, **options: Any) -> Request:
         native = self._native.collective(name, *args, background=background, **options)
-        return Request(native) if background else None
+        return Request(native) if background else _OVER
 
     def Barrier(self) -> None:
         """Waits until all ranks are here."""
-        self._collect(False, "barrier")
+        self._native.collective("barrier")
 
     barrier = Barrier
 
     def Ibarrier(self) -> Request:
         """The same in the background."""
-        return self._started("barrier")
+        return self._collect(True, "barrier")
 
-    def _started(self, name: str, *args: Any, **options: Any) -> Request:
-        request = self._collect(True, name, *args, **options)
-        assert request is not None
-        return request
-
-    def _bcast(self, background: bool, buf: Any, root: int) -> Request | None:
-        return self._collect(background, "bcast", None, _Buffer(buf).memory, root=root)
+    def _bcast(self, background: bool, buf: Any, root: int) -> Request:
+        memory: Any = _Buffer(buf, write=self.rank != root).memory
+        if memory.readonly:
+            memory = _copied(memory)
+        return self._collect(background, "bcast", None, memory, root=root)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Gives everybody the root's buffer."""
@@ -553,46 +735,48 @@ class Comm:
 
     def Ibcast(self, buf: Any, root: int = 0) -> Request:
         """The same in the background."""
-        return self._bcast(True, buf, root)  # type: ignore[return-value]
+        return self._bcast(True, buf, root)
 
-    def _gather(self, background: bool, sendbuf: Any, recvbuf: Any, root: int) -> Request | None:
-        into = _Buffer(recvbuf) if self.rank == root else None
-        memory = into.memory if into else None
-        blocks = into.blocks() if into else None
-        own: Any = _Buffer(sendbuf).memory if sendbuf is not IN_PLACE else None
-        if own is None:
-            own = bytes(_part(into, blocks, self.rank, self.size))
-        return self._collect(background, "gather", own, memory, root=root, received=blocks)
+    def _own_part(self, buffer: _Buffer) -> bytes:
+        """What this rank has where everybody's parts are."""
+        length = buffer.memory.nbytes // self.size
+        start, length = buffer.blocks[self.rank] if buffer.blocks else (self.rank * length, length)
+        return bytes(memoryview(buffer.memory)[start : start + length])
+
+    def _gather(self, background: bool, sendbuf: Any, recvbuf: Any, root: int, varying: bool) -> Request:
+        # All ranks must call the same operation, and only the root knows how long the blocks are.
+        if self.rank != root:
+            blocks = [(0, 0)] * self.size if varying else None
+            return self._collect(background, "gather", _Buffer(sendbuf).memory, None, root=root, received=blocks)
+        into = _Buffer(recvbuf, write=True, parts=self.size, varying=varying)
+        own = self._own_part(into) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
+        return self._collect(background, "gather", own, into.memory, root=root, received=into.blocks)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Gives the root everybody's buffer, in the order of the ranks."""
-        self._gather(False, sendbuf, recvbuf, root)
+        self._gather(False, sendbuf, recvbuf, root, False)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """The same in the background."""
-        return self._gather(True, sendbuf, recvbuf, root)  # type: ignore[return-value]
+        return self._gather(True, sendbuf, recvbuf, root, False)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """The same, of any length: ``recvbuf=[data, counts, type]`` or ``[data, (counts, displs), type]``."""
-        # All ranks must call the same operation, and only the root knows whether its blocks are equally long.
-        if self.rank == root:
-            into = _Buffer(recvbuf)
-            blocks = into.blocks() or _equal(into, self.size)
-            own = bytes(_part(into, blocks, root, self.size)) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
-            self._collect(False, "gather", own, into.memory, root=root, received=blocks)
-        else:
-            self._collect(False, "gather", _Buffer(sendbuf).memory, None, root=root, received=[(0, 0)] * self.size)
+        self._gather(False, sendbuf, recvbuf, root, True)
 
-    def _scatter(self, background: bool, sendbuf: Any, recvbuf: Any, root: int, varies: bool) -> Request | None:
-        out = _Buffer(sendbuf) if self.rank == root else None
-        blocks = out.blocks() if out else None
-        if varies:
-            blocks = blocks or (_equal(out, self.size) if out else [(0, 0)] * self.size)
-        if recvbuf is IN_PLACE:
-            own_part = bytearray(len(_part(out, blocks, self.rank, self.size)))
-            return self._collect(background, "scatter", out and out.memory, own_part, root=root, sent=blocks)
-        into = _Buffer(recvbuf).memory
-        return self._collect(background, "scatter", out and out.memory, into, root=root, sent=blocks)
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """The same in the background."""
+        return self._gather(True, sendbuf, recvbuf, root, True)
+
+    def _scatter(self, background: bool, sendbuf: Any, recvbuf: Any, root: int, varying: bool) -> Request:
+        if self.rank != root:
+            blocks = [(0, 0)] * self.size if varying else None
+            into = _Buffer(recvbuf, write=True).memory
+            return self._collect(background, "scatter", None, into, root=root, sent=blocks)
+        out = _Buffer(sendbuf, parts=self.size, varying=varying)
+        # In place, the root's part stays where it is, and what it would receive goes nowhere.
+        own = bytearray(self._own_part(out)) if recvbuf is IN_PLACE else _Buffer(recvbuf, write=True).memory
+        return self._collect(background, "scatter", out.memory, own, root=root, sent=out.blocks)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Gives everybody its part of the root's buffer."""
@@ -600,100 +784,182 @@ class Comm:
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """The same in the background."""
-        return self._scatter(True, sendbuf, recvbuf, root, False)  # type: ignore[return-value]
+        return self._scatter(True, sendbuf, recvbuf, root, False)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """The same, of parts of any length: ``sendbuf=[data, counts, type]`` or ``[data, (counts, displs), type]``."""
         self._scatter(False, sendbuf, recvbuf, root, True)
 
-    def _allgather(self, background: bool, sendbuf: Any, recvbuf: Any) -> Request | None:
-        into = _Buffer(recvbuf)
-        blocks = into.blocks()
-        in_place = sendbuf is IN_PLACE
-        own = bytes(_part(into, blocks, self.rank, self.size)) if in_place else _Buffer(sendbuf).memory
-        return self._collect(background, "allgather", own, into.memory, received=blocks)
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+        """The same in the background."""
+        return self._scatter(True, sendbuf, recvbuf, root, True)
+
+    def _allgather(self, background: bool, sendbuf: Any, recvbuf: Any, varying: bool) -> Request:
+        into = _Buffer(recvbuf, write=True, parts=self.size, varying=varying)
+        own = self._own_part(into) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
+        return self._collect(background, "allgather", own, into.memory, received=into.blocks)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gives everybody everybody's buffer, in the order of the ranks."""
-        self._allgather(False, sendbuf, recvbuf)
-
-    Allgatherv = Allgather
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("allgather", sendbuf, recvbuf)
+        else:
+            self._allgather(False, sendbuf, recvbuf, False)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """The same in the background."""
-        return self._allgather(True, sendbuf, recvbuf)  # type: ignore[return-value]
+        return self._allgather(True, sendbuf, recvbuf, False)
 
-    def _alltoall(self, background: bool, sendbuf: Any, recvbuf: Any, varies: bool) -> Request | None:
-        into = _Buffer(recvbuf)
-        out = _Buffer(sendbuf) if sendbuf is not IN_PLACE else None
-        own = out.memory if out else bytes(_bytes_of(into.memory))
-        sent, received = out.blocks() if out else into.blocks(), into.blocks()
-        if varies:
-            sent, received = sent or _equal(out or into, self.size), received or _equal(into, self.size)
-        return self._collect(background, "alltoall", own, into.memory, sent=sent, received=received)
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """The same, of any length: ``recvbuf=[data, counts, type]`` or ``[data, (counts, displs), type]``."""
+        self._allgather(False, sendbuf, recvbuf, True)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """The same in the background."""
+        return self._allgather(True, sendbuf, recvbuf, True)
+
+    def _alltoall(self, background: bool, sendbuf: Any, recvbuf: Any, varying: bool) -> Request:
+        into = _Buffer(recvbuf, write=True, parts=self.size, varying=varying)
+        if sendbuf is IN_PLACE:
+            own, sent = bytes(into.memory), into.blocks
+        else:
+            out = _Buffer(sendbuf, parts=self.size, varying=varying)
+            own, sent = out.memory, out.blocks  # type: ignore[assignment]
+        return self._collect(background, "alltoall", own, into.memory, sent=sent, received=into.blocks)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Sends everybody its part of a buffer, and receives everybody's."""
-        self._alltoall(False, sendbuf, recvbuf, False)
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("alltoall", sendbuf, recvbuf)
+        else:
+            self._alltoall(False, sendbuf, recvbuf, False)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """The same in the background."""
+        return self._alltoall(True, sendbuf, recvbuf, False)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """The same, of parts of any length."""
         self._alltoall(False, sendbuf, recvbuf, True)
 
-    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """The same in the background."""
-        return self._alltoall(True, sendbuf, recvbuf, False)  # type: ignore[return-value]
+        return self._alltoall(True, sendbuf, recvbuf, True)
+
+    def _combine(self, background: bool, name: str, own: Any, into: Any, by: _Buffer, op: Op, **more: Any) -> Request:
+        return self._collect(background, name, own, into, datatype=by.datatype.number, op=op._native, **more)
+
+    def _result(self, sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, Memory | memoryview | None]:
+        """The buffer of the result, and what is combined into it unless that is there already."""
+        into = _Buffer(recvbuf, write=True)
+        if sendbuf is IN_PLACE:
+            return into, None
+        out = _Buffer(sendbuf)
+        _same(into, out, into.count)
+        return into, out.memory
+
+    def _reduce(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op, root: int) -> Request:
+        if self.rank == root:
+            into, own = self._result(sendbuf, recvbuf)
+            if own is not None:
+                memoryview(into.memory)[:] = own
+            return self._combine(background, "reduce", None, into.memory, into, op, root=root)
+        out = _Buffer(sendbuf)
+        # What is combined on the way passes through memory of its own.
+        return self._combine(background, "reduce", None, _copied(out.memory), out, op, root=root)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
         """Combines everybody's elements, for the root."""
-        if self.rank == root:
-            into = _Buffer(recvbuf)
-            if sendbuf is not IN_PLACE:
-                _copy(into, _Buffer(sendbuf))
-            self._collect(False, "reduce", None, into.memory, root=root, datatype=into.datatype.number, op=op._native)
-        else:
-            own = _Buffer(sendbuf)
-            # What is combined on the way passes through memory of its own.
-            scratch = bytearray(_bytes_of(own.memory))
-            self._collect(False, "reduce", None, scratch, root=root, datatype=own.datatype.number, op=op._native)
+        self._reduce(False, sendbuf, recvbuf, op, root)
 
-    def _allreduce(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request | None:
-        into = _Buffer(recvbuf)
-        own = bytes(_bytes_of(into.memory)) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
-        return self._collect(background, "allreduce", own, into.memory, datatype=into.datatype.number, op=op._native)
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Request:
+        """The same in the background."""
+        return self._reduce(True, sendbuf, recvbuf, op, root)
+
+    def _allreduce(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
+        into, own = self._result(sendbuf, recvbuf)
+        return self._combine(background, "allreduce", bytes(into.memory) if own is None else own, into.memory, into, op)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines everybody's elements, for everybody."""
-        self._allreduce(False, sendbuf, recvbuf, op)
+        if _plain(sendbuf) and _plain(recvbuf):
+            self._native.collective("allreduce", sendbuf, recvbuf, op=op._native)
+        else:
+            self._allreduce(False, sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Request:
         """The same in the background."""
-        return self._allreduce(True, sendbuf, recvbuf, op)  # type: ignore[return-value]
+        return self._allreduce(True, sendbuf, recvbuf, op)
+
+    def _reduce_scatter(
+        self, background: bool, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Op
+    ) -> Request:
+        into = _Buffer(recvbuf, write=True)
+        if counts is None:
+            if sendbuf is IN_PLACE:
+                raise _refusal("Reduce_scatter in place; say how much of it is whose (recvcounts)")
+            counts = self.allgather(into.count)
+        counts = [int(count) for count in counts]
+        if len(counts) != self.size:
+            raise _refusal(f"{len(counts)} counts for {self.size} ranks")
+        size = into.datatype.size
+        # In place, what is combined lies where the result is to go, to the beginning.
+        out = into if sendbuf is IN_PLACE else _Buffer(sendbuf)
+        _same(into, out, sum(counts))
+        own = bytes(into.memory) if out is into else out.memory
+        if into.count < counts[self.rank]:
+            raise _refusal(f"{counts[self.rank]} elements for a buffer of {into.count}")
+        result = memoryview(into.memory)[: counts[self.rank] * size]
+        sizes = [count * size for count in counts]
+        return self._combine(background, "reduce_scatter", own, result, into, op, counts=sizes)
+
+    def _block_counts(self, sendbuf: Any, recvbuf: Any) -> list[int]:
+        parts = self.size if sendbuf is IN_PLACE else 1
+        return [_Buffer(recvbuf, write=True, parts=parts).count] * self.size
 
     def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> None:
         """Combines everybody's elements, and gives each rank its part."""
-        into, out = _Buffer(recvbuf), _Buffer(sendbuf)
-        counts = list(recvcounts) if recvcounts is not None else self.allgather(into.count)
-        sizes = [count * into.datatype.size for count in counts]
-        number = into.datatype.number
-        self._collect(False, "reduce_scatter", out.memory, into.memory, counts=sizes, datatype=number, op=op._native)
+        self._reduce_scatter(False, sendbuf, recvbuf, recvcounts, op)
+
+    def Ireduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+    ) -> Request:
+        """The same in the background."""
+        return self._reduce_scatter(True, sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """The same, of parts that are equally long."""
-        self.Reduce_scatter(sendbuf, recvbuf, [_Buffer(recvbuf).count] * self.size, op)
+        self._reduce_scatter(False, sendbuf, recvbuf, self._block_counts(sendbuf, recvbuf), op)
+
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Request:
+        """The same in the background."""
+        return self._reduce_scatter(True, sendbuf, recvbuf, self._block_counts(sendbuf, recvbuf), op)
+
+    def _scan(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
+        into, own = self._result(sendbuf, recvbuf)
+        if own is not None:
+            memoryview(into.memory)[:] = own
+        return self._combine(background, "scan", None, into.memory, into, op)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines the elements of the ranks up to this one."""
-        into = _Buffer(recvbuf)
-        if sendbuf is not IN_PLACE:
-            _copy(into, _Buffer(sendbuf))
-        self._collect(False, "scan", None, into.memory, datatype=into.datatype.number, op=op._native)
+        self._scan(False, sendbuf, recvbuf, op)
+
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Request:
+        """The same in the background."""
+        return self._scan(True, sendbuf, recvbuf, op)
+
+    def _exscan(self, background: bool, sendbuf: Any, recvbuf: Any, op: Op) -> Request:
+        into, own = self._result(sendbuf, recvbuf)
+        return self._combine(background, "exscan", bytes(into.memory) if own is None else own, into.memory, into, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Combines the elements of the ranks before this one; rank 0's ``recvbuf`` is left alone."""
-        into = _Buffer(recvbuf)
-        own = bytes(_bytes_of(into.memory)) if sendbuf is IN_PLACE else _Buffer(sendbuf).memory
-        self._collect(False, "exscan", own, into.memory, datatype=into.datatype.number, op=op._native)
+        self._exscan(False, sendbuf, recvbuf, op)
+
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Request:
+        """The same in the background."""
+        return self._exscan(True, sendbuf, recvbuf, op)
 
     # Collectives of objects
 
@@ -815,23 +1081,16 @@ Intracomm = Comm
 COMM_TYPE_SHARED = 1
 
 
-def _part(buffer: _Buffer | None, blocks: list[tuple[int, int]] | None, rank: int, size: int) -> memoryview:
-    if buffer is None:
-        raise ValueError("IN_PLACE is for the root")
-    start, length = (blocks or _equal(buffer, size))[rank]
-    return _bytes_of(buffer.memory)[start : start + length]
+def _copied(memory: Memory | memoryview) -> bytearray:
+    return bytearray(memory)
 
 
-def _equal(buffer: _Buffer, size: int) -> list[tuple[int, int]]:
-    length = buffer.memory.nbytes // size
-    return [(rank * length, length) for rank in range(size)]
-
-
-def _copy(into: _Buffer, out: _Buffer) -> None:
-    target, source = _bytes_of(into.memory), _bytes_of(out.memory)
-    if target.nbytes < source.nbytes:
-        raise ValueError(f"a result of {source.nbytes} bytes for a buffer of {target.nbytes}")
-    target[: source.nbytes] = source
+def _same(into: _Buffer, out: _Buffer, count: int) -> None:
+    """What is combined must be of one type, and of the length of the result."""
+    if into.datatype.number != out.datatype.number or out.count != count:
+        raise _refusal(
+            f"{out.count} {out.datatype.name} are combined, into {count} {into.datatype.name}; both must be the same"
+        )
 
 
 def _laid_out(lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -848,18 +1107,21 @@ def _unpack(memory: bytearray, blocks: list[tuple[int, int]]) -> list[Any]:
 
 
 _making = threading.Lock()
+#: What this process was invited to, for whoever makes further groups of the same ranks.
+_invitation: str | None = None
 
 
 def _join(invitation: str) -> Comm:
     """Makes the group of an invitation this process' world."""
     comm = Comm(Communicator.join(invitation))
-    globals()["COMM_WORLD"] = comm
+    globals().update(COMM_WORLD=comm, _invitation=invitation)
     return comm
 
 
 def _leave() -> None:
     """Forgets the group of this process."""
     globals().pop("COMM_WORLD", None)
+    globals().update(_invitation=None)
 
 
 def __getattr__(name: str) -> Any:

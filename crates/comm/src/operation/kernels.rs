@@ -8,12 +8,14 @@ use crate::datatype::Datatype;
 /// `right = left op right`.
 pub type Kernel = fn(&[u8], &mut [u8]);
 
-/// A value and its place.
+/// A value and its place, as C lays them out: `REST` bytes follow and `GAP` bytes lie between that mean nothing.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct At {
-    value: f64,
-    place: i64,
+#[repr(C, packed)]
+struct At<T, P, const GAP: usize = 0, const REST: usize = 0> {
+    value: T,
+    gap: [u8; GAP],
+    place: P,
+    rest: [u8; REST],
 }
 
 #[inline(always)]
@@ -32,7 +34,7 @@ where
 }
 
 /// Whether the left value wins: it is better, or equal and its place is lower.
-fn wins<T: PartialOrd>(left: (T, i64), right: (T, i64), beats: impl Fn(&T, &T) -> bool) -> bool {
+fn wins<T: PartialOrd, P: PartialOrd>(left: (T, P), right: (T, P), beats: impl Fn(&T, &T) -> bool) -> bool {
     beats(&left.0, &right.0) || left.0 == right.0 && left.1 < right.1
 }
 
@@ -54,11 +56,19 @@ macro_rules! choose {
 
 /// An operation that chooses one of two values with their places.
 macro_rules! choosing {
+    ($beats:expr) => {
+        |a, b| if wins((a.value, a.place), (b.value, b.place), $beats) { a } else { b }
+    };
     ($datatype:expr, $beats:expr) => {
         choose!(
             $datatype,
-            F64At: At => |a, b| if wins((a.value, a.place), (b.value, b.place), $beats) { a } else { b },
-            I64At: [i64; 2] => |a, b| if wins((a[0], a[1]), (b[0], b[1]), $beats) { a } else { b },
+            F64At: At<f64, i64> => choosing!($beats),
+            I64At: At<i64, i64> => choosing!($beats),
+            F64At32: At<f64, i32, 0, 4> => choosing!($beats),
+            I64At32: At<i64, i32, 0, 4> => choosing!($beats),
+            F32At32: At<f32, i32> => choosing!($beats),
+            I32At32: At<i32, i32> => choosing!($beats),
+            I16At32: At<i16, i32, 2> => choosing!($beats),
         )
     };
 }

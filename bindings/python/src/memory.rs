@@ -1,0 +1,462 @@
+//! Memory that an object shows: by the buffer protocol, or by DLPack.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use mayfly_comm::Datatype;
+use mayfly_protocol::error::Code;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::raise;
+
+fn refuse(py: Python<'_>, message: &str) -> PyErr {
+    raise(py, Code::InvalidRequest, message)
+}
+
+/// Contiguous memory of another object's, kept as long as this is. Its own buffer is its bytes.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Memory {
+    start: *mut c_void,
+    length: usize,
+    read_only: bool,
+    datatype: Option<Datatype>,
+    /// As the object calls its type, if it is none of ours.
+    format: String,
+    _owner: Owner,
+}
+
+// SAFETY: the memory is kept by its owner, and may be used by any thread; whoever changes it meanwhile breaks the rules of MPI,
+// and gets some bytes or others.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// Keeps the memory.
+enum Owner {
+    Buffer { _held: Held },
+    Tensor { _held: Tensor },
+}
+
+/// A buffer that is released when this is dropped.
+struct Held(Box<ffi::Py_buffer>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: filled in by PyObject_GetBuffer, and released once.
+        Python::attach(|_| unsafe { ffi::PyBuffer_Release(&mut *self.0) });
+    }
+}
+
+/// The type that a format of the buffer protocol means, if it is one of ours: its letter says the kind, and the size is its own.
+fn datatype_of(format: &str, size: usize) -> Option<Datatype> {
+    let format = match format.as_bytes().first() {
+        Some(b'<') if cfg!(target_endian = "little") => &format[1..],
+        Some(b'>' | b'!') if cfg!(target_endian = "big") => &format[1..],
+        Some(b'@' | b'=' | b'|') => &format[1..],
+        _ => format,
+    };
+    Some(match (format, size) {
+        ("b" | "h" | "i" | "l" | "q" | "n", 1) => Datatype::I8,
+        ("h" | "i" | "l" | "q" | "n", 2) => Datatype::I16,
+        ("h" | "i" | "l" | "q" | "n", 4) => Datatype::I32,
+        ("h" | "i" | "l" | "q" | "n", 8) => Datatype::I64,
+        ("B" | "c" | "s", 1) => Datatype::U8,
+        ("H" | "I" | "L" | "Q" | "N", 2) => Datatype::U16,
+        ("H" | "I" | "L" | "Q" | "N", 4) => Datatype::U32,
+        ("H" | "I" | "L" | "Q" | "N", 8) => Datatype::U64,
+        ("f", 4) => Datatype::F32,
+        ("d", 8) => Datatype::F64,
+        ("?", 1) => Datatype::Bool,
+        ("Zf" | "F", 8) => Datatype::Complex64,
+        ("Zd" | "D", 16) => Datatype::Complex128,
+        _ => return None,
+    })
+}
+
+/// What DLPack calls an array, version 1.
+#[repr(C)]
+struct Array {
+    data: *mut c_void,
+    device: Device,
+    dimensions: i32,
+    element: Element,
+    shape: *const i64,
+    strides: *const i64,
+    offset: u64,
+}
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    number: i32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Element {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// An array with its owner, as it was handed over before version 1.
+#[repr(C)]
+struct Unversioned {
+    array: Array,
+    context: *mut c_void,
+    end: Option<unsafe extern "C" fn(*mut Unversioned)>,
+}
+
+/// As it is handed over since.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    end: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    array: Array,
+}
+
+const READ_ONLY: u64 = 1;
+const MAJOR: u32 = 1;
+/// Devices whose memory this processor reads and writes.
+const HOST: [i32; 3] = [1, 3, 11];
+
+/// An array that was handed over to us.
+enum Tensor {
+    Unversioned(*mut Unversioned),
+    Versioned(*mut Versioned),
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // Its owner may be Python's.
+        Python::attach(|_| {
+            // SAFETY: ours since the capsule was renamed; ended once.
+            unsafe {
+                match *self {
+                    Self::Unversioned(of) => {
+                        if let Some(end) = (*of).end {
+                            end(of);
+                        }
+                    }
+                    Self::Versioned(of) => {
+                        if let Some(end) = (*of).end {
+                            end(of);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl Element {
+    fn datatype(self) -> Option<Datatype> {
+        Some(match (self.code, self.bits, self.lanes) {
+            (0, 8, 1) => Datatype::I8,
+            (0, 16, 1) => Datatype::I16,
+            (0, 32, 1) => Datatype::I32,
+            (0, 64, 1) => Datatype::I64,
+            (1, 8, 1) => Datatype::U8,
+            (1, 16, 1) => Datatype::U16,
+            (1, 32, 1) => Datatype::U32,
+            (1, 64, 1) => Datatype::U64,
+            (2, 32, 1) => Datatype::F32,
+            (2, 64, 1) => Datatype::F64,
+            (5, 64, 1) => Datatype::Complex64,
+            (5, 128, 1) => Datatype::Complex128,
+            (6, 8, 1) => Datatype::Bool,
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> String {
+        const KINDS: [&str; 7] = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"];
+        let kind = KINDS.get(self.code as usize).copied().unwrap_or("unknown");
+        format!("{kind}{}", self.bits)
+    }
+}
+
+/// Whether each dimension steps over those before it.
+fn in_order<'a>(mut dimensions: impl Iterator<Item = (&'a i64, &'a i64)>) -> bool {
+    let mut next = 1;
+    dimensions.all(|(length, stride)| {
+        let fits = *length == 1 || *stride == next;
+        next *= length;
+        fits
+    })
+}
+
+/// Elements of an array that lies in one piece, in either order; none if it does not.
+fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
+    let total = shape
+        .iter()
+        .try_fold(1i64, |total, length| total.checked_mul(*length))?;
+    let total = usize::try_from(total).ok()?;
+    let Some(strides) = strides else { return Some(total) };
+    let pairs = || shape.iter().zip(strides);
+    (total == 0 || in_order(pairs().rev()) || in_order(pairs())).then_some(total)
+}
+
+impl Memory {
+    /// That of an object, to read or to write.
+    pub fn to(object: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+        let memory = Self::of(object)?;
+        if write && memory.read_only {
+            let message = format!(
+                "{} is read-only; receive into memory that may be written to",
+                object.get_type().name()?
+            );
+            return Err(refuse(object.py(), &message));
+        }
+        if memory.datatype.is_none() {
+            let message = format!(
+                "elements of type '{}', which ranks do not know; name one: [data, MPI.BYTE]",
+                memory.format
+            );
+            return Err(refuse(object.py(), &message));
+        }
+        Ok(memory)
+    }
+
+    /// Type of its elements, if it is one of ours.
+    pub fn element(&self) -> Option<Datatype> {
+        self.datatype
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY: the owner keeps so many bytes there.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.length) }
+    }
+
+    /// Only of memory that was asked for to be written to.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.length == 0 || self.read_only {
+            return &mut [];
+        }
+        // SAFETY: as above, and it may be written to.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.length) }
+    }
+
+    fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let mut held = Box::<ffi::Py_buffer>::new(ffi::Py_buffer::new());
+        let mut ask = |flags: c_int| {
+            // SAFETY: the object is alive, and the buffer is filled in or left as it is.
+            match unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *held, flags) } {
+                0 => Ok(()),
+                _ => Err(PyErr::fetch(py)),
+            }
+        };
+        // NumPy tells no format of dates; the memory is good for all that.
+        ask(ffi::PyBUF_FULL_RO)
+            .or_else(|_| ask(ffi::PyBUF_STRIDES))
+            .map_err(|error| refuse(py, &format!("this object does not show its memory: {error}")))?;
+        let held = Held(held);
+        let view = &held.0;
+        // SAFETY: the buffer was filled in.
+        if unsafe { ffi::PyBuffer_IsContiguous(&**view, b'A' as c_char) } == 0 {
+            return Err(refuse(
+                py,
+                "this array does not lie in memory in one piece; send a copy (numpy.ascontiguousarray), or receive into an \
+                 array that does and copy from there",
+            ));
+        }
+        let size = usize::try_from(view.itemsize).unwrap_or(1);
+        let format = match view.format.is_null() {
+            // SAFETY: a string of the object's, which is kept.
+            false => unsafe { CStr::from_ptr(view.format) }.to_string_lossy(),
+            true if size == 1 => Cow::Borrowed("B"),
+            true => Cow::Borrowed("unknown"),
+        };
+        let datatype = datatype_of(&format, size);
+        Ok(Self {
+            start: view.buf,
+            length: usize::try_from(view.len).unwrap_or(0),
+            read_only: view.readonly != 0,
+            datatype,
+            format: if datatype.is_some() {
+                String::new()
+            } else {
+                format.into_owned()
+            },
+            _owner: Owner::Buffer { _held: held },
+        })
+    }
+
+    fn of_tensor(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let (kind, _): (i32, i64) = object.call_method0("__dlpack_device__")?.extract()?;
+        if !HOST.contains(&kind) {
+            return Err(on_a_device(py, kind));
+        }
+        let refused = |error: PyErr| refuse(py, &format!("this array does not hand over its memory: {error}"));
+        let options = PyDict::new(py);
+        options.set_item("max_version", (MAJOR, 0))?;
+        let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
+            // From before version 1, which knows no such option.
+            Err(error) if error.is_instance_of::<PyTypeError>(py) && error.to_string().contains("keyword") => {
+                object.call_method0("__dlpack__")
+            }
+            made => made,
+        };
+        let tensor = Tensor::take(&capsule.map_err(refused)?).map_err(refused)?;
+        // SAFETY: handed over, and not ended before `tensor` is.
+        let (array, flags) = unsafe {
+            match tensor {
+                Tensor::Unversioned(of) => (&(*of).array, 0),
+                Tensor::Versioned(of) => {
+                    if (*of).major != MAJOR {
+                        return Err(refuse(
+                            py,
+                            &format!("this array speaks version {} of DLPack", (*of).major),
+                        ));
+                    }
+                    (&(*of).array, (*of).flags)
+                }
+            }
+        };
+        if !HOST.contains(&array.device.kind) {
+            return Err(on_a_device(py, array.device.kind));
+        }
+        let dimensions = usize::try_from(array.dimensions).unwrap_or(0);
+        let list = |start: *const i64| {
+            // SAFETY: the array has so many dimensions, and its lists are kept with it.
+            (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dimensions) })
+        };
+        let Some(count) = elements(list(array.shape).unwrap_or(&[]), list(array.strides)) else {
+            return Err(refuse(
+                py,
+                "this tensor does not lie in memory in one piece; use what its method `contiguous` answers",
+            ));
+        };
+        let element = array.element;
+        let bits = usize::from(element.bits) * usize::from(element.lanes);
+        let start = array.data.wrapping_byte_add(array.offset as usize);
+        // What Arrow shows others must not change, and versions of DLPack before 1 cannot say so.
+        let read_only = flags & READ_ONLY != 0 || object.hasattr("__arrow_c_array__")?;
+        Ok(Self {
+            start,
+            length: count * bits.div_ceil(8),
+            read_only,
+            datatype: element.datatype(),
+            format: element.name(),
+            _owner: Owner::Tensor { _held: tensor },
+        })
+    }
+}
+
+fn on_a_device(py: Python<'_>, kind: i32) -> PyErr {
+    let name = match kind {
+        2 | 13 => " (CUDA)",
+        8 => " (Metal)",
+        10 => " (ROCm)",
+        14 => " (oneAPI)",
+        _ => "",
+    };
+    let message = format!(
+        "this array lies in the memory of a device of kind {kind}{name}; copy it to that of the processor, and back after"
+    );
+    refuse(py, &message)
+}
+
+impl Tensor {
+    /// Takes the array over from a capsule.
+    fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // SAFETY: the names are those of the standard, and say what the capsule points at; who renames it owns that.
+        unsafe {
+            let object = capsule.as_ptr();
+            if ffi::PyCapsule_IsValid(object, c"dltensor_versioned".as_ptr()) != 0 {
+                let of = ffi::PyCapsule_GetPointer(object, c"dltensor_versioned".as_ptr());
+                ffi::PyCapsule_SetName(object, c"used_dltensor_versioned".as_ptr());
+                return Ok(Self::Versioned(of.cast()));
+            }
+            if ffi::PyCapsule_IsValid(object, c"dltensor".as_ptr()) != 0 {
+                let of = ffi::PyCapsule_GetPointer(object, c"dltensor".as_ptr());
+                ffi::PyCapsule_SetName(object, c"used_dltensor".as_ptr());
+                return Ok(Self::Unversioned(of.cast()));
+            }
+        }
+        Err(PyBufferError::new_err("its __dlpack__ answers no capsule of DLPack"))
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// That of an object.
+    #[staticmethod]
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        // SAFETY: the object is alive.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+            return Self::of_buffer(object);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::of_tensor(object);
+        }
+        if object.hasattr("__cuda_array_interface__")? {
+            return Err(on_a_device(py, 2));
+        }
+        let name = object.get_type().name()?;
+        Err(refuse(
+            py,
+            &format!(
+                "{name} is no buffer: give an array, or what else has the buffer protocol or DLPack; objects are for \
+                      the methods in lower case"
+            ),
+        ))
+    }
+
+    /// Number of the type of its elements, if it is one of ours.
+    #[getter]
+    fn datatype(&self) -> Option<u8> {
+        self.datatype.map(|datatype| datatype as u8)
+    }
+
+    /// The type as the object calls it.
+    #[getter]
+    fn format(&self) -> &str {
+        &self.format
+    }
+
+    /// Whether it must not be written to; named as `memoryview` has it.
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.read_only
+    }
+
+    /// Its bytes, likewise.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.length
+    }
+
+    /// Its elements, if their type is one of ours, and if it is not to be written to or may be.
+    fn elements(&self, write: bool) -> Option<(u8, usize)> {
+        let datatype = self.datatype.filter(|_| !(write && self.read_only))?;
+        Some((datatype as u8, self.length / datatype.bytes()))
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no place for a view"));
+        }
+        let own = slf.get();
+        let length = ffi::Py_ssize_t::try_from(own.length).map_err(|_| PyBufferError::new_err("too many bytes"))?;
+        // SAFETY: `view` is the interpreter's; the memory lives as long as this object, of which the view takes a reference.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), own.start, length, own.read_only.into(), flags) };
+        if filled != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+"""What `mayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST SIZE...
+
+Under mpi4py it is started by mpirun. Under Mayfly MAYFLY_BENCH_RANK tells the rank, and the descriptors of its sockets.
+Rank 0 prints, for each size, the microseconds of one operation in the fastest of BLOCKS blocks of up to MOST.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+
+def world(module):
+    if module == "mpi4py":
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD
+    from mayfly import MPI
+    from mayfly._native import Communicator
+
+    transport, rank, *sockets = os.environ["MAYFLY_BENCH_RANK"].split()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
+    return MPI.Comm(Communicator.over(int(rank), [int(one) for one in sockets], transport == "tcp"))
+
+
+def operation(comm, op, send, receive):
+    rank, part = comm.Get_rank(), send[: len(send) // comm.Get_size()]
+
+    def pingpong():
+        if rank == 0:
+            comm.Send(send, 1, 1)
+            comm.Recv(receive, 1, 1)
+        elif rank == 1:
+            comm.Recv(receive, 0, 1)
+            comm.Send(send, 0, 1)
+
+    return {
+        "pingpong": pingpong,
+        "bcast": lambda: comm.Bcast(send, 0),
+        "allreduce": lambda: comm.Allreduce(send, receive),
+        "allgather": lambda: comm.Allgather(part, receive),
+        "alltoall": lambda: comm.Alltoall(send, receive),
+        "barrier": comm.Barrier,
+    }[op]
+
+
+def main(module, op, blocks, most, sizes):
+    comm = world(module)
+    width = comm.Get_size() if op in ("alltoall", "allgather") else 1
+    kind = "f8" if op == "allreduce" else "u1"
+    for size in sizes:
+        length = size * width // np.dtype(kind).itemsize
+        run = operation(comm, op, np.ones(length, kind), np.full(length, 2, kind))
+        count = max(2, min(most, (16 << 20) // (size + 1)))
+        best = float("inf")
+        for block in range(blocks + 1):
+            comm.Barrier()
+            start = time.perf_counter()
+            for _ in range(count if block else 1 + count // 8):
+                run()
+            comm.Barrier()
+            if block:
+                best = min(best, (time.perf_counter() - start) / count * 1e6)
+        if comm.Get_rank() == 0:
+            print(size, best, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), [int(size) for size in sys.argv[5:]])

@@ -1,0 +1,31 @@
+"""Where PyTorch is: in the Python of the tests, or in that of the distribution, when both are of one version."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
+
+
+@cache
+def folder() -> str | None:
+    """What to append to the path to import it: nothing if it is there anyway, None if it is not to be had."""
+    if importlib.util.find_spec("torch") is not None:
+        return ""
+    text = f"import sys; sys.path.append({str(_DISTRIBUTION)!r}); import torch, torch.distributed"
+    there = (_DISTRIBUTION / "torch").is_dir()
+    if there and subprocess.run([sys.executable, "-c", text], capture_output=True, check=False).returncode == 0:
+        return str(_DISTRIBUTION)
+    return None
+
+
+needs_torch = pytest.mark.skipif(
+    folder() is None,
+    reason="this Python finds no PyTorch. Install with: sudo apt-get install python3-torch, or pip install torch",
+)

@@ -1,0 +1,64 @@
+"""What groups compute beside what Open MPI does, by one program that runs under both."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.daemons import Daemon
+from harness.programs import program, run
+
+OPERATIONS = Path(__file__).parent / "operations.py"
+CASES = 250
+#: Looked at each time; one more is drawn, and named when it finds something.
+SEEDS = [1, 2]
+
+OPEN_MPI = [
+    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+    *("--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"),
+    # Everything stays on this host, and nothing is started through a shell on another.
+    *("--mca", "oob_tcp_if_include", "lo", "--mca", "plm", "isolated"),
+]
+
+needs_open_mpi = pytest.mark.skipif(
+    not shutil.which("mpirun") or importlib.util.find_spec("mpi4py") is None,
+    reason="no Open MPI with mpi4py here. Install with: sudo apt-get install openmpi-bin, and scripts/bootstrap",
+)
+
+
+@pytest.fixture
+def site(start: Callable[..., Daemon]) -> Daemon:
+    return start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
+
+
+def lines(folder: Path, ranks: int) -> list[str]:
+    return list(itertools.chain.from_iterable((folder / f"rank-{r}").read_text().splitlines() for r in range(ranks)))
+
+
+@needs_open_mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_every_operation_gives_what_it_gives_under_open_mpi(site: Daemon, tmp_path: Path, ranks: int) -> None:
+    seeds = [str(seed) for seed in [*SEEDS, random.SystemRandom().randrange(1 << 30)]]
+    theirs, ours = tmp_path / "mpi4py", tmp_path / "mayfly"
+    theirs.mkdir()
+    ours.mkdir()
+    arguments = [str(CASES), *seeds]
+    run(*OPEN_MPI, "-n", str(ranks), sys.executable, OPERATIONS, "mpi4py", theirs, *arguments, env=dict(os.environ))
+    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    done = run(
+        *(program(), "run", "--ranks", str(ranks), OPERATIONS, "mayfly", str(ours), *arguments),
+        env=environment,
+        check=False,
+    )
+    expected, found = lines(theirs, ranks), lines(ours, ranks)
+    differences = [f"theirs {a}\nours   {b}" for a, b in zip(expected, found, strict=False) if a != b]
+    assert not differences, f"ranks={ranks} seeds={seeds}\n" + "\n".join(differences[:20]) + done.stderr
+    assert (done.returncode, len(found)) == (0, len(expected)), done.stderr
+    assert len(found) == CASES * len(seeds) * ranks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import random
 import shutil
 import sys
@@ -50,11 +49,12 @@ def test_every_operation_gives_what_it_gives_under_open_mpi(site: Daemon, tmp_pa
     theirs.mkdir()
     ours.mkdir()
     arguments = [str(CASES), *seeds]
-    run(*OPEN_MPI, "-n", str(ranks), sys.executable, OPERATIONS, "mpi4py", theirs, *arguments, env=dict(os.environ))
+    run(*OPEN_MPI, "-n", str(ranks), sys.executable, OPERATIONS, "mpi4py", theirs, *arguments, timeout=150)
     environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
     done = run(
         *(program(), "run", "--ranks", str(ranks), OPERATIONS, "mayfly", str(ours), *arguments),
         env=environment,
+        timeout=150,
         check=False,
     )
     expected, found = lines(theirs, ranks), lines(ours, ranks)

@@ -53,7 +53,7 @@ impl Default for ServeOptions {
         Self {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             seed: None,
-            heartbeat: Duration::from_secs(2),
+            heartbeat: Duration::from_secs(5),
             patience: Duration::from_secs(5),
             relay: true,
             most_connections: 100_000,

@@ -14,7 +14,7 @@ use crate::connect::socket::{dial, wait_for};
 use crate::keys::GroupKeys;
 
 /// Pings for each heartbeat: some may come late.
-const PINGS_PER_HEARTBEAT: u32 = 4;
+const PINGS_PER_HEARTBEAT: u32 = 10;
 /// A rendezvous that answers no ping for so many heartbeats is not there any more.
 const SILENT_HEARTBEATS: u32 = 3;
 /// What the server may take to notice that a rank leaves.

@@ -18,528 +18,168 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mayfly._errors import GroupError, RequestError
+from mayfly._errors import GroupError
+from mayfly._mpi.buffers import (
+    _Buffer,
+    _copied,
+    _laid_out,
+    _plain,
+    _refusal,
+    _same,
+    _unpack,
+)
+from mayfly._mpi.requests import (
+    _NOTHING,
+    _OVER,
+    Request,
+    Status,
+    _Object,
+)
+from mayfly._mpi.types import (
+    ANY_SOURCE,
+    ANY_TAG,
+    BAND,
+    BOOL,
+    BOR,
+    BXOR,
+    BYTE,
+    C_BOOL,
+    C_DOUBLE_COMPLEX,
+    C_FLOAT_COMPLEX,
+    CHAR,
+    COMPLEX,
+    DOUBLE,
+    DOUBLE_COMPLEX,
+    DOUBLE_INT,
+    FLOAT,
+    FLOAT_INT,
+    IN_PLACE,
+    INT,
+    INT8_T,
+    INT16_T,
+    INT32_T,
+    INT64_T,
+    INT_INT,
+    LAND,
+    LONG,
+    LONG_INT,
+    LONG_LONG,
+    LOR,
+    LXOR,
+    MAX,
+    MAXLOC,
+    MIN,
+    MINLOC,
+    PROC_NULL,
+    PROD,
+    ROOT,
+    SHORT,
+    SHORT_INT,
+    SIGNED_CHAR,
+    SUM,
+    TWOINT,
+    UINT8_T,
+    UINT16_T,
+    UINT32_T,
+    UINT64_T,
+    UNDEFINED,
+    UNSIGNED,
+    UNSIGNED_CHAR,
+    UNSIGNED_LONG,
+    UNSIGNED_SHORT,
+    Datatype,
+    Op,
+)
 from mayfly._native import Communicator, Memory
-from mayfly._native import Op as _NativeOp
-from mayfly._native import Request as _NativeRequest
 
 if TYPE_CHECKING:
     COMM_WORLD: Comm
     COMM_SELF: Comm
 
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "BAND",
+    "BOOL",
+    "BOR",
+    "BXOR",
+    "BYTE",
+    "CHAR",
+    "COMM_NULL",
+    "COMM_SELF",
+    "COMM_TYPE_SHARED",
+    "COMM_WORLD",
+    "COMPLEX",
+    "C_BOOL",
+    "C_DOUBLE_COMPLEX",
+    "C_FLOAT_COMPLEX",
+    "DOUBLE",
+    "DOUBLE_COMPLEX",
+    "DOUBLE_INT",
+    "FLOAT",
+    "FLOAT_INT",
+    "GROUP_VARIABLE",
+    "INT",
+    "INT8_T",
+    "INT16_T",
+    "INT32_T",
+    "INT64_T",
+    "INT_INT",
+    "IN_PLACE",
+    "LAND",
+    "LONG",
+    "LONG_INT",
+    "LONG_LONG",
+    "LOR",
+    "LXOR",
+    "MAX",
+    "MAXLOC",
+    "MIN",
+    "MINLOC",
+    "PROC_NULL",
+    "PROD",
+    "ROOT",
+    "SHORT",
+    "SHORT_INT",
+    "SIGNED_CHAR",
+    "SUM",
+    "TWOINT",
+    "UINT8_T",
+    "UINT16_T",
+    "UINT32_T",
+    "UINT64_T",
+    "UNDEFINED",
+    "UNSIGNED",
+    "UNSIGNED_CHAR",
+    "UNSIGNED_LONG",
+    "UNSIGNED_SHORT",
+    "Comm",
+    "Datatype",
+    "Exception",
+    "Finalize",
+    "Get_processor_name",
+    "Init",
+    "Intracomm",
+    "Is_finalized",
+    "Is_initialized",
+    "Op",
+    "Request",
+    "Status",
+    "Wtick",
+    "Wtime",
+]
+
 #: What the operations here raise, as mpi4py calls it.
 Exception = GroupError
 
-ANY_SOURCE = -1
-ANY_TAG = -1
-PROC_NULL = -2
-UNDEFINED = -32766
-ROOT = -3
 #: What ranks get that are in no part of a communicator.
 COMM_NULL = None
 
 #: Environment variable with the group of this process, as `mayfly run` sets it.
 GROUP_VARIABLE = "MAYFLY_GROUP"
-
-
-class _InPlace:
-    def __repr__(self) -> str:
-        return "IN_PLACE"
-
-
-#: The buffer of the other side is also this one's.
-IN_PLACE = _InPlace()
-
-
-class Datatype:
-    """Type of the elements of a buffer."""
-
-    def __init__(self, name: str, number: int, size: int) -> None:
-        self.name = name
-        self.number = number
-        self.size = size
-
-    def Get_size(self) -> int:
-        """Bytes of one element."""
-        return self.size
-
-    def Get_extent(self) -> tuple[int, int]:
-        """Where an element begins, and how many bytes further the next does."""
-        return 0, self.size
-
-    @property
-    def extent(self) -> int:
-        """Bytes from one element to the next."""
-        return self.size
-
-    def __repr__(self) -> str:
-        return f"mayfly.MPI.{self.name}"
-
-
-BYTE = Datatype("BYTE", 0, 1)
-SIGNED_CHAR = INT8_T = Datatype("INT8_T", 1, 1)
-SHORT = INT16_T = Datatype("INT16_T", 2, 2)
-INT = INT32_T = Datatype("INT32_T", 3, 4)
-LONG = LONG_LONG = INT64_T = Datatype("INT64_T", 4, 8)
-CHAR = UNSIGNED_CHAR = UINT8_T = Datatype("UINT8_T", 5, 1)
-UNSIGNED_SHORT = UINT16_T = Datatype("UINT16_T", 6, 2)
-UNSIGNED = UINT32_T = Datatype("UINT32_T", 7, 4)
-UNSIGNED_LONG = UINT64_T = Datatype("UINT64_T", 8, 8)
-FLOAT = Datatype("FLOAT", 9, 4)
-DOUBLE = Datatype("DOUBLE", 10, 8)
-BOOL = C_BOOL = Datatype("BOOL", 11, 1)
-COMPLEX = C_FLOAT_COMPLEX = Datatype("C_FLOAT_COMPLEX", 12, 8)
-DOUBLE_COMPLEX = C_DOUBLE_COMPLEX = Datatype("C_DOUBLE_COMPLEX", 13, 16)
-#: Pairs of a value and its place, an `int`, as C lays them out: ``dtype([("v", "d"), ("i", "i")], align=True)``.
-DOUBLE_INT = Datatype("DOUBLE_INT", 16, 16)
-LONG_INT = Datatype("LONG_INT", 17, 16)
-FLOAT_INT = Datatype("FLOAT_INT", 18, 8)
-TWOINT = INT_INT = Datatype("TWOINT", 19, 8)
-SHORT_INT = Datatype("SHORT_INT", 20, 8)
-
-#: How types are called in letters, by `struct` and by NumPy.
-_LETTERS = {
-    INT8_T: "b i1",
-    INT16_T: "h i2",
-    INT32_T: "i i4",
-    INT64_T: "l q n p i8",
-    UINT8_T: "B c S1 u1",
-    UINT16_T: "H u2",
-    UINT32_T: "I u4",
-    UINT64_T: "L Q N P u8",
-    FLOAT: "f f4",
-    DOUBLE: "d f8",
-    BOOL: "? b1",
-    C_FLOAT_COMPLEX: "Zf F c8",
-    C_DOUBLE_COMPLEX: "Zd D c16",
-}
-_BY_LETTERS = {letters: datatype for datatype, all_of in _LETTERS.items() for letters in all_of.split()}
-
-
-class Op:
-    """An operation that combines elements."""
-
-    def __init__(
-        self,
-        native: _NativeOp,
-        name: str,
-        combine: Callable[..., Any] | None,
-        commute: bool = True,
-    ) -> None:
-        self._native = native
-        self._name = name
-        #: Of two objects, for the methods in lower case.
-        self._combine = combine
-        self._commute = commute
-
-    @classmethod
-    def Create(cls, function: Callable[[Any, Any, Any], Any], commute: bool = False) -> Op:
-        """An operation of one's own: ``function(left, right, datatype)`` combines two buffers into the second.
-
-        It must be associative, and must not keep the buffers. For objects, it is called as
-        ``function(left, right, None)`` by the methods in lower case and answers the combination.
-        """
-
-        def call(left: memoryview, right: memoryview, number: int) -> None:
-            function(left, right, _BY_NUMBER[number])
-
-        def combine(left: Any, right: Any) -> Any:
-            return function(left, right, None)
-
-        return cls(_NativeOp.user(call, commute), getattr(function, "__name__", "op"), combine, commute)
-
-    def Is_commutative(self) -> bool:
-        """Whether the order of the ranks may be changed."""
-        return self._commute
-
-    def Free(self) -> None:
-        """Does nothing: it goes when nobody has it any more."""
-
-    def __call__(self, left: Any, right: Any) -> Any:
-        if self._combine is None:
-            raise TypeError(f"{self!r} does not combine objects")
-        return self._combine(left, right)
-
-    def __repr__(self) -> str:
-        return f"mayfly.MPI.{self._name}"
-
-
-_BY_NUMBER = {t.number: t for t in list(globals().values()) if isinstance(t, Datatype)}
-
-
-def _lesser(left: Any, right: Any) -> Any:
-    # Of equal values the lower place, as in MPI.
-    return left if (left[0], left[1]) <= (right[0], right[1]) else right
-
-
-def _greater(left: Any, right: Any) -> Any:
-    if left[0] == right[0]:
-        return left if left[1] <= right[1] else right
-    return left if left[0] > right[0] else right
-
-
-SUM = Op(_NativeOp.named("sum"), "SUM", lambda a, b: a + b)
-PROD = Op(_NativeOp.named("prod"), "PROD", lambda a, b: a * b)
-MIN = Op(_NativeOp.named("min"), "MIN", lambda a, b: b if b < a else a)
-MAX = Op(_NativeOp.named("max"), "MAX", lambda a, b: b if b > a else a)
-LAND = Op(_NativeOp.named("land"), "LAND", lambda a, b: bool(a) and bool(b))
-LOR = Op(_NativeOp.named("lor"), "LOR", lambda a, b: bool(a) or bool(b))
-LXOR = Op(_NativeOp.named("lxor"), "LXOR", lambda a, b: bool(a) != bool(b))
-BAND = Op(_NativeOp.named("band"), "BAND", lambda a, b: a & b)
-BOR = Op(_NativeOp.named("bor"), "BOR", lambda a, b: a | b)
-BXOR = Op(_NativeOp.named("bxor"), "BXOR", lambda a, b: a ^ b)
-MINLOC = Op(_NativeOp.named("minloc"), "MINLOC", _lesser)
-MAXLOC = Op(_NativeOp.named("maxloc"), "MAXLOC", _greater)
-
-
-class Status:
-    """What a receive, or a probe, found."""
-
-    def __init__(self) -> None:
-        self.source = ANY_SOURCE
-        self.tag = ANY_TAG
-        self.count = 0
-
-    def _set(self, found: tuple[int, int, int] | None) -> None:
-        if found is not None:
-            self.source, self.tag, self.count = found
-
-    def Get_source(self) -> int:
-        """Who sent it."""
-        return self.source
-
-    def Get_tag(self) -> int:
-        """Under which tag."""
-        return self.tag
-
-    def Get_count(self, datatype: Datatype = BYTE) -> int:
-        """Elements of it."""
-        whole, rest = divmod(self.count, datatype.size)
-        return UNDEFINED if rest else whole
-
-    Get_elements = Get_count
-
-    def Get_error(self) -> int:
-        """Always 0: errors are raised."""
-        return 0
-
-    def Is_cancelled(self) -> bool:
-        """Whether the operation was ended early."""
-        return False
-
-
-#: What is received from nobody.
-_NOTHING = (PROC_NULL, ANY_TAG, 0)
-
-
-class _Buffer:
-    """A buffer that a caller named: memory, type of the elements, and where the ranks' blocks are."""
-
-    __slots__ = ("blocks", "count", "datatype", "memory")
-
-    #: Start and length in bytes of each rank's block, if they may vary.
-    blocks: list[tuple[int, int]] | None
-    memory: Memory | memoryview
-
-    def __init__(self, named: Any, *, write: bool = False, parts: int = 1, varying: bool = False) -> None:
-        """Of a buffer as callers name it.
-
-        Args:
-            named: the buffer, alone or in a list with counts, displacements and type.
-            write: whether it is received into.
-            parts: ranks that have a part of it.
-            varying: whether these parts may differ in length.
-        """
-        if not varying and not isinstance(named, (list, tuple)):
-            # As most are, and the quickest to see through.
-            memory = Memory.of(named)
-            if (found := memory.elements(write)) is not None and found[1] % parts == 0:
-                number, count = found
-                self.datatype, self.count, self.memory, self.blocks = _BY_NUMBER[number], count // parts, memory, None
-                return
-        data, counts, displs, datatype = _named(named, varying)
-        memory = Memory.of(b"" if data is None else data)
-        if write and memory.readonly and data is not None:
-            raise _refusal(f"{type(data).__name__} is read-only; receive into memory that may be written to")
-        self.datatype = _datatype(datatype, memory)
-        size = self.datatype.size
-        view = memoryview(memory)
-        if counts is None and view.nbytes % size:
-            raise _refusal(f"a buffer of {view.nbytes} bytes, which are no whole number of {self.datatype.name}")
-        if varying:
-            self.memory, self.count = view, view.nbytes // size
-            self.blocks = self._blocks(counts, displs, parts)
-        else:
-            self.blocks = None
-            self._cut(view, counts, displs, parts)
-
-    def _cut(self, view: memoryview, count: int | None, displacement: int | None, parts: int) -> None:
-        size = self.datatype.size
-        start = (displacement or 0) * size
-        if count is None:
-            count, rest = divmod((view.nbytes - start) // size, parts)
-            if rest:
-                raise _refusal(f"{view.nbytes // size} elements, which cannot be divided by {parts} ranks")
-        end = start + count * parts * size
-        if start < 0 or count < 0 or end > view.nbytes:
-            raise _refusal(
-                f"{count * parts} elements from {displacement or 0} on of a buffer of {view.nbytes // size}; "
-                "give one that is long enough, or another count"
-            )
-        #: Elements of one part.
-        self.count = count
-        self.memory = view[start:end]
-
-    def _blocks(self, counts: Any, displs: Any, parts: int) -> list[tuple[int, int]]:
-        size = self.datatype.size
-        if counts is None:
-            least, more = divmod(self.count, parts)
-            counts = [least + (rank < more) for rank in range(parts)]
-        elif isinstance(counts, int):
-            counts = [counts] * parts
-        counts = [int(count) for count in counts]
-        if displs is None:
-            displs = [start for start, _ in _laid_out(counts)]
-        elif isinstance(displs, int):
-            displs = [displs * rank for rank in range(parts)]
-        if len(counts) != parts or len(displs) != parts:
-            raise _refusal(f"{len(counts)} counts and {len(displs)} displacements for {parts} ranks")
-        blocks = [(int(start) * size, count * size) for start, count in zip(displs, counts, strict=True)]
-        for rank, (start, length) in enumerate(blocks):
-            if length and (start < 0 or length < 0 or start + length > self.memory.nbytes):
-                raise _refusal(
-                    f"{length // size} elements from {start // size} on for rank {rank}, of a buffer of {self.count}"
-                )
-        # Where nothing is does not matter.
-        return [(start if length else 0, length) for start, length in blocks]
-
-
-def _plain(buffer: Any) -> bool:
-    """Whether it is just an array, which needs no words of Python's: that is where time goes, of short messages."""
-    return not isinstance(buffer, (list, tuple, _InPlace))
-
-
-def _refusal(message: str) -> RequestError:
-    return RequestError(message, "invalid_request")
-
-
-def _named(named: Any, varying: bool) -> tuple[Any, Any, Any, Any]:
-    """Data, counts, displacements and type of what a caller named."""
-    if not isinstance(named, (list, tuple)):
-        return named, None, None, None
-    data, *rest = named
-    datatype = rest.pop() if rest and isinstance(rest[-1], (Datatype, str)) else None
-    if len(rest) == 1 and isinstance(rest[0], tuple if varying else (tuple, list)):
-        rest = list(rest[0])
-    if len(rest) > 2:
-        raise _refusal(f"a buffer of {len(named)} parts; name it as [data, count, displacement, type] or by less of it")
-    counts, displs = [*rest, None, None][:2]
-    return data, counts, displs, datatype
-
-
-def _datatype(named: Datatype | str | None, memory: Memory) -> Datatype:
-    if isinstance(named, Datatype):
-        return named
-    if isinstance(named, str):
-        if (found := _BY_LETTERS.get(named.lstrip("@=<|"))) is None:
-            raise _refusal(f"there is no type {named!r}")
-        return found
-    if memory.datatype is None:
-        raise _refusal(f"elements of type {memory.format!r}, which ranks do not know; name one: [data, MPI.BYTE]")
-    return _BY_NUMBER[memory.datatype]
-
-
-class Request:
-    """An operation in the background."""
-
-    def __init__(self, native: _NativeRequest | None, finish: Callable[[], Any] | None = None) -> None:
-        self._native = native
-        self._finish = finish
-        self._value: Any = None
-        self._done = native is None
-
-    def _end(self, found: tuple[int, int, int] | None, status: Status | None) -> None:
-        self._done = True
-        if status is not None:
-            status._set(found)
-        if self._finish is not None:
-            self._value = self._finish()
-            self._finish = None
-
-    def Wait(self, status: Status | None = None) -> bool:
-        """Waits until it is over."""
-        if self._native is None:
-            if status is not None:
-                status._set(_NOTHING)
-        elif not self._done:
-            self._end(self._native.wait(), status)
-        return True
-
-    def Test(self, status: Status | None = None) -> bool:
-        """Whether it is over."""
-        if not self._done and self._native is not None:
-            over, found = self._native.test()
-            if over:
-                self._end(found, status)
-        return self._done
-
-    def wait(self, status: Status | None = None) -> Any:
-        """Waits until it is over, and answers the object that was received."""
-        self.Wait(status)
-        return self._value
-
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        """Whether it is over, and the object that was received."""
-        return self.Test(status), self._value
-
-    def Cancel(self) -> None:
-        """Ends it early."""
-        if self._native is not None:
-            self._native.cancel()
-        self._done = True
-
-    @staticmethod
-    def Waitall(requests: Iterable[Request], statuses: list[Status] | None = None) -> bool:
-        """Waits for all of them."""
-        for number, request in enumerate(requests):
-            request.Wait(statuses[number] if statuses else None)
-        return True
-
-    @staticmethod
-    def waitall(requests: Iterable[Request], statuses: list[Status] | None = None) -> list[Any]:
-        """Waits for all of them, and answers the objects that were received."""
-        return [r.wait(statuses[n] if statuses else None) for n, r in enumerate(requests)]
-
-    @staticmethod
-    def Waitany(requests: Sequence[Request], status: Status | None = None) -> int:
-        """Waits for one of them, and answers which."""
-        if all(request._done for request in requests):
-            return UNDEFINED
-        while True:
-            for number, request in enumerate(requests):
-                if not request._done and request.Test(status):
-                    return number
-            time.sleep(0)
-
-    @staticmethod
-    def waitany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
-        """Waits for one of them, and answers which, and the object that it received."""
-        number = Request.Waitany(requests, status)
-        return number, None if number == UNDEFINED else requests[number]._value
-
-    @staticmethod
-    def Testany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
-        """Which of them is over now, and whether one is."""
-        under_way = [number for number, request in enumerate(requests) if not request._done]
-        for number in under_way:
-            if requests[number].Test(status):
-                return number, True
-        return UNDEFINED, not under_way
-
-    @staticmethod
-    def testany(requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
-        """The same, and the object that it received."""
-        number, over = Request.Testany(requests, status)
-        return number, over, None if number == UNDEFINED else requests[number]._value
-
-    @staticmethod
-    def Waitsome(requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
-        """Waits until some of them are over, and answers which; None if all were before."""
-        while any(not request._done for request in requests):
-            if some := Request.Testsome(requests, statuses):
-                return some
-            time.sleep(0)
-        return None
-
-    @staticmethod
-    def waitsome(
-        requests: Sequence[Request], statuses: list[Status] | None = None
-    ) -> tuple[list[int] | None, list[Any] | None]:
-        """The same, and the objects that they received."""
-        some = Request.Waitsome(requests, statuses)
-        return some, None if some is None else [requests[number]._value for number in some]
-
-    @staticmethod
-    def Testsome(requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
-        """Which of them are over now; None if all were before."""
-        under_way = [number for number, request in enumerate(requests) if not request._done]
-        if not under_way:
-            return None
-        some: list[int] = []
-        for number in under_way:
-            if requests[number].Test(statuses[len(some)] if statuses else None):
-                some.append(number)
-        return some
-
-    @staticmethod
-    def testsome(
-        requests: Sequence[Request], statuses: list[Status] | None = None
-    ) -> tuple[list[int] | None, list[Any] | None]:
-        """The same, and the objects that they received."""
-        some = Request.Testsome(requests, statuses)
-        return some, None if some is None else [requests[number]._value for number in some]
-
-    @staticmethod
-    def Testall(requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
-        """Whether all of them are over."""
-        # Each of them moves on, also behind one that is not over.
-        over = [request.Test(statuses[n] if statuses else None) for n, request in enumerate(requests)]
-        return all(over)
-
-    @staticmethod
-    def testall(requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, list[Any] | None]:
-        """The same, and the objects that they received."""
-        over = Request.Testall(requests, statuses)
-        return over, [request._value for request in requests] if over else None
-
-    def Free(self) -> None:
-        """Does nothing: it goes when nobody has it any more."""
-
-
-#: Of an operation that did not go to the background.
-_OVER = Request(None)
-
-
-class _Object(Request):
-    """An object on its way here, received when its message is there: its length is not known before."""
-
-    def __init__(self, comm: Comm, source: int, tag: int) -> None:
-        super().__init__(None)
-        self._comm, self._source, self._tag = comm, source, tag
-        #: Not over until somebody has asked, though its message may have come while another was waited for.
-        self._done = False
-        self._found: tuple[int, int, int] | None = None
-
-    def _matches(self, source: int, tag: int) -> bool:
-        return self._source in (ANY_SOURCE, source) and self._tag in (ANY_TAG, tag)
-
-    def _take(self, value: Any, found: tuple[int, int, int]) -> None:
-        self._value, self._found = value, found
-
-    def _over(self, status: Status | None) -> bool:
-        if self._found is not None:
-            self._done = True
-            if status is not None:
-                status._set(self._found)
-        return self._done
-
-    def Wait(self, status: Status | None = None) -> bool:
-        while not self._done and self._found is None:
-            self._comm._advance(self)
-        return self._over(status)
-
-    def Test(self, status: Status | None = None) -> bool:
-        while not self._done and self._found is None and self._comm.iprobe(self._source, self._tag):
-            self._comm._advance(self)
-        return self._over(status)
-
-    def Cancel(self) -> None:
-        self._done = True
-        if self in self._comm._waiting:
-            self._comm._waiting.remove(self)
 
 
 class Comm:
@@ -1079,31 +719,6 @@ class Comm:
 
 Intracomm = Comm
 COMM_TYPE_SHARED = 1
-
-
-def _copied(memory: Memory | memoryview) -> bytearray:
-    return bytearray(memory)
-
-
-def _same(into: _Buffer, out: _Buffer, count: int) -> None:
-    """What is combined must be of one type, and of the length of the result."""
-    if into.datatype.number != out.datatype.number or out.count != count:
-        raise _refusal(
-            f"{out.count} {out.datatype.name} are combined, into {count} {into.datatype.name}; both must be the same"
-        )
-
-
-def _laid_out(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    blocks, at = [], 0
-    for length in lengths:
-        blocks.append((at, length))
-        at += length
-    return blocks
-
-
-def _unpack(memory: bytearray, blocks: list[tuple[int, int]]) -> list[Any]:
-    view = memoryview(memory)
-    return [pickle.loads(view[start : start + length]) for start, length in blocks]
 
 
 _making = threading.Lock()

@@ -1,0 +1,1 @@
+"""What `mayfly.MPI` is made of, beside communicators."""

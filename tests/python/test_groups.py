@@ -255,3 +255,28 @@ def test_a_group_that_is_not_complete_in_time_says_who_is_missing(client):
     with pytest.raises(mayfly.Error, match="0, 2") as caught:
         Communicator.join(json.dumps(invitation))
     assert caught.value.code == "timed_out"
+
+
+def beyond_what_32_bits_count(length):
+    """A message and a collective of more bytes than a signed 32-bit number counts."""
+    comm, status = MPI.COMM_WORLD, MPI.Status()
+    data = np.zeros(length, dtype="u1")
+    places = [0, length // 2, length - 1]
+    if comm.rank == 0:
+        data[places] = [7, 3, 9]
+    comm.Bcast(data, root=0)
+    found = [data[places].tolist(), int(np.count_nonzero(data))]
+    if comm.rank == 0:
+        comm.Send(data, 1)
+        return found
+    data[:] = 0
+    comm.Recv(data, 0, status=status)
+    return [*found, data[places].tolist(), status.Get_count(MPI.BYTE)]
+
+
+@pytest.mark.soak
+def test_more_than_2_gib_travel_at_once(client):
+    length = (1 << 31) + 4097
+    first, second = mayfly.run(beyond_what_32_bits_count, ranks=2, client=client, args=(length,), memory=10 << 30)
+    assert first == [[7, 3, 9], 3]
+    assert second == [[7, 3, 9], 3, [7, 3, 9], length]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures as cf
 import contextlib
 import json
+import logging
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -21,6 +21,8 @@ from mayfly._future import Future
 from mayfly._gang import Gang
 
 T = TypeVar("T")
+
+_log = logging.getLogger("mayfly")
 
 
 def run(
@@ -94,7 +96,7 @@ def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], resta
             if isinstance(error, GroupError) and error.code != "rank_lost":
                 raise
             again = "once more" if left == 1 else f"up to {left} times more"
-            print(f"mayfly: the run is started again from its last checkpoint, {again}: {error}", file=sys.stderr)
+            _log.warning("the run is started again from its last checkpoint, %s: %s", again, error)
             # What was lost was room, too.
             lease = {"wait": RESTART_WAIT} | lease
     return once(lease)

@@ -118,6 +118,21 @@
 // As MF_F64_AT, of two `int64_t`.
 #define MF_I64_AT 15
 
+// `double`, `int32_t` and four bytes that mean nothing, as MPI's pairs are laid out; the next four likewise.
+#define MF_F64_AT32 16
+
+// `int64_t`, `int32_t` and four bytes that mean nothing.
+#define MF_I64_AT32 17
+
+// `float` and `int32_t`.
+#define MF_F32_AT32 18
+
+// Two `int32_t`.
+#define MF_I32_AT32 19
+
+// `int16_t`, two bytes that mean nothing, and `int32_t`.
+#define MF_I16_AT32 20
+
 // Sums; those of integers wrap around.
 #define MF_SUM 1
 

@@ -42,6 +42,16 @@ pub const MF_COMPLEX128: u32 = 13;
 pub const MF_F64_AT: u32 = 14;
 /// As MF_F64_AT, of two `int64_t`.
 pub const MF_I64_AT: u32 = 15;
+/// `double`, `int32_t` and four bytes that mean nothing, as MPI's pairs are laid out; the next four likewise.
+pub const MF_F64_AT32: u32 = 16;
+/// `int64_t`, `int32_t` and four bytes that mean nothing.
+pub const MF_I64_AT32: u32 = 17;
+/// `float` and `int32_t`.
+pub const MF_F32_AT32: u32 = 18;
+/// Two `int32_t`.
+pub const MF_I32_AT32: u32 = 19;
+/// `int16_t`, two bytes that mean nothing, and `int32_t`.
+pub const MF_I16_AT32: u32 = 20;
 
 /// Sums; those of integers wrap around.
 pub const MF_SUM: u32 = 1;
@@ -145,8 +155,13 @@ pub(crate) fn datatype(number: u32) -> Result<Datatype, Error> {
         MF_COMPLEX128 => Datatype::Complex128,
         MF_F64_AT => Datatype::F64At,
         MF_I64_AT => Datatype::I64At,
+        MF_F64_AT32 => Datatype::F64At32,
+        MF_I64_AT32 => Datatype::I64At32,
+        MF_F32_AT32 => Datatype::F32At32,
+        MF_I32_AT32 => Datatype::I32At32,
+        MF_I16_AT32 => Datatype::I16At32,
         other => {
-            let text = format!("there is no datatype {other}; use one of MF_BYTES to MF_I64_AT");
+            let text = format!("there is no datatype {other}; use one of MF_BYTES to MF_I16_AT32");
             return Err(misuse(text));
         }
     })

@@ -101,11 +101,12 @@ static void every_datatype_has_its_size_and_adds_up(void) {
         size_t bytes;
     } sizes[] = {{MF_BYTES, 1}, {MF_I8, 1},  {MF_I16, 2}, {MF_I32, 4}, {MF_I64, 8},       {MF_U8, 1},
                  {MF_U16, 2},   {MF_U32, 4}, {MF_U64, 8}, {MF_F32, 4}, {MF_F64, 8},       {MF_BOOL, 1},
-                 {MF_COMPLEX64, 8}, {MF_COMPLEX128, 16}, {MF_F64_AT, 16}, {MF_I64_AT, 16}};
+                 {MF_COMPLEX64, 8}, {MF_COMPLEX128, 16}, {MF_F64_AT, 16}, {MF_I64_AT, 16},
+                 {MF_F64_AT32, 16}, {MF_I64_AT32, 16}, {MF_F32_AT32, 8}, {MF_I32_AT32, 8}, {MF_I16_AT32, 8}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         TRUE(mf_datatype_bytes(sizes[i].number) == sizes[i].bytes);
     }
-    TRUE(mf_datatype_bytes(16) == 0);
+    TRUE(mf_datatype_bytes(21) == 0);
 #define SUMS(variable, number, want)                                                                                   \
     OK(mf_group_allreduce(group, &variable, &variable, 1, number, MF_SUM, NULL));                                      \
     TRUE(variable == (want))

@@ -96,7 +96,8 @@ def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], resta
             if isinstance(error, GroupError) and error.code != "rank_lost":
                 raise
             again = "once more" if left == 1 else f"up to {left} times more"
-            _log.warning("the run is started again from its last checkpoint, %s: %s", again, error)
+            # As text: whoever keeps what was logged would keep the exception, and with that the lease.
+            _log.warning("the run is started again from its last checkpoint, %s: %s", again, str(error))
             # What was lost was room, too.
             lease = {"wait": RESTART_WAIT} | lease
     return once(lease)

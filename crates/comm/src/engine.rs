@@ -23,6 +23,8 @@ pub use wait::Patience;
 
 /// How long a rank that leaves waits for what it has sent to be taken from it.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+/// Sends between two looks at what comes in and what goes wrong.
+const SENDS_PER_LOOK: u32 = 1024;
 /// Streams that are asked about at a time.
 const EVENTS: usize = 64;
 
@@ -61,6 +63,8 @@ pub struct Engine {
     lost_seen: u64,
     crowded: bool,
     scratch: Vec<Vec<u8>>,
+    /// Sends that were started.
+    sends: u32,
 }
 
 impl Engine {
@@ -91,6 +95,7 @@ impl Engine {
             troubled: false,
             lost_seen: 0,
             scratch: Vec::new(),
+            sends: 0,
             options,
         };
         if engine.far.len() > 1 {
@@ -187,6 +192,10 @@ impl Engine {
         start: *const u8,
         length: usize,
     ) -> Result<Started, Failure> {
+        self.sends = self.sends.wrapping_add(1);
+        if self.sends.is_multiple_of(SENDS_PER_LOOK) {
+            self.look_up();
+        }
         if self.troubled {
             self.check(peer, &address)?;
         }
@@ -221,6 +230,14 @@ impl Engine {
             }
         }
         self.send_later(peer, envelope, start, length)
+    }
+
+    /// Looks at what comes in and what goes wrong, as whoever waits does all the time. Who only sends, to ranks that take everything,
+    /// never waits: it would go on long after a rank is lost.
+    #[cold]
+    fn look_up(&mut self) {
+        self.progress();
+        self.look_for_trouble();
     }
 
     /// A send that there is no room for, or that must be offered first.

@@ -32,23 +32,6 @@ def site(start: Callable[..., Daemon]) -> Daemon:
     return start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
 
 
-@pytest.fixture
-def rendezvous() -> Iterator[dict[str, Any]]:
-    """What a rendezvous without a manager says of itself."""
-    process = subprocess.Popen(
-        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        yield json.loads(process.stdout.readline())
-        process.terminate()
-        assert process.wait(10) == 0
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: Path, size: int) -> None:
     done = ranks(site, "--ranks", str(size), str(groups), cwd=tmp_path)

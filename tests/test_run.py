@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.daemons import Daemon
@@ -108,37 +109,22 @@ def test_what_takes_too_long_or_is_not_there_is_said(site: Daemon, tmp_path: Pat
     assert "there is no missing.py" in done.stderr
 
 
-def test_processes_of_plain_shells_meet_at_a_rendezvous_of_their_own(tmp_path: Path) -> None:
-    rendezvous = subprocess.Popen(
-        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
-    )
-    try:
-        assert rendezvous.stdout is not None
-        ready = json.loads(rendezvous.stdout.readline())
-        group = {
-            "rendezvous": ready["addresses"][0],
-            "key": ready["key"],
-            "name": "mine",
-            "secret": "ab" * 32,
-            "size": 2,
-        }
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", "from mayfly import MPI; print(MPI.COMM_WORLD.allgather(1))"],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=clean_environment(MAYFLY_GROUP=json.dumps(group)) | {"HOME": os.environ.get("HOME", "/")},
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
-            )
-            for _ in range(2)
-        ]
-        assert [process.communicate(timeout=60)[0] for process in processes] == ["[1, 1]\n"] * 2
-    finally:
-        rendezvous.terminate()
-        assert rendezvous.wait(10) == 0
-        assert rendezvous.stdout is not None
-        rendezvous.stdout.close()
+def test_processes_of_plain_shells_meet_at_a_rendezvous_of_their_own(rendezvous: dict[str, Any]) -> None:
+    group = {
+        "rendezvous": rendezvous["addresses"][0],
+        "key": rendezvous["key"],
+        "name": "mine",
+        "secret": "ab" * 32,
+        "size": 2,
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", "from mayfly import MPI; print(MPI.COMM_WORLD.allgather(1))"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(MAYFLY_GROUP=json.dumps(group)) | {"HOME": os.environ.get("HOME", "/")},
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+        )
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["[1, 1]\n"] * 2

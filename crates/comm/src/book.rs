@@ -134,6 +134,19 @@ pub struct Note {
     pub call: u64,
 }
 
+impl Note {
+    /// What an envelope of another rank tells.
+    pub fn of(source: u32, kind: NoteKind, envelope: &Envelope) -> Self {
+        Self {
+            source,
+            kind,
+            context: envelope.context,
+            tag: envelope.tag,
+            call: envelope.call,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub enum NoteKind {
     /// The other's call differs from ours.
@@ -418,13 +431,7 @@ impl Book {
         };
         let request = &mut self.requests[id.index()];
         if let Some(kind) = Self::objection(request, envelope) {
-            self.notes.push_back(Note {
-                source,
-                kind,
-                context: envelope.context,
-                tag: envelope.tag,
-                call: envelope.call,
-            });
+            self.notes.push_back(Note::of(source, kind, envelope));
             return Match::Refused;
         }
         request.state = State::Receiving;
@@ -448,13 +455,7 @@ impl Book {
     pub fn match_with(&mut self, id: RequestId, source: u32, envelope: &Envelope) -> bool {
         let request = &self.requests[id.index()];
         if let Some(kind) = Self::objection(request, envelope) {
-            self.notes.push_back(Note {
-                source,
-                kind,
-                context: envelope.context,
-                tag: envelope.tag,
-                call: envelope.call,
-            });
+            self.notes.push_back(Note::of(source, kind, envelope));
             return false;
         }
         self.unpost(id);

@@ -4,7 +4,7 @@ use mayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
 use mayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
-use crate::placement::{PlacementError, View};
+use crate::placement::{PlacementError, View, eligible, in_words};
 
 /// What one node is to be offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,15 +49,7 @@ pub fn divide(
         workers: request.workers.min(MAX_WORKERS),
         ..request.clone()
     })?;
-    let up: Vec<&View> = nodes
-        .iter()
-        .filter(|view| view.up && request.node.is_none_or(|id| id == view.node))
-        .collect();
-    if up.is_empty() {
-        return Err(request
-            .node
-            .map_or(PlacementError::NoNodes, PlacementError::UnknownNode));
-    }
+    let up = eligible(request, nodes)?;
     let modes: &[Mode] = match request.mode {
         Mode::Hot => &[Mode::Hot],
         Mode::Warm => &[Mode::Warm],
@@ -82,11 +74,7 @@ pub fn divide(
     };
     let (free, all) = (room(|view| view.free), room(|view| view.capacity));
     let (workers, place) = (request.workers, placement.name());
-    let mode = match request.mode {
-        Mode::Hot => "hot",
-        Mode::Warm => "warm",
-        Mode::Auto => "hot or warm",
-    };
+    let mode = in_words(request.mode);
     let nodes = up.len();
     Err(if all < usize::from(workers) {
         PlacementError::GangTooLarge {

@@ -124,15 +124,7 @@ impl From<PlacementError> for Failure {
 /// number) decides between equals, so that equal nodes take turns.
 pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<NodeId>, PlacementError> {
     validate(request)?;
-    let up: Vec<&View> = nodes
-        .iter()
-        .filter(|view| view.up && request.node.is_none_or(|id| id == view.node))
-        .collect();
-    if up.is_empty() {
-        return Err(request
-            .node
-            .map_or(PlacementError::NoNodes, PlacementError::UnknownNode));
-    }
+    let up = eligible(request, nodes)?;
     let mut fitting: Vec<(&View, Mode)> = up
         .iter()
         .filter_map(|view| mode_on(request, view.free).map(|mode| (*view, mode)))
@@ -151,6 +143,29 @@ pub fn choose(request: &LeaseRequest, nodes: &[View], spin: u64) -> Result<Vec<N
     Ok(fitting.into_iter().map(|(view, _)| view.node).collect())
 }
 
+/// The nodes that may be asked at all, whatever they have free: at least one.
+pub(crate) fn eligible<'a>(request: &LeaseRequest, nodes: &'a [View]) -> Result<Vec<&'a View>, PlacementError> {
+    let up: Vec<&View> = nodes
+        .iter()
+        .filter(|view| view.up && request.node.is_none_or(|id| id == view.node))
+        .collect();
+    if up.is_empty() {
+        return Err(request
+            .node
+            .map_or(PlacementError::NoNodes, PlacementError::UnknownNode));
+    }
+    Ok(up)
+}
+
+/// A mode, as refusals name it.
+pub(crate) fn in_words(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Hot => "hot",
+        Mode::Warm => "warm",
+        Mode::Auto => "hot or warm",
+    }
+}
+
 /// How a request would run in this capacity, if it fits.
 pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
     if request.memory_bytes > capacity.memory_bytes {
@@ -167,11 +182,7 @@ pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode
 
 fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
     let (workers, cores_per_worker, memory_bytes) = (request.workers, request.cores_per_worker, request.memory_bytes);
-    let mode = match request.mode {
-        Mode::Hot => "hot",
-        Mode::Warm => "warm",
-        Mode::Auto => "hot or warm",
-    };
+    let mode = in_words(request.mode);
     if up.iter().any(|view| mode_on(request, view.capacity).is_some()) {
         return PlacementError::NoCapacity {
             workers,

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use mayfly_lease::State;
 use mayfly_lease::gang::{Part, divide};
-use mayfly_lease::ledger;
 use mayfly_lease::placement::{PlacementError, View};
 use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::TenantId;
 
 use crate::control::Control;
-use crate::leases::{Room, another_may, is_final, to_its_end};
+use crate::leases::{Room, is_final, to_its_end, with_share};
 use crate::random;
 use crate::relay::OnBehalf;
 
@@ -32,21 +31,15 @@ impl Control {
         let control = Arc::clone(self);
         to_its_end(async move {
             let mut room = control.room_for(&request.lease);
+            let once = GangRequest {
+                lease: request.lease.once(),
+                placement: request.placement,
+            };
             loop {
-                let mut placed = control.place_gang(tenant, &request, &mut room).await;
-                control.settled(&placed).await;
-                if let (Some(asker), Err(failure)) = (&asker, &placed)
-                    && another_may(failure)
-                {
-                    let once = GangRequest {
-                        lease: request.lease.once(),
-                        ..request.clone()
-                    };
-                    let refused = failure.clone();
-                    placed = control
-                        .place_elsewhere(asker, "/v1/gangs", &once, &request.lease, refused)
-                        .await;
-                }
+                let placed = control.place_gang(tenant, &request, &mut room).await;
+                let placed = control
+                    .or_elsewhere(placed, asker.as_ref(), "/v1/gangs", &once, &request.lease)
+                    .await;
                 match placed {
                     Err(failure) if room.may_come(&failure).await => {}
                     placed => return placed,
@@ -113,16 +106,14 @@ impl Control {
         part: &Part,
         views: &[View],
     ) -> Result<Grant, Failure> {
-        let mut request = LeaseRequest {
+        let request = LeaseRequest {
             workers: part.workers,
             mode: part.mode,
             memory_bytes: part.memory_bytes,
             node: Some(part.node),
             ..lease.clone()
         };
-        if let (0, Some(view)) = (part.memory_bytes, views.iter().find(|view| view.node == part.node)) {
-            request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
-        }
-        self.offer(part.node, tenant, &request).await
+        self.offer(part.node, tenant, &with_share(request, part.node, views))
+            .await
     }
 }

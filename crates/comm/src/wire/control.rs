@@ -33,13 +33,7 @@ pub fn extra_bytes(kind: u32) -> usize {
 
 /// Follows a control message.
 pub fn follow(peer: u32, envelope: &Envelope, extra: [u8; EXTRA_BYTES], book: &mut Book) -> Result<Answer, Failure> {
-    let note = |kind| Note {
-        source: peer,
-        kind,
-        context: envelope.context,
-        tag: envelope.tag,
-        call: envelope.call,
-    };
+    let note = |kind| Note::of(peer, kind, envelope);
     match envelope.kind {
         kind::OFFER => {
             let offer = Offer::read_from_bytes(&extra).unwrap_or_default();

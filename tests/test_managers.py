@@ -9,12 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import postgres
+from harness.collector import Collector
 from harness.daemons import Daemon, free_port
 from harness.leaks import die_with_parent, wait_until
 from harness.postgres import Postgres
@@ -33,7 +34,9 @@ def server() -> Iterator[Postgres]:
 class Site:
     """Two managers and some nodes."""
 
-    def __init__(self, start: Any, state: Path, database: str, nodes: int = 3) -> None:
+    def __init__(
+        self, start: Any, state: Path, database: str, nodes: int = 3, env: dict[str, str] | None = None
+    ) -> None:
         self.start = start
         self.state = state
         self.managers: list[Daemon] = [
@@ -41,6 +44,7 @@ class Site:
                 *("manager", "--listen", f"127.0.0.1:{free_port()}", "--store", database),
                 *("--sandbox", "process", "--heartbeat", "300ms"),
                 state=state / f"m{n}",
+                env=env,
             )
             for n in range(2)
         ]
@@ -191,6 +195,23 @@ def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path,
         for manager in (a, b):
             manager.cli("node", "reclaim", node.ready["node"])
             manager.cli("node", "resume", node.ready["node"])
+
+
+def test_what_managers_ask_each_other_is_of_one_trace(
+    start: Any, state: Path, server: Postgres, leakless: Callable[..., None]
+) -> None:
+    with Collector() as collector:
+        site = Site(start, state, server.database(), nodes=2, env=collector.environment)
+        site.all_up(site.managers[0])
+        mine, parent = "5" * 32, "7" * 16
+        environment = site.managers[0].client_environment() | {"TRACEPARENT": f"00-{mine}-{parent}-01"}
+        arguments = ("--node", site.nodes[1].ready["node"], "--workers", "1", "--for", "1m")
+        run(program(), "lease", "create", *arguments, env=environment)
+        asked = collector.find(name="ask a manager", trace=mine)
+        first = collector.find(name="POST /v1/leases", trace=mine, parent=parent)
+        second = collector.find(name="POST /v1/leases", trace=mine, parent=asked.span)
+        assert asked.parent == first.span
+        assert collector.find(name="ask a node", trace=mine).parent == second.span
 
 
 def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path, server: Postgres) -> None:

@@ -24,7 +24,7 @@ impl Handle for mf_client {
 }
 
 impl mf_client {
-    fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self {
             birth: Birth::now(),
             description: CString::new(client.describe()).unwrap_or_default(),

@@ -102,6 +102,16 @@ pub(crate) fn narrow(number: u32, what: &str) -> Result<u16, Error> {
     u16::try_from(number).map_err(|_| misuse(format!("{number} {what}: at most {}", u16::MAX)))
 }
 
+pub(crate) fn sandbox(number: u32) -> Result<Option<Sandbox>, Error> {
+    Ok(match number {
+        MF_SANDBOX_SITE => None,
+        MF_SANDBOX_PROCESS => Some(Sandbox::Process),
+        MF_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
+        MF_SANDBOX_CONTAINER => Some(Sandbox::Container),
+        other => return Err(misuse(format!("there is no sandbox {other}: see MF_SANDBOX_SITE"))),
+    })
+}
+
 /// # Safety
 /// The image is a C string, unless it is null.
 unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
@@ -125,13 +135,7 @@ unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error
         mode,
         hot_for: (options.hot_for_ms != MF_FOR_EVER).then_some(hot_for),
         idle_release: Duration::from_millis(options.idle_release_ms),
-        sandbox: match options.sandbox {
-            MF_SANDBOX_SITE => None,
-            MF_SANDBOX_PROCESS => Some(Sandbox::Process),
-            MF_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
-            MF_SANDBOX_CONTAINER => Some(Sandbox::Container),
-            other => return Err(misuse(format!("there is no sandbox {other}: see MF_SANDBOX_SITE"))),
-        },
+        sandbox: sandbox(options.sandbox)?,
         image: image.map(Into::into),
         ..LeaseOptions::native(narrow(options.workers, "workers")?)
     })

@@ -6,6 +6,7 @@
 //! caller's contract, stated in the header.
 #![allow(non_camel_case_types)]
 
+mod allowance;
 mod buffer;
 mod channel;
 mod client;

@@ -6,6 +6,7 @@ use std::ptr::{null, null_mut};
 
 use mayfly_client::Code;
 
+use crate::allowance::*;
 use crate::buffer::*;
 use crate::channel::*;
 use crate::client::*;
@@ -39,6 +40,7 @@ fn header() -> String {
         "status",
         "client",
         "lease",
+        "allowance",
         "buffer",
         "channel",
         "pool",
@@ -144,6 +146,8 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
         );
         refused(mf_client_node(null(), &mut client), "allowance's path is NULL");
         refused(mf_lease_options_init(null_mut()), "NULL");
+        refused(mf_allowance_options_init(null_mut()), "NULL");
+        refused(mf_client_allowance(null(), null(), &mut client), "client is NULL");
         refused(mf_lease_open(null(), null(), &mut lease), "client is NULL");
         refused(
             mf_lease_load_library(null(), c"/x".as_ptr(), &mut code),

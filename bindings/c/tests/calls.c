@@ -245,6 +245,28 @@ static void a_lease_that_cannot_be_says_why(void) {
     mf_channel_free(first);
 }
 
+static void leases_come_straight_from_nodes_as_far_as_is_allowed(void) {
+    mf_client *direct;
+    mf_lease *first, *second;
+    mf_allowance_options allowance;
+    mf_lease_options options;
+    OK(mf_allowance_options_init(&allowance));
+    allowance.workers_per_node = 100000;
+    IS(mf_client_allowance(client, &allowance, &direct), MF_INVALID_REQUEST);
+    allowance.workers_per_node = 1;
+    allowance.sandbox = 9;
+    IS(mf_client_allowance(client, &allowance, &direct), MF_INVALID_REQUEST);
+    allowance.sandbox = MF_SANDBOX_SITE;
+    OK(mf_client_allowance(client, &allowance, &direct));
+    OK(mf_lease_options_init(&options));
+    options.mode = MF_MODE_WARM;
+    OK(mf_lease_open(direct, &options, &first));
+    TRUE(mf_lease_workers(first) == 1);
+    IS(mf_lease_open(direct, &options, &second), MF_NO_CAPACITY);
+    mf_lease_free(first);
+    mf_client_free(direct);
+}
+
 int main(int argc, char **argv) {
     mf_lease_options options;
     TRUE(argc == 2);
@@ -266,6 +288,7 @@ int main(int argc, char **argv) {
     pools_wait_call_cancel_and_tell();
     a_forked_child_is_refused_and_harms_nobody();
     a_lease_that_cannot_be_says_why();
+    leases_come_straight_from_nodes_as_far_as_is_allowed();
     OK(mf_lease_release(lease));
     mf_channel *channel;
     TRUE(mf_channel_open(lease, 0, NULL, &channel) != MF_OK);

@@ -93,6 +93,23 @@ static void channels(const char *library) {
     HOLDS(thrown_by([&] { mayfly::channel(lease, 9); }) == MF_NOT_FOUND);
 }
 
+static void leases_straight_from_nodes(const char *library) {
+    mayfly::client client;
+    mayfly::allowance_options allowance;
+    allowance.workers = 2;
+    mayfly::client direct = client.allowance(allowance);
+    mayfly::lease_options options;
+    options.mode = mayfly::mode::warm;
+    options.workers = 2;
+    mayfly::lease lease = direct.lease(options);
+    mf_code code = lease.load_library(library);
+    mayfly::channel channel(lease, 0);
+    mayfly::function echo = channel.load(code, "echo", mayfly::form::checked);
+    char output[3];
+    HOLDS(channel.call(echo, "xyz", 3, output, sizeof output) == 3 && output[2] == 'z');
+    HOLDS(thrown_by([&] { direct.lease(options); }) == MF_NO_CAPACITY);
+}
+
 static void parts_of_a_lease(const char *library) {
     mayfly::invoker whole;
     mayfly::lease_options options;
@@ -118,5 +135,6 @@ int main(int argc, char **argv) {
     channels(argv[1]);
     futures_and_callbacks(argv[1]);
     parts_of_a_lease(argv[1]);
+    leases_straight_from_nodes(argv[1]);
     std::puts("all held");
 }

@@ -42,6 +42,7 @@ struct Wanted {
     /// Paths, and whether they may be changed.
     files: Vec<(String, bool)>,
     wait: f64,
+    traceparent: Option<String>,
 }
 
 impl Wanted {
@@ -67,6 +68,7 @@ impl Wanted {
             image: self.image,
             network: self.network,
             wait: seconds(self.wait, "wait")?,
+            traceparent: self.traceparent,
             files: self
                 .files
                 .into_iter()

@@ -1,8 +1,11 @@
-//! Logs, on standard error: standard output belongs to results.
+//! Logs, on standard error: standard output belongs to results. Daemons also send traces to whoever collects them.
 
 use clap::ValueEnum;
 use mayfly_protocol::error::{Code, Failure};
-use tracing_subscriber::EnvFilter;
+use mayfly_telemetry::export::{self, Exporter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::Global;
 
@@ -15,27 +18,40 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging, at the usual level unless told otherwise.
-pub fn start(global: &Global, usual: &str) -> Result<(), Failure> {
+/// What a program tells of itself when it is not asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Telling {
+    /// The level at which it logs unless told otherwise.
+    pub level: &'static str,
+    /// As what it is known to whoever collects traces; none for programs that send none.
+    pub service: Option<&'static str>,
+}
+
+/// Starts logging and tracing. What it answers sends the last of the traces when it is dropped.
+pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failure> {
     let wanted = global
         .log
         .as_deref()
         .filter(|wanted| !wanted.is_empty())
-        .unwrap_or(usual);
+        .unwrap_or(usual.level);
     let filter = EnvFilter::try_new(wanted).map_err(|error| {
         Failure::new(
             Code::InvalidRequest,
             format!("`{wanted}` is no log level: {error}; use error, warn, info, debug or trace"),
         )
     })?;
-    let colours = crate::output::colours(&std::io::stderr());
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let traces = usual.service.map(export::layer).transpose()?.flatten();
+    let (traces, exporter) = traces.unzip();
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(colours);
-    match global.log_format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
-    Ok(())
+        .with_ansi(crate::output::colours(&std::io::stderr()));
+    let lines = match global.log_format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(traces)
+        .with(lines.with_filter(filter))
+        .init();
+    Ok(exporter)
 }

@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use mayfly_protocol::error::Failure;
 
-use crate::logging::LogFormat;
+use crate::logging::{LogFormat, Telling};
 
 /// Lease workers, and invoke functions on them in microseconds.
 #[derive(Debug, Parser)]
@@ -144,12 +144,14 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let global = &cli.global;
-    let usual = match &cli.command {
-        Command::Up(arguments) => arguments.log_level(),
-        Command::Manager(_) | Command::Node(_) | Command::Rendezvous(_) => "info",
-        _ => "warn",
+    let (level, service) = match &cli.command {
+        Command::Up(arguments) => (arguments.log_level(), Some("mayfly-up")),
+        Command::Manager(_) => ("info", Some("mayfly-manager")),
+        Command::Node(_) => ("info", Some("mayfly-node")),
+        Command::Rendezvous(_) => ("info", None),
+        _ => ("warn", None),
     };
-    logging::start(global, usual)?;
+    let _exporter = logging::start(global, Telling { level, service })?;
     match &cli.command {
         Command::Up(arguments) => up::run(arguments, global),
         Command::Manager(arguments) => manager::run(arguments, global),

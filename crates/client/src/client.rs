@@ -164,7 +164,7 @@ impl Client {
         let mut request = options.request(holder.public());
         let grant = self.in_time(options.wait, |wait_ms| {
             request.wait_ms = wait_ms;
-            self.ask_for(&request)
+            self.ask_for(&request, options.traceparent.as_deref())
         })?;
         Lease::new(self.clone(), self.inner.source.clone(), grant, holder, true)
     }
@@ -183,7 +183,7 @@ impl Client {
         };
         let grants = self.in_time(options.wait, |wait_ms| {
             request.lease.wait_ms = wait_ms;
-            manager.gang(&request)
+            manager.gang(&request, options.traceparent.as_deref())
         })?;
         let leased = grants
             .into_iter()
@@ -208,9 +208,9 @@ impl Client {
         }
     }
 
-    fn ask_for(&self, request: &LeaseRequest) -> Result<Grant, Error> {
+    fn ask_for(&self, request: &LeaseRequest, traceparent: Option<&str>) -> Result<Grant, Error> {
         match &*self.inner.source {
-            Source::Manager(manager) => manager.lease(request),
+            Source::Manager(manager) => manager.lease(request, traceparent),
             Source::Node(node) => {
                 let mut control = Control::open(&node.node, &parse_token(&node.token)?, &node.key()?)?;
                 match control.ask(&Request::Lease(Box::new(request.clone())))? {

@@ -51,6 +51,8 @@ pub struct LeaseOptions {
     pub files: Vec<HostPath>,
     /// How long to wait for a place when there is none.
     pub wait: Duration,
+    /// The W3C `traceparent` of the step that asks for it; by default that of the environment variable `TRACEPARENT`.
+    pub traceparent: Option<String>,
 }
 
 impl LeaseOptions {
@@ -72,6 +74,7 @@ impl LeaseOptions {
             network: false,
             files: Vec::new(),
             wait: Duration::ZERO,
+            traceparent: None,
         }
     }
 

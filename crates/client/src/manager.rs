@@ -13,7 +13,7 @@ use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
-use ureq::http::{Method, Request};
+use ureq::http::{HeaderValue, Method, Request};
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
 use crate::Error;
@@ -39,6 +39,8 @@ pub struct ManagerClient {
     /// The list of managers that is known.
     version: RwLock<Option<String>>,
     authorization: String,
+    /// Of the step that this process belongs to, if whoever started it says so.
+    traceparent: Option<String>,
 }
 
 impl Endpoint {
@@ -87,6 +89,10 @@ impl Endpoint {
             .uri(format!("{}{}", self.address.manager, question.path))
             .header("authorization", question.authorization)
             .header("content-type", "application/json");
+        let request = match question.traceparent.and_then(|text| HeaderValue::from_str(text).ok()) {
+            Some(traceparent) => request.header("traceparent", traceparent),
+            None => request,
+        };
         let limit = Some(REQUEST_LIMIT + question.longer);
         let no_request = |error| Error::new(Code::InvalidRequest, format!("this is no request: {error}"));
         let response = match &question.body {
@@ -144,6 +150,8 @@ struct Question<'a> {
     authorization: &'a str,
     body: Option<Vec<u8>>,
     longer: Duration,
+    /// Of the step that it belongs to.
+    traceparent: Option<&'a str>,
 }
 
 impl ManagerClient {
@@ -161,6 +169,7 @@ impl ManagerClient {
             now: AtomicUsize::new(0),
             version: RwLock::default(),
             authorization: format!("Bearer {}", connection.token),
+            traceparent: std::env::var("TRACEPARENT").ok(),
         })
     }
 
@@ -174,8 +183,6 @@ impl ManagerClient {
         endpoints[now].address.manager.clone()
     }
 
-    /// Asks the manager that answered last, and the others when it is gone or cannot write. Whatever is asked may be asked again: a
-    /// lease that a dying manager granted and nobody heard of ends unused.
     fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -183,13 +190,19 @@ impl ManagerClient {
         body: Option<Vec<u8>>,
         longer: Duration,
     ) -> Result<T, Error> {
-        let question = Question {
+        self.ask_for(Question {
             method,
             path,
             authorization: &self.authorization,
             body,
             longer,
-        };
+            traceparent: self.traceparent.as_deref(),
+        })
+    }
+
+    /// Asks the manager that answered last, and the others when it is gone or cannot write. Whatever is asked may be asked again: a
+    /// lease that a dying manager granted and nobody heard of ends unused.
+    fn ask_for<T: DeserializeOwned>(&self, question: Question<'_>) -> Result<T, Error> {
         let endpoints = self.endpoints();
         let first = self.now.load(Ordering::Relaxed);
         let mut failed = None;
@@ -230,6 +243,7 @@ impl ManagerClient {
             authorization: &self.authorization,
             body: None,
             longer: Duration::ZERO,
+            traceparent: None,
         };
         // Without an answer, those that are known will do; the next change is another chance.
         let Ok(Answer { said: Ok(managers), .. }) = endpoint.ask::<Vec<ManagerStatus>>(&question) else {
@@ -279,12 +293,29 @@ impl ManagerClient {
         self.ask(Method::DELETE, path, None, longer)
     }
 
-    pub fn lease(&self, request: &LeaseRequest) -> Result<Grant, Error> {
-        self.post("/v1/leases", request)
+    /// `POST path` with a JSON body, for the step that `traceparent` names.
+    fn post_within<T: DeserializeOwned>(
+        &self,
+        traceparent: Option<&str>,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Error> {
+        self.ask_for(Question {
+            method: Method::POST,
+            path,
+            authorization: &self.authorization,
+            body: Some(json(body)?),
+            longer: Duration::ZERO,
+            traceparent: traceparent.or(self.traceparent.as_deref()),
+        })
     }
 
-    pub fn gang(&self, request: &GangRequest) -> Result<Vec<Grant>, Error> {
-        self.post("/v1/gangs", request)
+    pub fn lease(&self, request: &LeaseRequest, traceparent: Option<&str>) -> Result<Grant, Error> {
+        self.post_within(traceparent, "/v1/leases", request)
+    }
+
+    pub fn gang(&self, request: &GangRequest, traceparent: Option<&str>) -> Result<Vec<Grant>, Error> {
+        self.post_within(traceparent, "/v1/gangs", request)
     }
 
     pub fn allow(&self, request: &AllowanceRequest) -> Result<Allowance, Error> {

@@ -7,7 +7,9 @@ use mayfly_lease::{SigningKey, State};
 use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use mayfly_telemetry as telemetry;
 use tokio::sync::{broadcast, oneshot, watch};
+use tracing::Instrument;
 
 use crate::history::{self, History};
 use crate::journal::Journal;
@@ -134,8 +136,7 @@ impl Control {
         offer: Option<LeaseRecord>,
         question: impl FnOnce(u64, u64) -> ManagerMessage,
     ) -> Answer {
-        let asked = self.send(node, offer, question)?;
-        self.wait_for(node, asked, ANSWER_DEADLINE).await
+        self.ask_within(ANSWER_DEADLINE, node, offer, question).await
     }
 
     /// The same, of something that may take so much longer.
@@ -145,8 +146,24 @@ impl Control {
         longer: Duration,
         question: impl FnOnce(u64, u64) -> ManagerMessage,
     ) -> Answer {
-        let asked = self.send(node, None, question)?;
-        self.wait_for(node, asked, ANSWER_DEADLINE + longer).await
+        self.ask_within(ANSWER_DEADLINE + longer, node, None, question).await
+    }
+
+    async fn ask_within(
+        &self,
+        deadline: Duration,
+        node: NodeId,
+        offer: Option<LeaseRecord>,
+        question: impl FnOnce(u64, u64) -> ManagerMessage,
+    ) -> Answer {
+        let step = telemetry::span!("ask a node", "otel.kind" = "client", "mayfly.node.id" = %node);
+        let answer = async {
+            let asked = self.send(node, offer, question)?;
+            self.wait_for(node, asked, deadline).await
+        };
+        let answer = answer.instrument(step.clone()).await;
+        telemetry::ended(&step, &answer);
+        answer
     }
 
     async fn wait_for(

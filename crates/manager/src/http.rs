@@ -105,6 +105,7 @@ pub fn router(control: Api) -> Router {
         .layer(axum::middleware::from_fn(limit_time))
         .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
+        .layer(axum::middleware::from_fn(seeing::trace))
         .with_state(control)
 }
 

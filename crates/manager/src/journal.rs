@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tracing::Instrument;
 
 use crate::store::{Note, Noted, Notes, StoreError};
 
@@ -71,7 +72,7 @@ impl Journal {
 
     /// Writes a change that is to happen only if it is written.
     pub async fn ask(&self, note: Note) -> Result<(), StoreError> {
-        self.send(Some(note)).await
+        self.send(Some(note)).instrument(mayfly_telemetry::span!("write")).await
     }
 }
 

@@ -14,8 +14,12 @@ use mayfly_protocol::api::{
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_telemetry::traceparent;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tracing::Instrument;
 
 use crate::control::{Control, Told, now_ms};
 use crate::random;
@@ -44,17 +48,10 @@ impl Control {
         to_its_end(async move {
             let mut room = control.room_for(&request);
             loop {
-                let mut placed = control.place(tenant, request.clone()).await;
-                control.settled(&placed).await;
-                if let (Some(asker), Err(failure)) = (&asker, &placed)
-                    && another_may(failure)
-                {
-                    let refused = failure.clone();
-                    let once = request.once();
-                    placed = control
-                        .place_elsewhere(asker, "/v1/leases", &once, &request, refused)
-                        .await;
-                }
+                let placed = control.place(tenant, request.clone()).await;
+                let placed = control
+                    .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.once(), &request)
+                    .await;
                 match placed {
                     Err(failure) if room.may_come(&failure).await => {}
                     placed => return placed,
@@ -74,10 +71,26 @@ impl Control {
         }
     }
 
-    /// What was offered here in vain counts for the tenant's quota until the store has heard of that.
-    pub async fn settled<T>(&self, placed: &Result<T, Failure>) {
-        if placed.is_err() && self.peers.are_possible() {
+    /// What was placed here, or by another manager where that may do better; `once` is the request as that is asked it.
+    pub async fn or_elsewhere<T: DeserializeOwned>(
+        &self,
+        placed: Result<T, Failure>,
+        asker: Option<&OnBehalf>,
+        path: &str,
+        once: &impl Serialize,
+        request: &LeaseRequest,
+    ) -> Result<T, Failure> {
+        let failure = match placed {
+            Err(failure) => failure,
+            placed => return placed,
+        };
+        if self.peers.are_possible() {
+            // What was offered here in vain counts for the tenant's quota until the store has heard of that.
             self.journal.drained().await;
+        }
+        match asker {
+            Some(asker) if another_may(&failure) => self.place_elsewhere(asker, path, once, request, failure).await,
+            _ => Err(failure),
         }
     }
 
@@ -153,11 +166,10 @@ impl Control {
     ) -> Result<Grant, Failure> {
         let mut refusal = None;
         for node in candidates.iter().take(OFFERS) {
-            let mut request = request.clone();
-            if let (0, Some(view)) = (request.memory_bytes, views.iter().find(|view| view.node == *node)) {
-                request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
-            }
-            match self.offer(*node, tenant, &request).await {
+            match self
+                .offer(*node, tenant, &with_share(request.clone(), *node, views))
+                .await
+            {
                 Err(failure) if !is_final(&failure) => {
                     tracing::debug!(%node, %failure, "an offer was refused");
                     refusal = Some(failure);
@@ -225,6 +237,7 @@ impl Control {
             spec: request.clone(),
             epoch,
             start_by_ms,
+            traceparent: traceparent(),
         };
         // Written while the node makes up its mind: neither waits for the other.
         let epoch = self.world().epoch(node);
@@ -347,6 +360,7 @@ impl Control {
             request,
             lease,
             duration_ms,
+            traceparent: traceparent(),
         })
         .await?;
         let unused_ms = if record.state == State::Granted {
@@ -381,7 +395,8 @@ impl Control {
     /// last bill is booked. Goes on when the caller goes away.
     pub async fn revoke(self: &Arc<Self>, lease: LeaseId, grace: Duration) -> Result<LeaseRecord, Failure> {
         let control = Arc::clone(self);
-        let revoked = tokio::spawn(async move { control.end_within(lease, State::Revoked, grace).await });
+        let revoked =
+            tokio::spawn(async move { control.end_within(lease, State::Revoked, grace).await }.in_current_span());
         revoked.await.unwrap_or_else(|error| {
             let text = format!("revoking the lease failed: {error}; report this");
             Err(Failure::new(Code::Internal, text))
@@ -413,11 +428,19 @@ impl Control {
     }
 }
 
+/// A request for one node that names how much memory it wants: the node's usual share if it left that open.
+pub fn with_share(mut request: LeaseRequest, node: NodeId, views: &[View]) -> LeaseRequest {
+    if let (0, Some(view)) = (request.memory_bytes, views.iter().find(|view| view.node == node)) {
+        request.memory_bytes = ledger::share_of(&request, &view.capacity, &view.free);
+    }
+    request
+}
+
 /// Does something that must not be left half done, whether or not its caller waits for it.
 pub async fn to_its_end<T: Send + 'static>(
     granting: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
-    tokio::spawn(granting).await.unwrap_or_else(|error| {
+    tokio::spawn(granting.in_current_span()).await.unwrap_or_else(|error| {
         Err(Failure::new(
             Code::Internal,
             format!("granting failed: {error}; report this"),
@@ -497,7 +520,7 @@ pub fn is_final(failure: &Failure) -> bool {
 }
 
 /// Whether another manager may have nodes that do better.
-pub fn another_may(failure: &Failure) -> bool {
+fn another_may(failure: &Failure) -> bool {
     matches!(
         failure.code,
         Code::NoCapacity | Code::TooLarge | Code::NotFound | Code::StaleEpoch | Code::Unreachable | Code::TimedOut
@@ -541,6 +564,7 @@ pub fn end_message(request: u64, lease: LeaseId, state: State, grace: Duration) 
         lease,
         state: state.name().into(),
         grace_ms: millis(grace),
+        traceparent: traceparent(),
     }
 }
 

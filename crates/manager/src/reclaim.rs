@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use mayfly_protocol::api::{Event, ManagerMessage, NodeStatus, Reclaimed};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::NodeId;
+use mayfly_telemetry::traceparent;
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 use crate::control::Control;
 use crate::world::millis;
@@ -20,7 +22,7 @@ impl Control {
     pub async fn reclaim(self: &Arc<Self>, node: NodeId, grace: Duration) -> Result<Reclaimed, Failure> {
         let control = Arc::clone(self);
         // Goes on when the caller goes away: half a reclaim helps nobody.
-        let taken = tokio::spawn(async move { control.take_back(node, grace).await }).await;
+        let taken = tokio::spawn(async move { control.take_back(node, grace).await }.in_current_span()).await;
         taken.unwrap_or_else(|error| {
             let text = format!("taking the node back failed: {error}; report this");
             Err(Failure::new(Code::Internal, text))
@@ -35,7 +37,11 @@ impl Control {
             node.reclaimed = true;
             let grace_ms = millis(grace);
             let sent = node.session.as_ref().is_some_and(|session| {
-                let message = ManagerMessage::Reclaim { request, grace_ms };
+                let message = ManagerMessage::Reclaim {
+                    request,
+                    grace_ms,
+                    traceparent: traceparent(),
+                };
                 session.outgoing.try_send(message).is_ok()
             });
             sent.then(|| {

@@ -16,12 +16,14 @@ use hyper_util::rt::TokioIo;
 use mayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use mayfly_telemetry::{self as telemetry, TRACEPARENT};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tracing::Instrument;
 
 use crate::control::{Control, SHOWN_MS, now_ms};
 use crate::http::Api;
@@ -87,6 +89,12 @@ impl Roads {
 
     /// Asks another manager. None when it cannot be reached, or does not answer.
     async fn ask(&self, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
+        let url = &peer.presence.url;
+        let step = telemetry::span!("ask a manager", "otel.kind" = "client", "server.address" = url);
+        self.ask_it(peer, question).instrument(step).await
+    }
+
+    async fn ask_it(&self, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
         // A kept connection may have ended since; a fresh one tells whether its manager has.
         if let Some(road) = self.take(peer.key)
             && let Some(answer) = self.ask_over(road, peer, question).await
@@ -106,15 +114,17 @@ impl Roads {
     async fn ask_over(&self, mut road: SendRequest<Body>, peer: &Peer, question: &Question<'_>) -> Option<Answer> {
         let asking = async {
             let host = peer.presence.url.trim_start_matches("https://");
-            let request = Request::builder()
+            let mut request = Request::builder()
                 .method(question.method.clone())
                 .uri(question.path)
                 .header(HOST, host)
                 .header(AUTHORIZATION, &question.authorization)
                 .header(CONTENT_TYPE, "application/json")
-                .header(PASSED_ON, "1")
-                .body(Body::from(question.body.clone()))
-                .ok()?;
+                .header(PASSED_ON, "1");
+            if let Some(traceparent) = telemetry::traceparent() {
+                request = request.header(TRACEPARENT, traceparent);
+            }
+            let request = request.body(Body::from(question.body.clone())).ok()?;
             let response = road.send_request(request).await.ok()?;
             let (parts, body) = response.into_parts();
             let body = to_bytes(Body::new(body), MOST_ANSWER_BYTES).await.ok()?;

@@ -212,6 +212,7 @@ impl Control {
                 let again = ManagerMessage::Reclaim {
                     request: 0,
                     grace_ms: 0,
+                    traceparent: None,
                 };
                 let _ = outgoing.try_send(again);
             }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::descriptors;
+use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_sandbox::filter::{Asking, Refusal};
@@ -40,6 +41,15 @@ pub struct Kind {
 }
 
 impl Kind {
+    /// How isolated its workers are.
+    pub fn sandbox(&self) -> Sandbox {
+        match &self.opening {
+            None => Sandbox::Process,
+            Some(opening) if opening.image.is_some() => Sandbox::Container,
+            Some(_) => Sandbox::Isolated,
+        }
+    }
+
     /// Whether its workers have the host's network.
     pub fn has_network(&self) -> bool {
         self.opening.as_ref().is_none_or(|opening| opening.network)

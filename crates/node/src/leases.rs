@@ -395,11 +395,7 @@ impl Run {
 
     /// How isolated its workers are.
     pub fn sandbox(&self) -> Sandbox {
-        match &self.granted.kind.opening {
-            Some(opening) if opening.image.is_some() => Sandbox::Container,
-            Some(_) => Sandbox::Isolated,
-            None => Sandbox::Process,
-        }
+        self.granted.kind.sandbox()
     }
 
     /// For containers, what exactly they run in.

@@ -11,6 +11,7 @@ use mayfly_protocol::api::{LeaseRequest, ManagerAddress, ManagerMessage, NodeMes
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
+use mayfly_telemetry as telemetry;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
@@ -22,6 +23,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
+use tracing::Instrument;
 
 use crate::leases::{Durations, Origin};
 use crate::managers::Managers;
@@ -416,10 +418,17 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             spec,
             epoch: theirs,
             start_by_ms,
+            traceparent,
         } => {
             let node = node.clone();
+            let step = telemetry::span!("take a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
+                "mayfly.lease.workers" = spec.workers, "mayfly.node.id" = %node.address.id);
+            telemetry::follow(&step, traceparent.as_deref());
             node.clone().task(async move {
-                let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms).await;
+                let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms);
+                let taken = taken.instrument(step.clone()).await;
+                telemetry::ended(&step, &taken);
+                drop(step);
                 let said = match taken {
                     Ok(run) => NodeMessage::Answer {
                         request,
@@ -437,8 +446,13 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             request,
             lease,
             duration_ms,
+            traceparent,
         } => {
-            let renewed = node.held_lease(lease).and_then(|run| run.renew(duration_ms));
+            let step = telemetry::span!("renew a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
+                "mayfly.node.id" = %node.address.id);
+            telemetry::follow(&step, traceparent.as_deref());
+            let renewed = step.in_scope(|| node.held_lease(lease).and_then(|run| run.renew(duration_ms)));
+            telemetry::ended(&step, &renewed);
             let _ = answers.try_send(answer(request, renewed.err(), None));
         }
         ManagerMessage::End {
@@ -446,44 +460,41 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             lease,
             state,
             grace_ms,
+            traceparent,
         } => {
+            let step = telemetry::span!("end a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
+                "mayfly.node.id" = %node.address.id);
+            telemetry::follow(&step, traceparent.as_deref());
             let node = node.clone();
             node.clone().task(async move {
-                let grace = Duration::from_millis(grace_ms);
-                let refused = match node.held_lease(lease) {
-                    Ok(run) => {
-                        let wanted = State::from_name(&state).filter(|state| !state.is_live());
-                        let state = wanted.unwrap_or(State::Revoked);
-                        match state {
-                            State::Revoked => run.recall(grace),
-                            state => run.end(state),
-                        }
-                        run.gone(grace + END_PATIENCE).await;
-                        if state == State::Revoked {
-                            told_last_bill(&node).await;
-                        }
-                        None
-                    }
-                    Err(failure) => Some(failure),
-                };
-                let _ = answers.send(answer(request, refused, None)).await;
+                let ended = end(&node, lease, &state, Duration::from_millis(grace_ms));
+                let ended = ended.instrument(step.clone()).await;
+                telemetry::ended(&step, &ended);
+                let _ = answers.send(answer(request, ended.err(), None)).await;
             });
         }
-        ManagerMessage::Reclaim { request, grace_ms } => {
-            let node = node.clone();
-            node.clone().task(async move {
+        ManagerMessage::Reclaim {
+            request,
+            grace_ms,
+            traceparent,
+        } => {
+            let step = telemetry::span!("reclaim", "otel.kind" = "server", "mayfly.node.id" = %node.address.id);
+            telemetry::follow(&step, traceparent.as_deref());
+            let taken = node.clone();
+            let reclaim = async move {
                 let begun = Instant::now();
-                let leases = node.reclaim(Duration::from_millis(grace_ms)).await as u32;
+                let leases = taken.reclaim(Duration::from_millis(grace_ms)).await as u32;
                 let empty_us = begun.elapsed().as_micros() as u64;
                 tracing::info!(leases, empty_us, "taken back");
-                told_last_bill(&node).await;
+                told_last_bill(&taken).await;
                 let reclaimed = NodeMessage::Reclaimed {
                     request,
                     leases,
                     empty_us,
                 };
                 let _ = answers.send(reclaimed).await;
-            });
+            };
+            node.task(reclaim.instrument(step));
         }
         ManagerMessage::Resume { request } => {
             node.resume();
@@ -501,6 +512,22 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         ManagerMessage::Managers { .. } => {}
         ManagerMessage::Registered { .. } => tracing::warn!("the manager registered this node twice"),
     }
+}
+
+/// Ends a lease, and waits until nothing of it is left.
+async fn end(node: &Node, lease: LeaseId, state: &str, grace: Duration) -> Result<(), Failure> {
+    let run = node.held_lease(lease)?;
+    let wanted = State::from_name(state).filter(|state| !state.is_live());
+    let state = wanted.unwrap_or(State::Revoked);
+    match state {
+        State::Revoked => run.recall(grace),
+        state => run.end(state),
+    }
+    run.gone(grace + END_PATIENCE).await;
+    if state == State::Revoked {
+        told_last_bill(node).await;
+    }
+    Ok(())
 }
 
 /// Waits until the manager has booked what ended leases used: whoever takes something back wants to see the whole bill.

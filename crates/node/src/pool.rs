@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_sandbox::{Program, Spawner};
+use tracing::Instrument;
 
 use crate::enclosures::{Enclosure, Enclosures};
 use crate::executors::{Executor, Kind, Language, READY_DEADLINE};
@@ -72,7 +73,9 @@ impl Pool {
                 ),
             )
         })?;
-        Executor::start(self.spawner.clone(), program, enclosure, self.output).await
+        let step = mayfly_telemetry::span!("start an executor", "mayfly.sandbox" = kind.sandbox().name());
+        let starting = Executor::start(self.spawner.clone(), program, enclosure, self.output);
+        starting.instrument(step).await
     }
 
     fn program(&self, kind: &Kind) -> std::io::Result<(Program, Option<Enclosure>)> {

@@ -11,6 +11,7 @@ use mayfly_protocol::ids::WorkerIndex;
 use mayfly_sandbox::cgroup::Limits;
 use mayfly_sandbox::isolation::CODE_DIR;
 use rustix::process::{Pid, Signal};
+use tracing::{Instrument, Span};
 
 use crate::enclosures::Enclosure;
 use crate::executors::{Executor, Heard};
@@ -56,12 +57,14 @@ enum Outcome {
     ExecutorGone(Option<String>),
 }
 
-/// Runs the lease to its end, on `parked` first if that is given.
-pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Executor>) {
+/// Runs the lease to its end, on `parked` first if that is given. Its first executor belongs to the step `taking` it.
+pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Executor>, taking: Span) {
+    let mut taking = Some(taking);
     let mut deaths: Vec<Instant> = Vec::new();
     while run.state().is_live() {
         let shared_cores = node.shared_cores();
-        let mut executor = match start(&node, &run, parked.take(), &shared_cores).await {
+        let starting = start(&node, &run, parked.take(), &shared_cores);
+        let mut executor = match starting.instrument(taking.take().unwrap_or_else(Span::none)).await {
             Ok(executor) => executor,
             Err(failure) => {
                 tracing::warn!(lease = %run.id(), %failure, "no executor");

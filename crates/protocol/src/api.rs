@@ -593,6 +593,9 @@ pub enum ManagerMessage {
         epoch: u64,
         /// Milliseconds within which it must be used, or its capacity comes back.
         start_by_ms: u64,
+        /// The W3C `traceparent` of the step that this belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     },
     /// Count this lease's length anew from now.
     Renew {
@@ -602,6 +605,9 @@ pub enum ManagerMessage {
         lease: LeaseId,
         /// New length.
         duration_ms: u64,
+        /// The W3C `traceparent` of the step that this belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     },
     /// End this lease: `released` or `revoked`.
     End {
@@ -614,6 +620,9 @@ pub enum ManagerMessage {
         /// Milliseconds that its running calls may go on for.
         #[serde(default)]
         grace_ms: u64,
+        /// The W3C `traceparent` of the step that this belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     },
     /// Take no more leases, end those there are as [`LeaseStatus::state`] `revoked`, and say when the node is empty.
     Reclaim {
@@ -621,6 +630,9 @@ pub enum ManagerMessage {
         request: u64,
         /// What running calls get.
         grace_ms: u64,
+        /// The W3C `traceparent` of the step that this belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     },
     /// Take leases again.
     Resume {

@@ -60,6 +60,28 @@ struct lease_options {
     }
 };
 
+// How much may be leased straight from nodes.
+struct allowance_options {
+    std::uint32_t workers = 1;          // of all leases at a time together
+    std::uint32_t cores = 0;            // of all of them; 0 for one each
+    std::uint64_t memory_bytes = 0;     // of all of them; 0 to leave it to the nodes
+    std::uint32_t workers_per_node = 0; // at most; 0 for twice an even share
+    std::chrono::milliseconds duration = std::chrono::hours(1); // of the longest lease
+    mayfly::sandbox sandbox = mayfly::sandbox::site;
+
+    mf_allowance_options raw() const {
+        mf_allowance_options options;
+        detail::check(mf_allowance_options_init(&options));
+        options.workers = workers;
+        options.cores = cores;
+        options.memory_bytes = memory_bytes;
+        options.workers_per_node = workers_per_node;
+        options.duration_ms = static_cast<std::uint64_t>(duration.count());
+        options.sandbox = static_cast<std::uint32_t>(sandbox);
+        return options;
+    }
+};
+
 // The right to some workers. Any thread may use it.
 class lease {
 public:
@@ -136,6 +158,12 @@ public:
         mf_lease *handle = nullptr;
         detail::check(mf_lease_open(get(), &raw, &handle));
         return mayfly::lease(handle);
+    }
+
+    // A client whose leases come straight from nodes, under an allowance of the manager's, which hears of them afterwards.
+    client allowance(const allowance_options &options = {}) const {
+        const mf_allowance_options raw = options.raw();
+        return client(open([&](mf_client **handle) { return mf_client_allowance(get(), &raw, handle); }));
     }
 
     std::string describe() const { return mf_client_describe(get()); }

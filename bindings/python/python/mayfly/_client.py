@@ -21,6 +21,7 @@ import cloudpickle
 
 from mayfly import _native
 from mayfly._gang import at_once
+from mayfly._trace import traceparent
 
 if TYPE_CHECKING:
     from mayfly._gang import Gang
@@ -215,6 +216,7 @@ class Client:
         files = [(path, False) for path in wanted.pop("readable")] + [(path, True) for path in wanted.pop("writable")]
         wanted["files"] = [(os.path.abspath(path), writable) for path, writable in files]
         wanted["runtime"] = json.dumps(runtime()) if wanted["runtime"] == "python" else ""
+        wanted["traceparent"] = traceparent()
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
         channels = {
             name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")

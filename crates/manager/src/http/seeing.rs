@@ -10,7 +10,9 @@ use axum::response::{IntoResponse, Response};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{ErrorBody, Moment};
 use mayfly_protocol::error::Code;
+use mayfly_telemetry as telemetry;
 use serde::Deserialize;
+use tracing::Instrument;
 use utoipa::IntoParams;
 
 use super::Api;
@@ -102,5 +104,18 @@ pub(crate) async fn count(Shared(control): Shared<Api>, request: Request, next: 
         _ => "other",
     };
     control.metrics.answered(method, path, response.status().as_u16());
+    response
+}
+
+/// Makes a step of every request, in the trace of whoever asks if that has one.
+pub(crate) async fn trace(request: Request, next: Next) -> Response {
+    let (method, path) = (request.method(), request.extensions().get::<MatchedPath>());
+    let path = path.map_or("none", MatchedPath::as_str);
+    let step = telemetry::span!("request", "otel.name" = format!("{method} {path}"), "otel.kind" = "server",
+        "http.request.method" = %method, "http.route" = path, "http.response.status_code" = tracing::field::Empty);
+    let traceparent = request.headers().get(telemetry::TRACEPARENT);
+    telemetry::follow(&step, traceparent.and_then(|value| value.to_str().ok()));
+    let response = next.run(request).instrument(step.clone()).await;
+    step.record("http.response.status_code", response.status().as_u16());
     response
 }

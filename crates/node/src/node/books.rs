@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use mayfly_protocol::api::Runtime;
 use mayfly_sandbox::isolation::Shown;
+use tracing::{Instrument, Span};
 
 use super::*;
 use crate::images::Allowed;
@@ -125,7 +126,12 @@ impl Node {
         let parked = self.pool.take_parked(&run.granted.kind);
         let fits = |parked: &Executor| runtimes::check(&run.granted.request.runtime, &parked.runtime).is_ok();
         let is_ready = parked.as_ref().is_some_and(fits);
-        self.task(supervisor::supervise(self.clone(), run.clone(), parked));
+        self.task(supervisor::supervise(
+            self.clone(),
+            run.clone(),
+            parked,
+            Span::current(),
+        ));
         if is_ready {
             return Ok(run);
         }
@@ -143,7 +149,8 @@ impl Node {
         if policy::level(request, &self.options)? != Sandbox::Container {
             return Ok(None);
         }
-        let image = self.images.wanted(request.image.as_deref()).await?;
+        let image = self.images.wanted(request.image.as_deref());
+        let image = image.instrument(mayfly_telemetry::span!("make an image ready")).await?;
         let own = match &request.runtime {
             Runtime::Native => {
                 let found = mayfly_sandbox::find(&self.options.executor_path());

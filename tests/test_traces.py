@@ -1,0 +1,91 @@
+"""Traces of the control path, as a collector of OpenTelemetry's gets them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mayfly
+import pytest
+from harness.collector import Collector
+from harness.daemons import Daemon
+from harness.programs import clean_environment, program, run
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+SERVER, CLIENT = 2, 3
+
+
+@pytest.fixture
+def collector(leakless: Callable[..., None]) -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_starts(
+    collector: Collector, start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    up = start("up", "--listen", "127.0.0.1:0", "--readable", str(tmp_path), env=collector.environment)
+    tracer = TracerProvider().get_tracer("test")
+    with mayfly.connect(up.state) as client, tracer.start_as_current_span("mine") as span:
+        # An executor that sees this is not among those that wait for a lease.
+        with client.lease(workers=1, mode="warm", readable=[tmp_path]) as lease:
+            assert lease.call(abs, -3) == 3
+            mine = f"{span.get_span_context().trace_id:032x}"
+            started = collector.find(name="start an executor", trace=mine)
+    assert started.attributes["mayfly.sandbox"] == "isolated"
+    request = collector.find(name="POST /v1/leases", trace=mine)
+    taken = collector.find(name="take a lease", trace=mine)
+    asked = collector.find(name="ask a node", trace=mine)
+    assert [step.parent for step in (started, taken, asked)] == [taken.span, asked.span, request.span]
+    assert request.parent == f"{span.get_span_context().span_id:016x}"
+    assert (request.kind, asked.kind, taken.kind) == (SERVER, CLIENT, SERVER)
+    assert request.attributes["http.response.status_code"] == 201
+    assert request.service == taken.service == "mayfly-up"
+    assert taken.attributes["mayfly.node.id"] == asked.attributes["mayfly.node.id"]
+    assert collector.find(name="write", trace=mine).parent == request.span
+    # A step lasts as long as what it stands for.
+    first, last = request.nanoseconds
+    assert first <= taken.nanoseconds[0] <= taken.nanoseconds[1] <= last
+    # What is outside the program's span is not of its trace, nor are calls anybody's.
+    assert not [step for step in collector.steps(mine) if "DELETE" in step.name]
+
+
+def test_a_refusal_is_a_step_that_failed_and_says_why(collector: Collector, start: Callable[..., Daemon]) -> None:
+    up = start("up", "--listen", "127.0.0.1:0", env=collector.environment)
+    with mayfly.connect(up.state) as client, pytest.raises(mayfly.Error) as refusal:
+        client.lease(workers=1, sandbox="container", image="nowhere:1")
+    for step in ("take a lease", "ask a node"):
+        refused = collector.find(name=step, failed=True)
+        assert refused.attributes["error.type"] == refusal.value.code
+
+
+def test_the_shell_hands_a_trace_on(collector: Collector, start: Callable[..., Daemon]) -> None:
+    up = start("up", "--listen", "127.0.0.1:0", env=collector.environment | {"OTEL_SERVICE_NAME": "site"})
+    mine, parent = os.urandom(16).hex(), os.urandom(8).hex()
+    environment = up.client_environment() | {"TRACEPARENT": f"00-{mine}-{parent}-01"}
+    run(program(), "lease", "create", "--workers", "1", "--for", "5s", env=environment)
+    request = collector.find(name="POST /v1/leases", trace=mine)
+    assert (request.parent, request.service) == (parent, "site")
+
+
+def test_a_collector_that_is_away_harms_nobody_and_is_in_the_log(
+    start: Callable[..., Daemon],
+) -> None:
+    away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    up = start("up", "--listen", "127.0.0.1:0", env=away)
+    with mayfly.connect(up.state) as client, client.lease(workers=1, mode="warm") as lease:
+        assert list(lease.map(abs, range(-9, 0))) == list(range(9, 0, -1))
+    assert up.stop() == 0
+    assert "BatchSpanProcessor" in up.output()
+
+
+def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) -> None:
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "https://127.0.0.1:4318",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(tmp_path / "missing.pem"),
+    }
+    done = run(program(), "up", "--state-dir", tmp_path / "up", env=clean_environment(**environment), check=False)
+    assert done.returncode == 2
+    assert "missing.pem" in done.stderr and "OTEL_EXPORTER_OTLP" in done.stderr

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
+import mayfly
 import pytest
+from harness.daemons import Daemon
 from harness.programs import clean_environment, run_json
 
 pytestmark = pytest.mark.skipif(
@@ -32,6 +36,35 @@ def test_both_sides_are_measured_for_every_size(op: str, language: str) -> None:
         assert row["us"] > 0
         assert row["openmpi_us"] > 0
         assert row["ratio"] == pytest.approx(row["us"] / row["openmpi_us"], rel=0.01)
+
+
+def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Daemon, tmp_path: Path) -> None:
+    tables = tmp_path / "tables.json"
+    for ranks in (2, 3):
+        sizes = ("--least", "64", "--most", "4K", "--step", "8", "--rounds", "1")
+        report = run_json("bench", "comm", "--tune", "--ranks", str(ranks), *sizes, "--output", str(tables), timeout=120)
+        names = {2: ["allreduce_halving"], 3: ["bcast_scatter", "allgather_ring", "allreduce_halving"]}[ranks]
+        assert [found["name"] for found in report["found"]] == names
+        for found in report["found"]:
+            assert report["table"][found["name"]] == found["bytes"]
+            # By definition none is better than what was chosen.
+            assert found["ratio"] <= 1
+    assert list(json.loads(tables.read_text())) == ["2", "3"]
+
+    def total(size: int) -> float:
+        import numpy as np
+
+        from mayfly import MPI
+
+        everything = np.empty(size)
+        MPI.COMM_WORLD.Allreduce(np.ones(size), everything)
+        return float(everything.sum())
+
+    with mayfly.connect(up.state) as client:
+        assert mayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables) == [2000.0] * 2
+        tables.write_text('{"2": {"no_such_place": 1}}')
+        with pytest.raises(mayfly.Error, match="no_such_place"):
+            mayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables)
 
 
 def test_a_barrier_has_one_row_and_three_ranks_share_memory() -> None:

@@ -136,6 +136,7 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
         patience_s: options.patience_s.into(),
         deadline_s: options.deadline_s.into(),
         spin_us: (options.spin_us != MF_FOR_EVER).then_some(options.spin_us.into()),
+        tables: None,
     })
 }
 

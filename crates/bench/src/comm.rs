@@ -65,6 +65,8 @@ pub struct Plan {
     pub rounds: usize,
     /// Bytes of each message, or of each rank's part.
     pub sizes: Vec<usize>,
+    /// Which algorithms ours use.
+    pub table: mayfly_comm::table::Table,
     /// Where the MPI program is compiled.
     pub cache: PathBuf,
     /// Interpreter of ranks in Python, with NumPy's arrays and beside mpi4py; none for ranks in Rust, beside C.
@@ -272,7 +274,7 @@ fn measure(plan: &Plan, comm: &Communicator) -> Result<Vec<f64>> {
 }
 
 /// Runs all ranks in processes of their own, and returns what rank 0 found.
-fn ours(plan: &Plan) -> Result<Vec<f64>> {
+pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
     let mut roads = roads(plan.ranks, plan.tcp)?;
     let (mut read, write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
     let mut children = Vec::new();
@@ -303,7 +305,11 @@ fn ours(plan: &Plan) -> Result<Vec<f64>> {
 fn run_rank(plan: &Plan, rank: usize, roads: Vec<Option<Road>>, mut write: &UnixStream) -> Result<()> {
     pin(rank);
     let lost = Arc::new(Lost::default());
-    let comm = Communicator::form(rank as u32, plan.ranks as u32, roads, lost, Options::default()).map_err(failed)?;
+    let options = Options {
+        table: plan.table,
+        ..Options::default()
+    };
+    let comm = Communicator::form(rank as u32, plan.ranks as u32, roads, lost, options).map_err(failed)?;
     let results = measure(plan, &comm)?;
     if rank == 0 {
         for us in results {
@@ -429,7 +435,7 @@ fn openmpi(plan: &Plan, program: &Path) -> Result<Vec<f64>> {
     second_words(&String::from_utf8_lossy(&output.stdout), plan)
 }
 
-fn median(rounds: &[Vec<f64>], at: usize) -> f64 {
+pub(crate) fn median(rounds: &[Vec<f64>], at: usize) -> f64 {
     let mut values: Vec<f64> = rounds.iter().filter_map(|round| round.get(at).copied()).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -2,7 +2,7 @@
 //!
 //! - [`tsc`], [`stats`], [`alternate`]: reading time, describing latencies, measuring two things in turns.
 //! - [`baseline`]: what the machine itself can do, with no Mayfly code on the way.
-//! - [`comm`]: ranks of a group beside those of MPI.
+//! - [`comm`]: ranks of a group beside those of MPI; [`tune`]: their algorithms beside each other.
 //! - [`busy`]: whether the machine was quiet enough for the figures to be believed.
 //! - [`report`], [`table`], [`picture`]: figures for machines, for people, and to look at.
 
@@ -24,6 +24,7 @@ pub mod stats;
 pub mod subject;
 pub mod table;
 pub mod tsc;
+pub mod tune;
 
 pub use alternate::{Alternated, Block, Difference, Plan, alternate, measure};
 pub use error::Error;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, comm, control, invoke, measure, reclaim, reject};
+use mayfly_bench::{Difference, Plan, Samples, Summary, cold, comm, control, invoke, measure, reclaim, reject, tune};
 use mayfly_client::{Client, Runtime, Sandbox, Transport};
+use mayfly_comm::table::{Table as Algorithms, Tables};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
@@ -34,6 +35,7 @@ use crate::values;
   mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
   mayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
   mayfly bench comm --language python                  the same from Python, beside mpi4py
+  mayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
   mayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -222,6 +224,12 @@ struct CommArguments {
     /// How much larger each is than the one before
     #[arg(long, default_value_t = 2)]
     step: usize,
+    /// Measure instead at which sizes collectives of so many ranks should change their algorithms here
+    #[arg(long, conflicts_with_all = ["op", "language"])]
+    tune: bool,
+    /// With --tune: where to write that, for `mayfly run --tables FILE`; what the file says of other numbers of ranks stays
+    #[arg(long, value_name = "FILE", requires = "tune")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -235,6 +243,9 @@ struct ControlArguments {
     /// How long each part is measured
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = values::duration)]
     each: Duration,
+    /// The manager's store, as of `mayfly manager`; a database must be empty [default: SQLite in a directory that is removed]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
     /// Report although the machine was busy
     #[arg(long)]
     force: bool,
@@ -336,9 +347,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 json,
             )
         }
+        What::Comm(options) if options.tune => {
+            let report = tune::run(&comm_plan(options)).map_err(|error| failure(&error))?;
+            if let Some(path) = &options.output {
+                keep_table(path, options.ranks.into(), report.table)?;
+            }
+            print(&report, json)
+        }
         What::Comm(options) => print(&comm::run(&comm_plan(options)).map_err(|error| failure(&error))?, json),
         What::Control(options) => {
-            let manager = BareManager::start()?;
+            let manager = BareManager::start(options.store.as_deref())?;
             let options = control::Options {
                 nodes: options.nodes,
                 clients: options.clients,
@@ -360,7 +378,7 @@ struct BareManager {
 }
 
 impl BareManager {
-    fn start() -> Result<Self, Failure> {
+    fn start(store: Option<&str>) -> Result<Self, Failure> {
         let wrong = |what: &str, error: &dyn std::fmt::Display| {
             Failure::new(Code::Internal, format!("the measured manager {what}: {error}"))
         };
@@ -383,6 +401,7 @@ impl BareManager {
             ])
             .arg("--state-dir")
             .arg(&dir)
+            .args(store.iter().flat_map(|store| ["--store", store]))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -443,9 +462,25 @@ fn comm_plan(options: &CommArguments) -> comm::Plan {
         tcp: options.transport == CommTransport::Tcp,
         rounds: options.rounds,
         sizes: comm::Plan::sizes(op, options.least as usize, options.most as usize, options.step),
+        table: Algorithms::default(),
         cache: cache.unwrap_or_else(std::env::temp_dir).join("bench"),
         python: (options.language == Language::Python).then(|| PathBuf::from(&options.python)),
     }
+}
+
+/// Adds a table to a file of them, or begins one.
+fn keep_table(path: &Path, ranks: u32, table: Algorithms) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(Code::InvalidRequest, format!("{} cannot be written: {error}", path.display()))
+    };
+    let mut tables = match std::fs::read_to_string(path) {
+        Ok(text) => Tables::from_json(&text)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Tables::default(),
+        Err(error) => return Err(failed(error)),
+    };
+    tables.0.insert(ranks, table);
+    let text = serde_json::to_string_pretty(&tables).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    std::fs::write(path, text + "\n").map_err(failed)
 }
 
 fn how(options: &InvokeArguments) -> How {

@@ -42,6 +42,9 @@ pub struct Arguments {
     /// How often it is started again, from its last checkpoint, after a node, a lease or a rank was lost
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
+    /// Which algorithms collectives use: a file that `mayfly bench comm --tune` wrote
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -101,6 +104,9 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
     }
     if let Some(place) = &arguments.checkpoint {
         command.arg("--checkpoint").arg(place);
+    }
+    if let Some(file) = &arguments.tables {
+        command.arg("--tables").arg(file);
     }
     command.arg("--restarts").arg(arguments.restarts.to_string());
     if let Some(sandbox) = arguments.sandbox {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use mayfly_protocol::error::{Code, Failure};
 
+use crate::collective::Hosts;
 use crate::engine::{Core, Engine, Record};
 use crate::options::Options;
 use crate::road::{Lost, Road};
@@ -24,6 +25,10 @@ pub struct Communicator {
     /// The ranks, as ranks of the whole group.
     pub(crate) members: Arc<[u32]>,
     pub(crate) table: Table,
+    /// Which of them share hosts, if that makes a difference.
+    pub(crate) hosts: Option<Arc<Hosts>>,
+    /// The same for the whole group, as [`Options::hosts`] has it.
+    pub(crate) hosts_of_all: Arc<[u32]>,
 }
 
 impl Communicator {
@@ -47,6 +52,7 @@ impl Communicator {
         }
         let until = Instant::now() + options.deadline;
         let table = options.table;
+        let hosts_of_all: Arc<[u32]> = options.hosts.as_slice().into();
         let sleeps = options.spin.is_some();
         let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
         let mut greetings = Vec::new();
@@ -75,6 +81,8 @@ impl Communicator {
             record: 0,
             context,
             rank,
+            hosts: Hosts::of(&members, &hosts_of_all).map(Arc::new),
+            hosts_of_all,
             members,
             table,
         })

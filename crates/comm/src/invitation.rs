@@ -7,6 +7,7 @@ use mayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
+use crate::table::Tables;
 use crate::{Communicator, JoinOptions, Joined, Options, join};
 
 /// The environment variable that holds an [`Invitation`] as JSON.
@@ -45,6 +46,9 @@ pub struct Invitation {
     /// Microseconds that a waiting rank polls before it sleeps; for ever if it is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spin_us: Option<u64>,
+    /// Which algorithms collectives use, the same for all ranks; the usual ones if it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables: Option<Tables>,
 }
 
 fn half_a_minute() -> u64 {
@@ -104,6 +108,7 @@ impl Invitation {
             } else {
                 Trust::Nobody
             },
+            alike: self.tables.as_ref().map_or(0, Tables::digest),
             patience: Duration::from_secs(self.patience_s),
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
         };
@@ -119,6 +124,8 @@ impl Invitation {
         let options = Options {
             deadline: Duration::from_secs(self.deadline_s),
             spin: self.spin_us.map(Duration::from_micros),
+            hosts: hosts.clone(),
+            table: self.tables.as_ref().map(|tables| tables.for_ranks(size)).unwrap_or_default(),
             ..Options::default()
         };
         Ok(World {

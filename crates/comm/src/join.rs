@@ -41,6 +41,9 @@ pub struct JoinOptions {
     pub trust: Trust,
     /// Ways to other ranks that may be tried.
     pub ways: Ways,
+    /// Stands for whatever all ranks must have been told alike, such as [`crate::table::Tables::digest`]: ranks of which one has
+    /// another number do not join.
+    pub alike: u64,
     /// How long all of it may take.
     pub patience: Duration,
 }
@@ -58,6 +61,7 @@ impl JoinOptions {
             size,
             trust: Trust::Nobody,
             ways: Ways::default(),
+            alike: 0,
             patience: Duration::from_secs(30),
         }
     }
@@ -158,7 +162,10 @@ fn enter(
     let identity = new_identity()?;
     let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
     let listeners = listen(contact.local(), &socket_name, options.ways.local)?;
-    let card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
+    let card = Card {
+        alike: options.alike,
+        ..introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?
+    };
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if text.len() > MOST_FROM_RANK / 2 {
         return Err(Failure::new(
@@ -171,6 +178,15 @@ fn enter(
     let cards = await_world(options, contact, &seat, deadline)?;
     let told = Instant::now();
     let cards = open_cards(keys, &run, &seat, &cards)?;
+    if let Some(other) = cards.iter().position(|card| card.alike != options.alike) {
+        return Err(Failure::new(
+            Code::Mismatch,
+            format!(
+                "rank {other} was told to choose other algorithms than rank {}: give all ranks the same tables",
+                seat.rank
+            ),
+        ));
+    }
     let hosts = hosts(&cards);
     let roads = connect::connect(
         &Setting {
@@ -236,6 +252,7 @@ fn introduce(
         locals,
         observed,
         nat,
+        alike: 0,
     })
 }
 

@@ -14,8 +14,11 @@ pub struct Options {
     pub spin: Option<Duration>,
     /// Bytes of messages that nobody has received yet, beyond which no more short messages are taken in until somebody does.
     pub unexpected_bytes: usize,
-    /// Which algorithm for which size.
+    /// Which algorithm for which size. The same on all ranks.
     pub table: Table,
+    /// For each rank the lowest one that shares its host, so that what leaves a host does so once; the same on all ranks, and empty
+    /// where it is not known.
+    pub hosts: Vec<u32>,
 }
 
 impl Default for Options {
@@ -26,6 +29,7 @@ impl Default for Options {
             spin: None,
             unexpected_bytes: 256 << 20,
             table: Table::default(),
+            hosts: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use mayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::book::{ANY_SOURCE, Body};
-use crate::collective::{Call, Kind, Plan, allgather};
+use crate::collective::{Call, Hosts, Kind, Plan, allgather};
 use crate::engine::{Engine, Patience, Record};
 use crate::group::Communicator;
 use crate::wire::envelope::{Envelope, kind};
@@ -83,6 +83,8 @@ impl Communicator {
             record,
             context,
             rank: rank as u32,
+            hosts: Hosts::of(&members, &self.hosts_of_all).map(Arc::new),
+            hosts_of_all: self.hosts_of_all.clone(),
             members,
             table: self.table,
         })

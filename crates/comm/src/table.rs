@@ -1,24 +1,31 @@
 //! Which algorithm for which operation, by size and number of ranks.
 //!
 //! The families and where they cross are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005).
+//! Operations in MPICH" (2005). Where exactly they cross is a matter of the machine: `mayfly bench comm --tune` measures it.
+
+use std::collections::BTreeMap;
+
+use mayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
 
 /// Sizes in bytes at which one algorithm gives way to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Table {
     /// Broadcast: a binomial tree below, scatter and allgather from here on, for more than two ranks.
     pub bcast_scatter: usize,
-    /// Allgather: Bruck's algorithm below (bytes of the whole result), a ring from here on.
+    /// Allgather: Bruck's algorithm below (bytes of the whole result), a ring from here on, for more than two ranks.
     pub allgather_ring: usize,
-    /// Alltoall: Bruck's algorithm below (bytes for each rank), pairwise exchange from here on.
+    /// Alltoall: Bruck's algorithm below (bytes for each rank), pairwise exchange from here on, for [`BRUCK_RANKS`] or more.
     pub alltoall_pairwise: usize,
     /// Allreduce: recursive doubling below, reduce-scatter and allgather (Rabenseifner) from here on.
     pub allreduce_halving: usize,
-    /// Reduce: a binomial tree below, reduce-scatter and gather from here on.
-    pub reduce_scatter: usize,
     /// Bytes that are received and combined at a time in large reductions, so that they are still in the cache.
     pub reduce_piece: usize,
 }
+
+/// From so many ranks on Bruck's algorithm saves an alltoall more rounds than it costs copies.
+pub const BRUCK_RANKS: usize = 8;
 
 impl Default for Table {
     fn default() -> Self {
@@ -27,8 +34,63 @@ impl Default for Table {
             allgather_ring: 64 << 10,
             alltoall_pairwise: 256,
             allreduce_halving: 16 << 10,
-            reduce_scatter: 128 << 10,
             reduce_piece: 256 << 10,
         }
+    }
+}
+
+/// Tables by the number of ranks for which they were measured.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tables(pub BTreeMap<u32, Table>);
+
+impl Tables {
+    /// Reads what `mayfly bench comm --tune` wrote.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when it is something else.
+    pub fn from_json(text: &str) -> Result<Self, Failure> {
+        serde_json::from_str(text).map_err(|error| {
+            let advice = "take a file that `mayfly bench comm --tune --output FILE` wrote";
+            Failure::new(Code::InvalidRequest, format!("these are no tables of algorithms: {error}; {advice}"))
+        })
+    }
+
+    /// That of the most ranks that are not more than these, else that of the fewest; the usual one where there is none.
+    pub fn for_ranks(&self, ranks: u32) -> Table {
+        let below = self.0.range(..=ranks).next_back();
+        below.or(self.0.first_key_value()).map_or_else(Table::default, |(_, table)| *table)
+    }
+
+    /// A number that differs, to all practical purposes, where the tables do.
+    pub fn digest(&self) -> u64 {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        let digest = ring::digest::digest(&ring::digest::SHA256, &text);
+        digest.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_nearest_number_of_ranks_below_counts() {
+        let table = |allreduce_halving| Table { allreduce_halving, ..Table::default() };
+        let tables = Tables(BTreeMap::from([(4, table(1)), (16, table(2))]));
+        let chosen = [2, 4, 15, 16, 900].map(|ranks| tables.for_ranks(ranks).allreduce_halving);
+        assert_eq!(chosen, [1, 1, 1, 2, 2]);
+        assert_eq!(Tables::default().for_ranks(4), Table::default());
+    }
+
+    #[test]
+    fn tables_are_read_as_they_are_written_and_nothing_else_is() {
+        let tables = Tables(BTreeMap::from([(4, Table { bcast_scatter: 1, ..Table::default() })]));
+        let text = serde_json::to_string(&tables).unwrap();
+        let read = Tables::from_json(&text).unwrap();
+        assert_eq!((read.digest(), &read), (tables.digest(), &tables));
+        assert_ne!(read.digest(), Tables::default().digest());
+        assert_eq!(Tables::from_json(r#"{"4": {"bcast_scater": 1}}"#).unwrap_err().code, Code::InvalidRequest);
+        assert_eq!(Tables::from_json("[]").unwrap_err().code, Code::InvalidRequest);
     }
 }

@@ -2,7 +2,7 @@
 
 mod threads;
 
-use mayfly_comm::{Datatype, Operation};
+use mayfly_comm::{Datatype, Operation, Options};
 use proptest::prelude::*;
 use threads::{Net, group, options, pattern};
 
@@ -23,16 +23,32 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![4 => 0usize..200, 2 => 200usize..9000, 1 => 30_000usize..70_000, 1 => 100_000usize..800_000]
 }
 
+/// Which ranks are to share hosts, by a number for each; most have neighbours, as schedulers place them.
+fn hosts() -> impl Strategy<Value = Vec<u32>> {
+    prop_oneof![
+        1 => Just(Vec::new()),
+        2 => prop::collection::vec(0u32..4, 9),
+        2 => (1u32..5).prop_map(|each| (0..9).map(|rank| rank / each).collect()),
+    ]
+}
+
+fn on(hosts: &[u32]) -> Options {
+    let lowest = |host| (0..).zip(hosts).find(|(_, of)| *of == host).map_or(0, |(rank, _)| rank);
+    Options { hosts: hosts.iter().map(lowest).collect(), ..options() }
+}
+
 proptest! {
     #![proptest_config(config(48))]
 
     #[test]
-    fn blocks_arrive_where_they_belong(size in 1u32..=9, net in net(), length in length(), root in 0u32..9, seed: u64) {
+    fn blocks_arrive_where_they_belong(
+        size in 1u32..=9, hosts in hosts(), net in net(), length in length(), root in 0u32..9, seed: u64,
+    ) {
         let root = root % size;
         let all: Vec<Vec<u8>> = (0..size).map(|rank| pattern(seed ^ u64::from(rank), length)).collect();
         let joined = all.concat();
         let wide: Vec<Vec<u8>> = (0..size).map(|rank| pattern(!seed ^ u64::from(rank), length * size as usize)).collect();
-        group(size, net, options(), |comm| {
+        group(size, net, on(&hosts), |comm| {
             let rank = comm.rank() as usize;
             comm.barrier().unwrap();
 
@@ -113,6 +129,7 @@ proptest! {
     #[test]
     fn reductions_compute_what_one_process_computes(
         size in 1u32..=9,
+        hosts in hosts(),
         net in net(),
         length in length(),
         root in 0u32..9,
@@ -151,7 +168,7 @@ proptest! {
         let counts: Vec<usize> = (0..size as usize)
             .map(|rank| ((rank + 1) * elements / size as usize - rank * elements / size as usize) * element)
             .collect();
-        group(size, net, options(), |comm| {
+        group(size, net, on(&hosts), |comm| {
             let rank = comm.rank() as usize;
 
             let mut buffer = all[rank].clone();

@@ -59,6 +59,17 @@ fn each_way_alone_connects_all() {
 }
 
 #[test]
+fn ranks_that_were_told_otherwise_than_others_do_not_join() {
+    let server = server();
+    let options = options(&server, "unlike", 2);
+    let other = JoinOptions { alike: 7, ..options.clone() };
+    for failure in join_all(&[options, other]).into_iter().map(Result::unwrap_err) {
+        assert_eq!(failure.code, Code::Mismatch, "{failure}");
+        assert!(failure.message.contains("give all ranks the same tables"), "{failure}");
+    }
+}
+
+#[test]
 fn a_group_of_one_needs_nobody() {
     let server = server();
     let joined = join(&options(&server, "alone", 1)).unwrap();

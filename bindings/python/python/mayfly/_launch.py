@@ -130,7 +130,8 @@ def _run_once(
     lease: dict[str, Any],
     show: Callable[[int, str, bytes], None],
 ) -> dict[int, int]:
-    group, console = invitation_to(client, options.ranks), invitation_to(client, options.ranks + 1)
+    group = invitation_to(client, options.ranks, options.tables)
+    console = invitation_to(client, options.ranks + 1)
     # The launcher, and ranks that only pass lines on, have no business with a core.
     console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
     if options.spin is not None:
@@ -245,6 +246,7 @@ def main() -> int:
     parser.add_argument("--placement", default="packed")
     parser.add_argument("--checkpoint")
     parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--tables")
     parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")

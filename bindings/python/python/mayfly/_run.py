@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import cloudpickle
@@ -37,6 +38,7 @@ def run(
     placement: Literal["packed", "spread", "together"] = "packed",
     checkpoint: str | os.PathLike[str] | None = None,
     restarts: int = 0,
+    tables: str | os.PathLike[str] | None = None,
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
@@ -56,6 +58,7 @@ def run(
         checkpoint: directory where `mayfly.Checkpoint` of the ranks saves; the same one goes on with what is there.
         restarts: how often the run is started again, on new workers, after a node, its lease or a rank was lost or its
             time was over. It goes on from its last complete checkpoint.
+        tables: file that ``mayfly bench comm --tune`` wrote: which algorithms collectives use.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -74,7 +77,7 @@ def run(
 
     def once(lease: Mapping[str, Any]) -> list[Any]:
         with held.gang(ranks, placement=placement, **lease) as gang:
-            group = invitation_to(held, ranks) | ({} if spin is None else {"spin_us": round(spin * 1e6)})
+            group = invitation_to(held, ranks, tables) | ({} if spin is None else {"spin_us": round(spin * 1e6)})
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             return gather(start(gang, group, work, checkpoint), left)
 
@@ -119,9 +122,10 @@ def start(
     ]
 
 
-def invitation_to(client: Client, size: int) -> dict[str, Any]:
+def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """What the ranks of a new group need to find each other, all but their numbers."""
     place = client.rendezvous()
+    chosen = {} if tables is None else {"tables": json.loads(Path(tables).read_text())}
     # Others meet there too, whose names are not known.
     name = f"run-{secrets.token_hex(8)}"
     return {
@@ -130,6 +134,7 @@ def invitation_to(client: Client, size: int) -> dict[str, Any]:
         "name": name,
         "secret": secrets.token_hex(32),
         "size": size,
+        **chosen,
     }
 
 

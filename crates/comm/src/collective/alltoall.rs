@@ -6,10 +6,7 @@ use mayfly_protocol::error::Failure;
 
 use super::gather::{copy, outside};
 use super::{Run, block};
-use crate::table::Table;
-
-/// From so many ranks on Bruck's algorithm saves more rounds than it costs copies.
-const BRUCK_RANKS: usize = 8;
+use crate::table::{BRUCK_RANKS, Table};
 
 /// Bruck's algorithm \[B\] for very short blocks among many ranks, pairwise exchange otherwise \[TRG\].
 pub async fn alltoall(run: Run<'_>, from: &[u8], into: &mut [u8], table: Table) -> Result<(), Failure> {

@@ -99,6 +99,19 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The same collective among some of its ranks, which are given as ranks of the whole group; this one's place among them.
+    pub fn among<'b>(&self, members: &'b [u32], rank: usize) -> Run<'b>
+    where
+        'a: 'b,
+    {
+        Run {
+            rank,
+            members,
+            size: members.len(),
+            ..*self
+        }
+    }
+
     fn with<T>(&self, using: impl FnOnce(&mut Engine) -> T) -> T {
         // SAFETY: as for `Op`.
         unsafe { self.core.with(using) }

@@ -1,6 +1,6 @@
 //! Reductions to one rank and to all.
 //!
-//! The result depends on the values and the number of ranks alone, not on who was first. An operation that is not commutative
+//! The result depends on the values, the number of ranks and which of them share hosts, not on who was first. An operation that is not commutative
 //! combines the ranks' values in the order of the ranks.
 
 use std::ops::Range;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use mayfly_protocol::error::{Code, Failure};
 
-use super::{Call, Kind, Reduction, Run, block};
+use super::{Call, Kind, Reduction, Run, block, levels};
 use crate::datatype::Datatype;
 use crate::group::Communicator;
 use crate::operation::Operation;
@@ -97,7 +97,14 @@ impl Communicator {
     }
 
     pub(crate) fn plan_barrier<'a>(&'a self) -> Result<Plan<impl Algorithm<'a>>, Failure> {
-        Plan::new(Call::new(Kind::Barrier), "barrier", |run| super::barrier(run))
+        let hosts = self.hosts.as_deref();
+        Plan::new(Call::new(Kind::Barrier), "barrier", move |run| async move {
+            match hosts {
+                None => super::barrier(run).await,
+                // Boxed, as all below, for it is long, and whoever polls the short one shall not carry it.
+                Some(hosts) => Box::pin(levels::barrier(run, hosts)).await,
+            }
+        })
     }
 
     pub(crate) fn plan_bcast<'a>(
@@ -105,11 +112,16 @@ impl Communicator {
         buffer: &'a mut [u8],
         root: u32,
     ) -> Result<Plan<impl Algorithm<'a>>, Failure> {
-        let (at, table) = (self.check_root(root)?, self.table);
+        let (at, table, hosts) = (self.check_root(root)?, self.table, self.hosts.as_deref());
         Plan::new(
             Call::new(Kind::Bcast).of(buffer.len()).rooted(root),
             "bcast",
-            move |run| super::bcast(run, buffer, at, table),
+            move |run| async move {
+                match hosts {
+                    None => super::bcast(run, buffer, at, table).await,
+                    Some(hosts) => Box::pin(levels::bcast(run, hosts, buffer, at, table)).await,
+                }
+            },
         )
     }
 
@@ -251,13 +263,19 @@ impl Communicator {
     ) -> Result<Plan<impl Algorithm<'a>>, Failure> {
         let at = self.check_root(root)?;
         let by = self.reduction(buffer.len(), datatype, operation)?;
+        let hosts = self.hosts.as_deref().filter(|hosts| hosts.suit(&by));
         Plan::new(
             Call::new(Kind::Reduce)
                 .of(buffer.len())
                 .rooted(root)
                 .reducing(operation, datatype),
             "reduce",
-            move |run| super::reduce(run, buffer, at, by),
+            move |run| async move {
+                match hosts {
+                    None => super::reduce(run, buffer, at, by).await,
+                    Some(hosts) => Box::pin(levels::reduce(run, hosts, buffer, at, by)).await,
+                }
+            },
         )
     }
 
@@ -271,10 +289,16 @@ impl Communicator {
         expect("buffer of an allreduce", into.len(), own.len())?;
         let by = self.reduction(own.len(), datatype, operation)?;
         let table = self.table;
+        let hosts = self.hosts.as_deref().filter(|hosts| hosts.suit(&by));
         Plan::new(
             Call::new(Kind::Allreduce).of(own.len()).reducing(operation, datatype),
             "allreduce",
-            move |run| super::allreduce(run, own, into, by, table),
+            move |run| async move {
+                match hosts {
+                    None => super::allreduce(run, own, into, by, table).await,
+                    Some(hosts) => Box::pin(levels::allreduce(run, hosts, own, into, by, table)).await,
+                }
+            },
         )
     }
 

@@ -11,6 +11,7 @@ fn card(host: &str, local: &str, observed: &str, nat: Nat) -> Card {
         locals: vec![local.parse().unwrap()],
         observed: observed.parse().unwrap(),
         nat,
+        alike: 0,
     }
 }
 

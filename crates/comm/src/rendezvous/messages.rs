@@ -97,6 +97,9 @@ pub struct Card {
     pub observed: SocketAddr,
     /// What lies in between.
     pub nat: Nat,
+    /// [`crate::JoinOptions::alike`].
+    #[serde(default)]
+    pub alike: u64,
 }
 
 impl Card {

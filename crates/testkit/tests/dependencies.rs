@@ -13,6 +13,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("mayfly-lease", 1),
     ("mayfly-harvest", 1),
     ("mayfly-sandbox", 1),
+    ("mayfly-storage", 1),
     ("mayfly-client", 2),
     ("mayfly-executor", 2),
     ("mayfly-comm", 2),

@@ -97,6 +97,9 @@ pub struct Card {
     pub observed: SocketAddr,
     /// What lies in between.
     pub nat: Nat,
+    /// Its store, and whether all goes through it, as text that ranks with the same have in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 impl Card {

@@ -82,12 +82,16 @@ impl Pair {
         }
     }
 
-    /// Something in the other's lane was not stored by a rank of the group.
-    fn foreign(&self, number: u64) -> Trouble {
-        Trouble::Pair(format!(
-            "object {number} of {} in the store is not what that rank stored",
-            self.mailbox.name(self.opposite())
-        ))
+    /// Something in the other's lane was not stored by a rank of the group: nothing of it is read any more, and the other is told so by
+    /// the end of ours.
+    async fn refuse(&self, number: u64, mut writing: WriteHalf<'_>) -> Result<Read, Trouble> {
+        let lane = self.mailbox.name(self.opposite());
+        let reason = format!("object {number} of {lane} in the store is not what that rank stored");
+        self.shared.broke(self.peer, &reason);
+        // That it is closed already is as well.
+        let _ = writing.shutdown().await;
+        self.ended.send_replace(true);
+        Ok(Read::Refused)
     }
 
     /// An object of our lane, with its header in the place that was left for it.
@@ -107,10 +111,17 @@ impl Pair {
 enum Trouble {
     /// Nothing passes the store any more.
     Store(Failure),
-    /// This pair alone is concerned.
-    Pair(String),
+    /// The other rank is lost.
+    Lost,
     /// The way was given up for another before it became a road.
     Abandoned,
+}
+
+/// How reading a lane ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Read {
+    ToItsEnd,
+    Refused,
 }
 
 impl From<Failure> for Trouble {
@@ -124,34 +135,39 @@ pub async fn serve(
     pair: Arc<Pair>,
     mut socket: UnixStream,
     arrivals: Option<UnboundedReceiver<Arrival>>,
-    leaving: watch::Receiver<bool>,
+    mut leaving: watch::Receiver<bool>,
 ) -> Result<(), Failure> {
     // The socket stays open until it is known why it closes.
     let (reading, writing) = socket.split();
     let both = async {
         let sent = send(&pair, reading);
         match arrivals {
-            Some(arrivals) => tokio::try_join!(sent, receive(&pair, writing, Source::Told(arrivals))).map(drop),
+            Some(arrivals) => tokio::try_join!(sent, receive(&pair, writing, Source::Told(arrivals))).map(|((), read)| read),
             None => {
                 let (found, finds) = channel(pair.mailbox.at_once());
                 let looked = look(&pair, found);
-                tokio::try_join!(sent, looked, receive(&pair, writing, Source::Found(finds))).map(drop)
+                tokio::try_join!(sent, looked, receive(&pair, writing, Source::Found(finds))).map(|((), (), read)| read)
             }
         }
     };
     let ended = tokio::select! {
         ended = both => ended,
-        () = lost(&pair, leaving) => Err(Trouble::Pair("it is lost".into())),
+        () = lost(&pair, leaving.clone()) => Err(Trouble::Lost),
     };
     match ended {
-        Ok(()) => pair.mailbox.forget(pair.opposite()).await,
+        Ok(Read::ToItsEnd) => pair.mailbox.forget(pair.opposite()).await,
+        Ok(Read::Refused) => {
+            // The other may still read, and answer.
+            over(&mut leaving).await;
+            pair.mailbox.clear(pair.lane()).await?;
+            pair.mailbox.clear(pair.opposite()).await
+        }
         Err(Trouble::Store(failure)) => {
             pair.shared.fail(&failure);
             Err(failure)
         }
         Err(Trouble::Abandoned) => pair.mailbox.clear(pair.lane()).await,
-        Err(Trouble::Pair(reason)) => {
-            pair.shared.broke(pair.peer, &reason);
+        Err(Trouble::Lost) => {
             pair.mailbox.clear(pair.lane()).await?;
             pair.mailbox.clear(pair.opposite()).await
         }
@@ -160,8 +176,7 @@ pub async fn serve(
 
 /// Waits until the other rank is lost; while this one has not left, its road tells what it needs.
 async fn lost(pair: &Pair, mut leaving: watch::Receiver<bool>) {
-    // Its sender lives as long as the pump.
-    let _ = leaving.wait_for(|leaving| *leaving).await;
+    over(&mut leaving).await;
     while pair.shared.lost.check(pair.peer).is_ok() {
         sleep(LOSS_PAUSE).await;
     }
@@ -243,7 +258,7 @@ impl Source {
 }
 
 /// Hands what was stored to the socket, and deletes it, until the other's lane ends.
-async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) -> Result<(), Trouble> {
+async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) -> Result<Read, Trouble> {
     let mut wanted = true;
     let mut deletions = JoinSet::new();
     for expected in 0.. {
@@ -252,10 +267,10 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
             return std::future::pending().await;
         };
         let header = Header::from_bytes(&object).filter(|header| header.number == expected && number == expected);
-        let header = header.ok_or_else(|| pair.foreign(expected))?;
-        if header.read > pair.stored.load(Ordering::Acquire) || object.len() > MOST_BYTES {
-            return Err(pair.foreign(expected));
-        }
+        let sound = |header: &Header| header.read <= pair.stored.load(Ordering::Acquire) && object.len() <= MOST_BYTES;
+        let Some(header) = header.filter(sound) else {
+            return pair.refuse(expected, writing).await;
+        };
         pair.theirs.send_if_modified(|theirs| std::mem::replace(theirs, header.read.max(*theirs)) != *theirs);
         let bytes = object.slice(HEADER_BYTES..);
         // Where nobody reads any more, what still comes is deleted all the same.
@@ -279,14 +294,14 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
     while let Some(deleted) = deletions.join_next().await {
         deleted.unwrap_or(Ok(()))?;
     }
-    Ok(())
+    Ok(Read::ToItsEnd)
 }
 
 /// No object of ours is larger.
 const MOST_BYTES: usize = HEADER_BYTES + OBJECT_BYTES + READ_BYTES;
 
+/// Waits until what is watched is so; whoever tells lives longer than who waits.
 async fn over(ended: &mut watch::Receiver<bool>) {
-    // Its sender is the pair's.
     let _ = ended.wait_for(|ended| *ended).await;
 }
 

@@ -107,7 +107,15 @@ class S3(_Server):
 
     def command(self) -> list[str]:
         listens = ("--host", "127.0.0.1", "--port", str(self.port))
-        return [os.fspath(_s3_server()), *listens, "--access-key", "tests", "--secret-key", "secret", os.fspath(self.root)]
+        return [
+            os.fspath(_s3_server()),
+            *listens,
+            "--access-key",
+            "tests",
+            "--secret-key",
+            "secret",
+            os.fspath(self.root),
+        ]
 
     @property
     def url(self) -> str:

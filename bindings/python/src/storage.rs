@@ -16,11 +16,7 @@ pub struct Objects {
 
 impl Objects {
     /// Each call opens the store for itself: calls are few, and what is open would not survive a fork.
-    fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&Blocking) -> Result<T, Failure> + Send,
-    ) -> PyResult<T> {
+    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Blocking) -> Result<T, Failure> + Send) -> PyResult<T> {
         py.detach(|| call(&Blocking::open(&self.place)?))
             .map_err(|failure| raise(py, failure.code, &failure.message))
     }

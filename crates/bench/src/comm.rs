@@ -343,6 +343,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         let socket = |road: &Option<Road>| match road {
             Some(Road::Local(socket)) => socket.as_raw_fd(),
             Some(Road::Remote { socket, .. }) => socket.as_raw_fd(),
+            Some(Road::Stored { socket, .. }) => socket.as_raw_fd(),
             None => -1,
         };
         let sockets: Vec<RawFd> = roads.iter().map(socket).collect();

@@ -170,7 +170,11 @@ pub fn predict(
         gets = puts * channel.look_s.map_or(1.0, |look| looks(wait, look.max(1e-4)));
     }
     // An object lies there for as long as it takes to come across.
-    let lies = if channel.stored { moved / 1e9 * channel.latency_s / MONTH_S } else { 0.0 };
+    let lies = if channel.stored {
+        moved / 1e9 * channel.latency_s / MONTH_S
+    } else {
+        0.0
+    };
     let price = puts * prices.put
         + gets * prices.get
         + lies * prices.gb_month

@@ -34,7 +34,11 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 fn at(operation: Operation, ranks: u32, bytes: u64, channel: &Measured, prices: &Prices) -> Prediction {
-    let table = if channel.stored { Table::stored() } else { Table::default() };
+    let table = if channel.stored {
+        Table::stored()
+    } else {
+        Table::default()
+    };
     predict(operation, ranks, bytes, &table, channel, prices)
 }
 
@@ -135,7 +139,19 @@ fn waiting_ranks_make_cheap_requests_dear() {
         ..Prices::default()
     };
     let direct = at(Operation::Allreduce, 64, 1 << 20, &DIRECT, &host);
-    let bucket = at(Operation::Allreduce, 64, 1 << 20, &BUCKET, &Prices { rank_hour: 0.0, ..PRICES });
+    let bucket = at(
+        Operation::Allreduce,
+        64,
+        1 << 20,
+        &BUCKET,
+        &Prices {
+            rank_hour: 0.0,
+            ..PRICES
+        },
+    );
     assert_eq!(choose(&[direct, bucket], Aim::Price), Some(1));
-    assert_eq!(choose(&[direct, bucket], Aim::Within(Duration::from_millis(1))), Some(0));
+    assert_eq!(
+        choose(&[direct, bucket], Aim::Within(Duration::from_millis(1))),
+        Some(0)
+    );
 }

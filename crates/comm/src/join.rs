@@ -44,9 +44,14 @@ impl Channel {
 
     /// What users write.
     pub fn from_name(name: &str) -> Result<Self, Failure> {
-        let known = [Self::Direct, Self::Stored].into_iter().find(|known| known.name() == name);
+        let known = [Self::Direct, Self::Stored]
+            .into_iter()
+            .find(|known| known.name() == name);
         known.ok_or_else(|| {
-            Failure::new(Code::InvalidRequest, format!("there is no channel `{name}`: `direct` or `stored`"))
+            Failure::new(
+                Code::InvalidRequest,
+                format!("there is no channel `{name}`: `direct` or `stored`"),
+            )
         })
     }
 }
@@ -207,7 +212,10 @@ fn enter(
     let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
     let listeners = listen(contact.local(), &socket_name, options.ways.local)?;
     let mut card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
-    card.store = options.store.as_ref().map(|place| format!("{place} ({})", options.channel.name()));
+    card.store = options
+        .store
+        .as_ref()
+        .map(|place| format!("{place} ({})", options.channel.name()));
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if text.len() > MOST_FROM_RANK / 2 {
         return Err(Failure::new(

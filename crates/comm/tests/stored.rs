@@ -104,10 +104,14 @@ fn collectives_and_messages_longer_than_the_window_arrive_whole() {
     let ranks = world(&stored(&server, "whole", 3, store.path()));
     over(ranks, |comm| {
         let (me, size) = (comm.rank(), comm.size());
-        let own: Vec<u8> = (0..1000u32).flat_map(|at| (f64::from(at) * f64::from(me)).to_ne_bytes()).collect();
+        let own: Vec<u8> = (0..1000u32)
+            .flat_map(|at| (f64::from(at) * f64::from(me)).to_ne_bytes())
+            .collect();
         let mut sum = vec![0; own.len()];
         comm.allreduce(&own, &mut sum, Datatype::F64, &Operation::Sum).unwrap();
-        let expected: Vec<u8> = (0..1000u32).flat_map(|at| (f64::from(at) * 3.0).to_ne_bytes()).collect();
+        let expected: Vec<u8> = (0..1000u32)
+            .flat_map(|at| (f64::from(at) * 3.0).to_ne_bytes())
+            .collect();
         assert_eq!(sum, expected);
         // Both directions at once, past what may lie in the store.
         let length = usize::try_from(mayfly_comm::stored::WINDOW).unwrap() + 12_345;
@@ -242,7 +246,9 @@ fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
 
 #[test]
 fn what_no_rank_has_stored_is_refused() {
-    let heard = hears("foreign", |_| b"not an object of ours, but one of the same name".to_vec());
+    let heard = hears("foreign", |_| {
+        b"not an object of ours, but one of the same name".to_vec()
+    });
     assert!(heard.contains("is not what that rank stored"), "{heard}");
 }
 

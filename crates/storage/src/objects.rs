@@ -43,7 +43,10 @@ impl Objects {
     /// When it is no such place, or the environment contradicts itself.
     pub fn open(place: &Place) -> Result<Self, Failure> {
         let wrong = |error: &dyn std::fmt::Display| {
-            Failure::new(Code::InvalidRequest, format!("the store {place} cannot be opened: {error}"))
+            Failure::new(
+                Code::InvalidRequest,
+                format!("the store {place} cannot be opened: {error}"),
+            )
         };
         let (store, prefix, directory): (Arc<dyn ObjectStore>, _, _) = match (place.kind(), place.directory()) {
             (Kind::File, Some(directory)) => {
@@ -60,7 +63,11 @@ impl Objects {
                 let prefix = Path::from_url_path(place.parsed().path()).map_err(|error| wrong(&error))?;
                 (Arc::new(bucket(place)?), prefix, None)
             }
-            _ => return Err(wrong(&"it has no objects; name a bucket (s3://) or a directory (file://)")),
+            _ => {
+                return Err(wrong(
+                    &"it has no objects; name a bucket (s3://) or a directory (file://)",
+                ));
+            }
         };
         Ok(Self {
             store,
@@ -157,7 +164,11 @@ impl Objects {
                 _ => Ok(()),
             };
         }
-        let names = self.list(under).await?.into_iter().map(|name| format!("{under}/{name}"));
+        let names = self
+            .list(under)
+            .await?
+            .into_iter()
+            .map(|name| format!("{under}/{name}"));
         futures_util::stream::iter(names)
             .map(Ok)
             .try_for_each_concurrent(DELETIONS, async |name| self.delete(&name).await)
@@ -173,7 +184,10 @@ impl Objects {
                 Code::Forbidden,
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do: put, get, list and delete objects there",
             ),
-            _ if is_of_the_network(&error) => (Code::Unreachable, "check the address (AWS_ENDPOINT_URL) and the network"),
+            _ if is_of_the_network(&error) => (
+                Code::Unreachable,
+                "check the address (AWS_ENDPOINT_URL) and the network",
+            ),
             _ => (Code::StoreFailed, "see what the store says"),
         };
         Failure::new(code, format!("{doing} `{name}` in {place} failed: {advice} ({text})"))
@@ -211,10 +225,15 @@ fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
 
 fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
     let wrong = |text: String| {
-        Failure::new(Code::InvalidRequest, format!("the store {place} cannot be opened: {text}"))
+        Failure::new(
+            Code::InvalidRequest,
+            format!("the store {place} cannot be opened: {text}"),
+        )
     };
     let builder = AmazonS3Builder::from_env();
-    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint).unwrap_or_default();
+    let endpoint = builder
+        .get_config_value(&AmazonS3ConfigKey::Endpoint)
+        .unwrap_or_default();
     let allowed = builder.get_config_value(&AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
     let http = allowed.is_some_and(|text| matches!(text.as_str(), "true" | "1" | "yes" | "on"));
     if endpoint.starts_with("http://") && !http {
@@ -236,7 +255,10 @@ fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
         retry_timeout: PATIENCE,
     };
     let name = place.parsed().host_str().unwrap_or_default();
-    let builder = builder.with_bucket_name(name).with_client_options(options).with_retry(retry);
+    let builder = builder
+        .with_bucket_name(name)
+        .with_client_options(options)
+        .with_retry(retry);
     builder.build().map_err(|error| wrong(all_of(&error)))
 }
 
@@ -251,7 +273,8 @@ impl Blocking {
     /// As [`Objects::open`].
     pub fn open(place: &Place) -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for a store: {error}")))?;
+        let runtime =
+            runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for a store: {error}")))?;
         let objects = runtime.block_on(async { Objects::open(place) })?;
         Ok(Self { runtime, objects })
     }

@@ -58,7 +58,9 @@ impl Place {
         let place = Self { kind, url };
         match kind {
             Kind::File if place.directory().is_none() => Err(wrong("names no directory of this host")),
-            Kind::S3 | Kind::Redis if place.url.host_str().is_none_or(str::is_empty) => Err(wrong("names no host or bucket")),
+            Kind::S3 | Kind::Redis if place.url.host_str().is_none_or(str::is_empty) => {
+                Err(wrong("names no host or bucket"))
+            }
             Kind::S3 if place.url.query().is_some() || !place.url.username().is_empty() => {
                 Err(wrong("has more than bucket and prefix; AWS_* variables say the rest"))
             }
@@ -120,7 +122,10 @@ mod tests {
     #[test]
     fn buckets_and_directories_are_places() {
         let bucket = Place::parse("s3://bucket/some/prefix/").unwrap();
-        assert_eq!((bucket.kind(), bucket.to_string().as_str()), (Kind::S3, "s3://bucket/some/prefix"));
+        assert_eq!(
+            (bucket.kind(), bucket.to_string().as_str()),
+            (Kind::S3, "s3://bucket/some/prefix")
+        );
         let directory = Place::parse("file:///shared/runs").unwrap();
         assert_eq!(directory.directory(), Some(PathBuf::from("/shared/runs")));
         assert_eq!(bucket.directory(), None);

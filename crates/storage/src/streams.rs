@@ -92,7 +92,11 @@ impl Streams {
         let mut cursor = "0".to_owned();
         loop {
             let mut commands = redis::pipe();
-            commands.cmd("SCAN").arg(&cursor).arg("MATCH").arg(format!("{escaped}*"));
+            commands
+                .cmd("SCAN")
+                .arg(&cursor)
+                .arg("MATCH")
+                .arg(format!("{escaped}*"));
             commands.arg("COUNT").arg(SCANNED);
             let found = self.line.ask("listing", &commands, never).await?.into_iter().next();
             let Some(Value::Array(parts)) = found else {
@@ -135,7 +139,12 @@ impl Reader {
     /// The next entries, of each stream in their order; none after a while in which none came.
     pub async fn next(&mut self) -> Result<Vec<Entry>, Failure> {
         let mut commands = redis::pipe();
-        let command = commands.cmd("XREAD").arg("COUNT").arg(ENTRIES).arg("BLOCK").arg(BLOCK_MS);
+        let command = commands
+            .cmd("XREAD")
+            .arg("COUNT")
+            .arg(ENTRIES)
+            .arg("BLOCK")
+            .arg(BLOCK_MS);
         command.arg("STREAMS").arg(&self.streams);
         for last in &self.last {
             commands.arg(format!("0-{last}"));
@@ -208,7 +217,12 @@ fn never(_: &RedisError) -> bool {
 
 impl Line {
     fn new(place: &Place) -> Result<Self, Failure> {
-        let wrong = |text: &str| Failure::new(Code::InvalidRequest, format!("the store {place} cannot be opened: {text}"));
+        let wrong = |text: &str| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("the store {place} cannot be opened: {text}"),
+            )
+        };
         if place.kind() != Kind::Redis {
             return Err(wrong("it is no Redis server"));
         }
@@ -228,12 +242,20 @@ impl Line {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT))
             .set_response_timeout(Some(ANSWER));
-        let made = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let made = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
         Ok(held.insert(made).clone())
     }
 
     /// Has commands done; again where the connection broke. `done` knows the error of what an earlier attempt did.
-    async fn ask(&self, doing: &str, commands: &Pipeline, done: fn(&RedisError) -> bool) -> Result<Vec<Value>, Failure> {
+    async fn ask(
+        &self,
+        doing: &str,
+        commands: &Pipeline,
+        done: fn(&RedisError) -> bool,
+    ) -> Result<Vec<Value>, Failure> {
         let until = Instant::now() + PATIENCE;
         let mut pause = FIRST_PAUSE;
         let mut again = false;
@@ -259,13 +281,15 @@ impl Line {
 
     fn failed(&self, doing: &str, error: &RedisError) -> Failure {
         let (code, advice) = match error.kind() {
-            ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => {
-                (Code::Forbidden, "check user and password in its URL, and what they may do")
-            }
+            ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => (
+                Code::Forbidden,
+                "check user and password in its URL, and what they may do",
+            ),
             // Before a password is shown.
-            _ if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) => {
-                (Code::Forbidden, "check user and password in its URL, and what they may do")
-            }
+            _ if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) => (
+                Code::Forbidden,
+                "check user and password in its URL, and what they may do",
+            ),
             _ if is_passing(error) => (Code::Unreachable, "check its address and the network"),
             _ => (Code::StoreFailed, "see what the store says"),
         };
@@ -273,7 +297,10 @@ impl Line {
     }
 
     fn strange(&self) -> Failure {
-        let text = format!("{} answers what no Redis server would; is the address right?", self.place);
+        let text = format!(
+            "{} answers what no Redis server would; is the address right?",
+            self.place
+        );
         Failure::new(Code::ProtocolViolation, text)
     }
 }

@@ -189,8 +189,8 @@ class Checkpoint:
             ranks, state, why = self._read(number)
             if ranks not in (None, self._comm.size):
                 raise Error(
-                    f"checkpoint {self._name(number)} was saved by {ranks} ranks and there are {self._comm.size}; start "
-                    "as many, or name another directory",
+                    f"checkpoint {self._name(number)} was saved by {ranks} ranks and there are {self._comm.size}; "
+                    "start as many, or name another directory",
                     "invalid_request",
                 )
             # One that any rank cannot read is nobody's.
@@ -217,11 +217,11 @@ class Checkpoint:
     def _finish(self, number: int, parts: list[tuple[int, str]]) -> None:
         self._place.write(number, _COMPLETE, json.dumps({"parts": parts}).encode())
         found = self._place.found()
-        complete = [number for number, is_complete in found if is_complete]
+        complete = [known for known, is_complete in found if is_complete]
         oldest = complete[-self._keep :][0]
-        for number, _ in found:
-            if number < oldest:
-                self._place.remove(number)
+        for known, _ in found:
+            if known < oldest:
+                self._place.remove(known)
 
     def _read(self, number: int) -> tuple[int | None, Any, str | None]:
         """How many ranks saved it, this rank's state, and why that cannot be read."""

@@ -61,8 +61,8 @@ def packed(options: argparse.Namespace) -> Program:
             tar.add(target, arcname=name)
     if archive.tell() > MOST_BYTES:
         raise mayfly.Error(
-            f"{options.target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script of "
-            "yours",
+            f"{options.target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script "
+            "of yours",
             "invalid_request",
         )
     return Program(
@@ -103,7 +103,8 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
 
 def _rank(group: str, console: str, program: Program) -> int:
     """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
-    out = MPI.Comm(Communicator.join(console))
+    with _storage.environment(program.environment):
+        out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
 
@@ -165,10 +166,12 @@ def _run_once(
     # The launcher, and ranks that only pass lines on, have no business with a core.
     console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
     group |= _storage.channel(options.store, options.channel)
+    # What ranks cannot reach directly, the launcher may not either.
+    console |= _storage.channel(options.store, "direct")
     if options.spin is not None:
         group["spin_us"] = round(options.spin * 1e6)
     statuses: dict[int, int] = {}
-    with _storage.cleared(group), client.gang(options.ranks, placement=options.placement, **lease) as gang:
+    with _storage.cleared(group), _storage.cleared(console), client.gang(options.ranks, placement=options.placement, **lease) as gang:
         futures = [
             gang.rank(rank).submit(
                 _rank,

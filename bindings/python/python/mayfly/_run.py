@@ -60,8 +60,8 @@ def run(
         restarts: how often the run is started again, on new workers, after a node, its lease or a rank was lost or its
             time was over. It goes on from its last complete checkpoint.
         store: URL of a store for ranks that reach each other in no other way: ``s3://bucket/prefix``,
-            ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ``AWS_*`` variables of this process
-            go along.
+            ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ``AWS_*`` variables of this
+            process go along.
         channel: ``stored`` for ranks that exchange through the store alone.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
@@ -124,9 +124,7 @@ def start(
     more = _storage.settings(checkpoint, group.get("store"))
     if checkpoint is not None:
         more[_checkpoint.VARIABLE] = _storage.local(checkpoint)
-    return [
-        gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, more) for rank in range(len(gang))
-    ]
+    return [gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, more) for rank in range(len(gang))]
 
 
 def invitation_to(client: Client, size: int) -> dict[str, Any]:

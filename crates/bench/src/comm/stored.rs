@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use mayfly_comm::cost::{self, Measured, Prediction, Prices};
 use mayfly_comm::connect::plan::Ways;
+use mayfly_comm::cost::{self, Measured, Prediction, Prices};
 use mayfly_comm::rendezvous::server::{ServeOptions, Server};
 use mayfly_comm::table::Table as Algorithms;
 use mayfly_comm::{Channel, Communicator, JoinOptions, Joined, Options, join};
@@ -103,7 +103,16 @@ impl fmt::Display for Report {
             "{} of {} ranks through {}, microseconds, beside TCP in the same run",
             self.op, self.ranks, self.store
         );
-        let columns = ["bytes", "stored", "predicted", "price", "direct", "predicted", "price", "ratio"];
+        let columns = [
+            "bytes",
+            "stored",
+            "predicted",
+            "price",
+            "direct",
+            "predicted",
+            "price",
+            "ratio",
+        ];
         let mut table = Table::new(&title, &columns);
         let way = |way: &Way| {
             let price = way.price.map_or("-".into(), |price| format!("{price:.3e}"));
@@ -116,7 +125,10 @@ impl fmt::Display for Report {
         writeln!(f, "{table}")?;
         for (name, known) in [("stored", self.stored), ("direct", self.direct)] {
             let (us, rate) = (known.latency_s * 1e6, known.bytes_per_s / 1e6);
-            writeln!(f, "{name}: {us:.1} us for an empty message, {rate:.1} MB/s for a long one")?;
+            writeln!(
+                f,
+                "{name}: {us:.1} us for an empty message, {rate:.1} MB/s for a long one"
+            )?;
         }
         Ok(())
     }
@@ -158,7 +170,9 @@ impl Meeting {
         }
         drop(far);
         let mut address = String::new();
-        (&near).read_to_string(&mut address).map_err(Error::os("start a rendezvous"))?;
+        (&near)
+            .read_to_string(&mut address)
+            .map_err(Error::os("start a rendezvous"))?;
         Ok(Self {
             address,
             ends: near,
@@ -188,7 +202,12 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
                 ..Ways::default()
             },
             patience: PATIENCE,
-            ..JoinOptions::new(&meeting.address, "bench", b"nobody else is there".to_vec(), ranks as u32)
+            ..JoinOptions::new(
+                &meeting.address,
+                "bench",
+                b"nobody else is there".to_vec(),
+                ranks as u32,
+            )
         };
         let Joined {
             rank,

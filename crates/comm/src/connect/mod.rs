@@ -140,11 +140,7 @@ impl Step {
 }
 
 /// Connects to all others: a road for each rank, none for this one.
-pub fn connect(
-    setting: &Setting<'_>,
-    places: Places<'_>,
-    contact: &mut Contact,
-) -> Result<Vec<Option<Road>>, Failure> {
+pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact) -> Result<Vec<Option<Road>>, Failure> {
     let me = setting.rank;
     let parties = setting
         .cards
@@ -501,7 +497,11 @@ impl Loop<'_> {
             return;
         };
         let stored = pair.steps[at].way == Way::Stored;
-        let failure = self.stored.as_ref().filter(|_| stored).and_then(|stored| stored.failure());
+        let failure = self
+            .stored
+            .as_ref()
+            .filter(|_| stored)
+            .and_then(|stored| stored.failure());
         let why = failure.map_or(why, |failure| failure.message.clone());
         pair.notes.insert(pair.steps[at].name(), why);
         if stored {

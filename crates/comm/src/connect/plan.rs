@@ -179,7 +179,11 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         );
     }
     if ways.stored && mine.store.is_some() && mine.store == theirs.store {
-        let after = if ways.are_only_stored() { Duration::ZERO } else { ways.stored_after };
+        let after = if ways.are_only_stored() {
+            Duration::ZERO
+        } else {
+            ways.stored_after
+        };
         add(Target::Store, Way::Stored, after);
     }
     if punch && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {

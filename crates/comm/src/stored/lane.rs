@@ -142,7 +142,9 @@ pub async fn serve(
     let both = async {
         let sent = send(&pair, reading);
         match arrivals {
-            Some(arrivals) => tokio::try_join!(sent, receive(&pair, writing, Source::Told(arrivals))).map(|((), read)| read),
+            Some(arrivals) => {
+                tokio::try_join!(sent, receive(&pair, writing, Source::Told(arrivals))).map(|((), read)| read)
+            }
             None => {
                 let (found, finds) = channel(pair.mailbox.at_once());
                 let looked = look(&pair, found);
@@ -201,7 +203,11 @@ async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
         let free = under_way.len() < mailbox.at_once();
         let due = have > 0 && room && (have as usize >= OBJECT_BYTES || under_way.is_empty() || quiet || !open);
         if free && (due || pair.owes_word()) {
-            let whole = if room { std::mem::replace(&mut object, empty()) } else { empty() };
+            let whole = if room {
+                std::mem::replace(&mut object, empty())
+            } else {
+                empty()
+            };
             bytes += (whole.len() - HEADER_BYTES) as u64;
             pair.stored.store(bytes, Ordering::Release);
             under_way.push(mailbox.put(lane, number, pair.complete(number, false, whole)));
@@ -271,7 +277,8 @@ async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) ->
         let Some(header) = header.filter(sound) else {
             return pair.refuse(expected, writing).await;
         };
-        pair.theirs.send_if_modified(|theirs| std::mem::replace(theirs, header.read.max(*theirs)) != *theirs);
+        pair.theirs
+            .send_if_modified(|theirs| std::mem::replace(theirs, header.read.max(*theirs)) != *theirs);
         let bytes = object.slice(HEADER_BYTES..);
         // Where nobody reads any more, what still comes is deleted all the same.
         wanted = wanted && writing.write_all(&bytes).await.is_ok();
@@ -322,7 +329,11 @@ async fn look(pair: &Pair, found: tokio::sync::mpsc::Sender<Arrival>) -> Result<
             () = over(&mut ended) => return Ok(()),
         };
         if let Some(object) = object {
-            wanted = if object.len() >= OBJECT_BYTES { (wanted * 2).min(mailbox.at_once()) } else { 1 };
+            wanted = if object.len() >= OBJECT_BYTES {
+                (wanted * 2).min(mailbox.at_once())
+            } else {
+                1
+            };
             // Whoever received them has seen the last.
             if found.send((next, object)).await.is_err() {
                 return Ok(());

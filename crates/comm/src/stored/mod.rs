@@ -16,7 +16,6 @@ mod pump;
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -43,20 +42,20 @@ const STACK: usize = 2 << 20;
 struct Shared {
     rank: u32,
     lost: Arc<Lost>,
-    /// Pairs whose road goes through the store, and what closes their sockets.
-    kept: Mutex<HashMap<u32, Arc<AtomicBool>>>,
+    /// Ranks to which there is a way, and whether it has become the road.
+    kept: Mutex<HashMap<u32, bool>>,
     /// What is wrong with the store.
     failure: OnceLock<Failure>,
 }
 
 impl Shared {
-    fn kept(&self) -> MutexGuard<'_, HashMap<u32, Arc<AtomicBool>>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<u32, bool>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the way to that rank has become its road.
     fn is_kept(&self, peer: u32) -> bool {
-        self.kept().get(&peer).is_some_and(|kept| kept.load(Ordering::Acquire))
+        self.kept().get(&peer).is_some_and(|kept| *kept)
     }
 
     /// Nothing passes the store any more.
@@ -89,14 +88,18 @@ pub struct Stored {
 struct Pump {
     commands: UnboundedSender<Command>,
     thread: std::thread::JoinHandle<()>,
-    ended: std::sync::mpsc::Receiver<()>,
+    /// Behind a mutex for those who share what holds it.
+    ended: Mutex<std::sync::mpsc::Receiver<()>>,
     /// The thread is this process' own; one that was forked off has none.
     process: u32,
 }
 
 impl std::fmt::Debug for Stored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stored").field("place", &self.place).field("run", &self.run).finish_non_exhaustive()
+        f.debug_struct("Stored")
+            .field("place", &self.place)
+            .field("run", &self.run)
+            .finish_non_exhaustive()
     }
 }
 
@@ -133,7 +136,7 @@ impl Stored {
         if let Some(failure) = self.failure() {
             return Err(io::Error::other(failure.message.clone()));
         }
-        if self.shared.kept().insert(peer, Arc::default()).is_some() {
+        if self.shared.kept().insert(peer, false).is_some() {
             return Err(io::Error::other("what was stored for that rank cannot be stored again"));
         }
         let (near, far) = UnixStream::pair()?;
@@ -150,9 +153,7 @@ impl Stored {
 
     /// The way to that rank has become its road.
     pub fn keep(&self, peer: u32) {
-        if let Some(kept) = self.shared.kept().get(&peer) {
-            kept.store(true, Ordering::Release);
-        }
+        self.shared.kept().insert(peer, true);
     }
 }
 
@@ -166,11 +167,14 @@ impl Pump {
             // Nobody listens where the process goes on without it.
             let _ = tell.send(());
         };
-        let thread = std::thread::Builder::new().name("stored".into()).stack_size(STACK).spawn(work)?;
+        let thread = std::thread::Builder::new()
+            .name("stored".into())
+            .stack_size(STACK)
+            .spawn(work)?;
         Ok(Self {
             commands,
             thread,
-            ended,
+            ended: Mutex::new(ended),
             process: std::process::id(),
         })
     }
@@ -187,7 +191,8 @@ impl Drop for Stored {
         }
         let _ = pump.commands.send(Command::Leave);
         // A store that hangs is left to the thread, which ends with the process.
-        if pump.ended.recv_timeout(GRACE + CLEANING).is_ok() {
+        let ended = pump.ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(GRACE + CLEANING).is_ok() {
             let _ = pump.thread.join();
         }
     }

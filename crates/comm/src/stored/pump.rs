@@ -21,10 +21,7 @@ use super::{GRACE, Shared};
 #[derive(Debug)]
 pub enum Command {
     /// To carry the bytes of a socket to and from that rank.
-    Road {
-        peer: u32,
-        socket: UnixStream,
-    },
+    Road { peer: u32, socket: UnixStream },
     /// To end when all that was sent is stored and the other ranks' lanes have ended.
     Leave,
 }
@@ -149,7 +146,10 @@ impl Told {
     async fn failed(&mut self) -> Failure {
         match self.reading.join_next().await {
             Some(Ok(failure)) => failure,
-            Some(Err(error)) => Failure::new(Code::Internal, format!("what reads a store ended: {error}; report this")),
+            Some(Err(error)) => Failure::new(
+                Code::Internal,
+                format!("what reads a store ended: {error}; report this"),
+            ),
             None => std::future::pending().await,
         }
     }

@@ -124,11 +124,7 @@ pub fn receive(road: &mut Road) -> Vec<u8> {
     bytes
 }
 
-fn rustls_read(
-    socket: &mut impl Read,
-    session: &mut rustls::Connection,
-    bytes: &mut [u8],
-) -> std::io::Result<()> {
+fn rustls_read(socket: &mut impl Read, session: &mut rustls::Connection, bytes: &mut [u8]) -> std::io::Result<()> {
     let mut had = 0;
     while had < bytes.len() {
         match session.reader().read(&mut bytes[had..]) {

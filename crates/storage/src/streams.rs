@@ -186,6 +186,8 @@ impl Reader {
     }
 }
 
+const REFUSED: &str = "check user and password in its URL, and what they may do";
+
 /// The server counts from 1.
 fn id(number: u64) -> String {
     format!("0-{}", number + 1)
@@ -208,7 +210,7 @@ fn text(value: Value) -> Option<String> {
 
 /// Whether an entry was added by an attempt whose answer was lost.
 fn is_there_already(error: &RedisError) -> bool {
-    error.detail().is_some_and(|text| text.contains("equal or smaller"))
+    error.to_string().contains("equal or smaller")
 }
 
 fn never(_: &RedisError) -> bool {
@@ -280,20 +282,16 @@ impl Line {
     }
 
     fn failed(&self, doing: &str, error: &RedisError) -> Failure {
+        // What a pipeline failed of stands in its text alone.
+        let text = error.to_string();
+        let refused = ["NOAUTH", "NOPERM", "WRONGPASS"].iter().any(|code| text.contains(code));
         let (code, advice) = match error.kind() {
-            ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => (
-                Code::Forbidden,
-                "check user and password in its URL, and what they may do",
-            ),
-            // Before a password is shown.
-            _ if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) => (
-                Code::Forbidden,
-                "check user and password in its URL, and what they may do",
-            ),
+            ErrorKind::AuthenticationFailed => (Code::Forbidden, REFUSED),
+            _ if refused => (Code::Forbidden, REFUSED),
             _ if is_passing(error) => (Code::Unreachable, "check its address and the network"),
             _ => (Code::StoreFailed, "see what the store says"),
         };
-        Failure::new(code, format!("{doing} {} failed: {advice} ({error})", self.place))
+        Failure::new(code, format!("{doing} {} failed: {advice} ({text})", self.place))
     }
 
     fn strange(&self) -> Failure {

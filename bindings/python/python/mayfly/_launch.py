@@ -171,7 +171,11 @@ def _run_once(
     if options.spin is not None:
         group["spin_us"] = round(options.spin * 1e6)
     statuses: dict[int, int] = {}
-    with _storage.cleared(group), _storage.cleared(console), client.gang(options.ranks, placement=options.placement, **lease) as gang:
+    with (
+        _storage.cleared(group),
+        _storage.cleared(console),
+        client.gang(options.ranks, placement=options.placement, **lease) as gang,
+    ):
         futures = [
             gang.rank(rank).submit(
                 _rank,

@@ -441,10 +441,16 @@ typedef struct mf_group_options {
     uint32_t patience_s;
     // Seconds that one operation may take.
     uint32_t deadline_s;
-    // How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever.
+    // How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever, and for not
+    // at all where it waits for a store.
     uint32_t spin_us;
     // 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
     uint32_t trust_fabric;
+    // URL of a store for ranks that reach each other in no other way: `s3://bucket/prefix`, `redis://host:port`, `rediss://` or
+    // `file:///directory`; NULL for none. The same for all ranks.
+    const char *store;
+    // `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
+    const char *channel;
 } mf_group_options;
 
 // A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It

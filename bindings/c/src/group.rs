@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mayfly_client::Error;
 use mayfly_comm::membership::Membership;
 use mayfly_comm::road::Lost;
-use mayfly_comm::{Communicator, Invitation, Options, World};
+use mayfly_comm::{Channel, Communicator, Invitation, Options, World};
 
 use crate::handle::{Birth, Handle, get, give, optional_text, options, put_required, take, text};
 use crate::lease::MF_FOR_EVER;
@@ -44,10 +44,16 @@ pub struct mf_group_options {
     pub patience_s: u32,
     /// Seconds that one operation may take.
     pub deadline_s: u32,
-    /// How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever.
+    /// How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever, and for not
+    /// at all where it waits for a store.
     pub spin_us: u32,
     /// 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
     pub trust_fabric: u32,
+    /// URL of a store for ranks that reach each other in no other way: `s3://bucket/prefix`, `redis://host:port`, `rediss://` or
+    /// `file:///directory`; NULL for none. The same for all ranks.
+    pub store: *const c_char,
+    /// `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
+    pub channel: *const c_char,
 }
 
 /// What all communicators of a rank are of.
@@ -114,13 +120,15 @@ impl mf_group {
 /// The options' texts are C strings, unless they are null.
 unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
     // SAFETY: as the caller promises.
-    let (rendezvous, key, name, run, secret) = unsafe {
+    let (rendezvous, key, name, run, secret, store, channel) = unsafe {
         (
             text(options.rendezvous, "the rendezvous")?,
             optional_text(options.key, "the rendezvous' key")?,
             text(options.name, "the group's name")?,
             optional_text(options.run, "the group's run")?,
             text(options.secret, "the group's secret")?,
+            optional_text(options.store, "the store")?,
+            optional_text(options.channel, "the channel")?,
         )
     };
     let key = key.map(str::parse).transpose();
@@ -137,6 +145,8 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
         deadline_s: options.deadline_s.into(),
         spin_us: (options.spin_us != MF_FOR_EVER).then_some(options.spin_us.into()),
         tables: None,
+        store: store.map(Into::into),
+        channel: channel.map_or(Ok(Channel::Direct), Channel::from_name)?,
     })
 }
 
@@ -159,6 +169,8 @@ pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -
         deadline_s: 3600,
         spin_us: MF_FOR_EVER,
         trust_fabric: 0,
+        store: std::ptr::null(),
+        channel: std::ptr::null(),
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

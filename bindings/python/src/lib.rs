@@ -10,6 +10,7 @@ mod memory;
 mod pool;
 mod runtime;
 mod shared;
+mod storage;
 
 use mayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
@@ -42,6 +43,8 @@ mod _native {
     use super::pool::{Call, Failure, Options, Pool};
     #[pymodule_export]
     use super::shared::SharedMemory;
+    #[pymodule_export]
+    use super::storage::{Objects, clear_store};
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -1,5 +1,7 @@
 //! Messages and collectives between ranks beside those of the Open MPI installed on the machine, in alternating rounds.
 
+pub mod stored;
+
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -142,12 +144,31 @@ impl Plan {
         if self.tcp { 400 } else { 4000 }
     }
 
-    /// Blocks of memory that a rank sends or receives in one operation.
-    fn width(&self) -> usize {
-        match self.op {
-            Op::Alltoall | Op::Allgather => self.ranks,
-            _ => 1,
+    fn pace(&self) -> Pace {
+        Pace {
+            blocks: BLOCKS,
+            bytes: BLOCK_BYTES,
+            most_operations: self.most_operations(),
         }
+    }
+}
+
+/// How much is measured for each size.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// Blocks of operations, of which the fastest counts.
+    blocks: usize,
+    /// Bytes moved in a block, unless that were fewer than two operations.
+    bytes: usize,
+    /// In a block.
+    most_operations: usize,
+}
+
+/// Blocks of memory that a rank sends or receives in one operation.
+fn width(op: Op, ranks: usize) -> usize {
+    match op {
+        Op::Alltoall | Op::Allgather => ranks,
+        _ => 1,
     }
 }
 
@@ -247,21 +268,22 @@ fn operate(comm: &Communicator, op: Op, send: &mut [u8], receive: &mut [u8]) -> 
 }
 
 /// What one rank does; rank 0 returns microseconds for each size.
-fn measure(plan: &Plan, comm: &Communicator) -> Result<Vec<f64>> {
-    let largest = plan.sizes.last().copied().unwrap_or(8) * plan.width();
+fn measure(op: Op, sizes: &[usize], pace: Pace, comm: &Communicator) -> Result<Vec<f64>> {
+    let width = width(op, comm.size() as usize);
+    let largest = sizes.last().copied().unwrap_or(8) * width;
     let (mut send, mut receive) = (vec![1u8; largest], vec![0u8; largest]);
     // Touched, as Open MPI's buffers are.
     receive.fill(2);
     let mut results = Vec::new();
-    for size in &plan.sizes {
-        let length = size * plan.width();
-        let count = (BLOCK_BYTES / (size + 1)).clamp(2, plan.most_operations());
+    for size in sizes {
+        let length = size * width;
+        let count = (pace.bytes / (size + 1)).clamp(2, pace.most_operations);
         let mut best = f64::INFINITY;
-        for block in 0..=BLOCKS {
+        for block in 0..=pace.blocks {
             comm.barrier().map_err(failed)?;
             let start = Instant::now();
             for _ in 0..if block == 0 { 1 + count / 8 } else { count } {
-                operate(comm, plan.op, &mut send[..length], &mut receive[..length])?;
+                operate(comm, op, &mut send[..length], &mut receive[..length])?;
             }
             comm.barrier().map_err(failed)?;
             if block > 0 {
@@ -276,15 +298,33 @@ fn measure(plan: &Plan, comm: &Communicator) -> Result<Vec<f64>> {
 /// Runs all ranks in processes of their own, and returns what rank 0 found.
 pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
     let mut roads = roads(plan.ranks, plan.tcp)?;
-    let (mut read, write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
+    let found = forked(plan.ranks, |rank| {
+        pin(rank);
+        let own = std::mem::take(&mut roads[rank]);
+        roads.clear();
+        let lost = Arc::new(Lost::default());
+        let options = Options {
+            table: plan.table,
+            ..Options::default()
+        };
+        let comm = Communicator::form(rank as u32, plan.ranks as u32, own, lost, options).map_err(failed)?;
+        measure(plan.op, &plan.sizes, plan.pace(), &comm)
+    })?;
+    complete(found, plan.sizes.len())
+}
+
+/// Does something in as many processes, and returns what the first of them found.
+fn forked(count: usize, mut work: impl FnMut(usize) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
+    let (mut read, mut write) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
     let mut children = Vec::new();
-    for rank in 0..plan.ranks {
+    for rank in 0..count {
         // SAFETY: this program has one thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let own = std::mem::take(&mut roads[rank]);
-            roads.clear();
-            let outcome = run_rank(plan, rank, own, &write);
+            let outcome = work(rank).and_then(|found| {
+                let lines: String = found.iter().filter(|_| rank == 0).map(|us| format!("{us}\n")).collect();
+                write.write_all(lines.as_bytes()).map_err(Error::os("tell the result"))
+            });
             if let Err(error) = &outcome {
                 eprintln!("rank {rank}: {error}");
             }
@@ -292,31 +332,14 @@ pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
         }
         children.push(child);
     }
-    drop((roads, write));
+    drop((work, write));
     let mut text = String::new();
     read.read_to_string(&mut text).map_err(Error::os("hear of the ranks"))?;
     for child in children {
         // SAFETY: a child of ours, waited for once.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     }
-    numbers(text.split_whitespace(), plan)
-}
-
-fn run_rank(plan: &Plan, rank: usize, roads: Vec<Option<Road>>, mut write: &UnixStream) -> Result<()> {
-    pin(rank);
-    let lost = Arc::new(Lost::default());
-    let options = Options {
-        table: plan.table,
-        ..Options::default()
-    };
-    let comm = Communicator::form(rank as u32, plan.ranks as u32, roads, lost, options).map_err(failed)?;
-    let results = measure(plan, &comm)?;
-    if rank == 0 {
-        for us in results {
-            writeln!(write, "{us}").map_err(Error::os("tell the result"))?;
-        }
-    }
-    Ok(())
+    Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
 }
 
 /// Runs all ranks in interpreters of their own, which inherit their sockets.
@@ -326,6 +349,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         let socket = |road: &Option<Road>| match road {
             Some(Road::Local(socket)) => socket.as_raw_fd(),
             Some(Road::Remote { socket, .. }) => socket.as_raw_fd(),
+            Some(Road::Stored { socket, .. }) => socket.as_raw_fd(),
             None => -1,
         };
         let sockets: Vec<RawFd> = roads.iter().map(socket).collect();
@@ -376,8 +400,12 @@ fn second_words(text: &str, plan: &Plan) -> Result<Vec<f64>> {
 
 /// What was printed, one number for each size.
 fn numbers<'a>(words: impl Iterator<Item = &'a str>, plan: &Plan) -> Result<Vec<f64>> {
-    let found: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
-    match found.len() == plan.sizes.len() {
+    complete(words.filter_map(|word| word.parse().ok()).collect(), plan.sizes.len())
+}
+
+/// What was found, if it is one number for each size.
+fn complete(found: Vec<f64>, sizes: usize) -> Result<Vec<f64>> {
+    match found.len() == sizes {
         true => Ok(found),
         false => Err(failed("a rank failed; what it wrote above says why")),
     }

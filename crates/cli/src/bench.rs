@@ -1,8 +1,10 @@
 //! `mayfly bench`: what an invocation costs here, beside what this machine can do at best.
 
+mod comm;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -13,9 +15,8 @@ use mayfly_bench::picture::{Picture, Series};
 use mayfly_bench::report::{InvokeReport, Named, Setting};
 use mayfly_bench::subject::How;
 use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, comm, control, invoke, measure, reclaim, reject, tune};
+use mayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim, reject};
 use mayfly_client::{Client, Runtime, Sandbox, Transport};
-use mayfly_comm::table::{Table as Algorithms, Tables};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
@@ -36,6 +37,7 @@ use crate::values;
   mayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
   mayfly bench comm --language python                  the same from Python, beside mpi4py
   mayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
+  mayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
   mayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
@@ -57,7 +59,7 @@ enum What {
     /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
     Control(ControlArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
-    Comm(CommArguments),
+    Comm(comm::CommArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
     Table(TableArguments),
 }
@@ -179,59 +181,6 @@ struct RejectArguments {
     force: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CommOp {
-    Pingpong,
-    Bcast,
-    Allreduce,
-    Alltoall,
-    Allgather,
-    Barrier,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CommTransport {
-    Shm,
-    Tcp,
-}
-
-#[derive(Debug, Args)]
-struct CommArguments {
-    /// What ranks do
-    #[arg(long, value_enum, default_value = "pingpong")]
-    op: CommOp,
-    /// What they are called from: python for NumPy's arrays, beside mpi4py over Open MPI
-    #[arg(long, value_enum, default_value = "c")]
-    language: Language,
-    /// Python interpreter that has the mayfly module and mpi4py
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
-    python: String,
-    /// How many there are
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
-    ranks: u16,
-    /// Over shared memory, or TCP on the loopback
-    #[arg(long, value_enum, default_value = "shm")]
-    transport: CommTransport,
-    /// Rounds in turns, of which the median counts
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// The smallest message
-    #[arg(long, value_name = "SIZE", default_value = "8", value_parser = values::size)]
-    least: u64,
-    /// The largest message
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = values::size)]
-    most: u64,
-    /// How much larger each is than the one before
-    #[arg(long, default_value_t = 2)]
-    step: usize,
-    /// Measure instead at which sizes collectives of so many ranks should change their algorithms here
-    #[arg(long, conflicts_with_all = ["op", "language"])]
-    tune: bool,
-    /// With --tune: where to write that, for `mayfly run --tables FILE`; what the file says of other numbers of ranks stays
-    #[arg(long, value_name = "FILE", requires = "tune")]
-    output: Option<PathBuf>,
-}
-
 #[derive(Debug, Args)]
 struct ControlArguments {
     /// Simulated nodes, each with a connection of its own to a real manager
@@ -347,14 +296,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 json,
             )
         }
-        What::Comm(options) if options.tune => {
-            let report = tune::run(&comm_plan(options)).map_err(|error| failure(&error))?;
-            if let Some(path) = &options.output {
-                keep_table(path, options.ranks.into(), report.table)?;
-            }
-            print(&report, json)
-        }
-        What::Comm(options) => print(&comm::run(&comm_plan(options)).map_err(|error| failure(&error))?, json),
+        What::Comm(options) => comm::run(options, json),
         What::Control(options) => {
             let manager = BareManager::start(options.store.as_deref())?;
             let options = control::Options {
@@ -443,44 +385,6 @@ fn print(report: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Re
         println!("{report}");
     }
     Ok(())
-}
-
-fn comm_plan(options: &CommArguments) -> comm::Plan {
-    let op = match options.op {
-        CommOp::Pingpong => comm::Op::Pingpong,
-        CommOp::Bcast => comm::Op::Bcast,
-        CommOp::Allreduce => comm::Op::Allreduce,
-        CommOp::Alltoall => comm::Op::Alltoall,
-        CommOp::Allgather => comm::Op::Allgather,
-        CommOp::Barrier => comm::Op::Barrier,
-    };
-    let cache = std::env::var_os("MAYFLY_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/mayfly")));
-    comm::Plan {
-        op,
-        ranks: options.ranks.into(),
-        tcp: options.transport == CommTransport::Tcp,
-        rounds: options.rounds,
-        sizes: comm::Plan::sizes(op, options.least as usize, options.most as usize, options.step),
-        table: Algorithms::default(),
-        cache: cache.unwrap_or_else(std::env::temp_dir).join("bench"),
-        python: (options.language == Language::Python).then(|| PathBuf::from(&options.python)),
-    }
-}
-
-/// Adds a table to a file of them, or begins one.
-fn keep_table(path: &Path, ranks: u32, table: Algorithms) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::new(Code::InvalidRequest, format!("{} cannot be written: {error}", path.display()))
-    };
-    let mut tables = match std::fs::read_to_string(path) {
-        Ok(text) => Tables::from_json(&text)?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Tables::default(),
-        Err(error) => return Err(failed(error)),
-    };
-    tables.0.insert(ranks, table);
-    let text = serde_json::to_string_pretty(&tables).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
-    std::fs::write(path, text + "\n").map_err(failed)
 }
 
 fn how(options: &InvokeArguments) -> How {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use mayfly_client::{MANAGER_VARIABLE, Placement, Sandbox};
+use mayfly_comm::Channel;
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::lease::Level;
@@ -18,6 +19,7 @@ use crate::{Global, values};
   mayfly run --ranks 4 train.py --epochs 3
   mayfly run --ranks 2 ./solver input.dat
   mayfly run --ranks 8 mymodule:work
+  mayfly run --ranks 4 --store s3://bucket/runs --channel stored train.py
 
 Each rank is a worker: all of them or none. A script, a folder with `__main__.py` or a program is sent along. In it,
 `from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py; in C that is mf_group_join(NULL, &group), in C++ a
@@ -36,8 +38,8 @@ pub struct Arguments {
     /// Longest that its workers are leased; then it ends, or starts again [default: a day]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     duration: Option<Duration>,
-    /// Directory where the ranks save checkpoints, which every node reaches
-    #[arg(long, value_name = "DIR")]
+    /// Where the ranks save checkpoints: a directory that every node reaches, or s3://bucket/prefix
+    #[arg(long, value_name = "PLACE")]
     checkpoint: Option<PathBuf>,
     /// How often it is started again, from its last checkpoint, after a node, a lease or a rank was lost
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -45,6 +47,12 @@ pub struct Arguments {
     /// Which algorithms collectives use: a file that `mayfly bench comm --tune` wrote
     #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
+    /// Store for ranks that reach each other in no other way: s3://bucket/prefix, redis://host:port, rediss:// or file:///directory
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// What ranks exchange through
+    #[arg(long, value_enum, default_value_t = Exchange::Direct)]
+    channel: Exchange,
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -63,11 +71,28 @@ pub struct Arguments {
         hide_env_values = true
     )]
     python: PathBuf,
-    /// A script, a folder with __main__.py, a program, or module:function
+    /// A script, a folder with __main__.py or a program, here or at s3://bucket/path, or module:function
     target: OsString,
     /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Exchange {
+    /// The best connection that there is; the store, if there is one, where there is no other
+    Direct,
+    /// The store alone
+    Stored,
+}
+
+impl From<Exchange> for Channel {
+    fn from(exchange: Exchange) -> Self {
+        match exchange {
+            Exchange::Direct => Self::Direct,
+            Exchange::Stored => Self::Stored,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -108,6 +133,10 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
     if let Some(file) = &arguments.tables {
         command.arg("--tables").arg(file);
     }
+    if let Some(store) = &arguments.store {
+        command.arg("--store").arg(store);
+    }
+    command.args(["--channel", Channel::from(arguments.channel).name()]);
     command.arg("--restarts").arg(arguments.restarts.to_string());
     if let Some(sandbox) = arguments.sandbox {
         command.arg("--sandbox").arg(Sandbox::from(sandbox).name());

@@ -62,6 +62,9 @@ impl Communicator {
                 Some(Road::Remote { socket, session, .. }) => {
                     Some(Link::Stream(StreamLink::new(peer, socket, session)?))
                 }
+                Some(Road::Stored { socket, session }) => {
+                    Some(Link::Stream(StreamLink::stored(peer, socket, session)?))
+                }
                 Some(Road::Local(socket)) => {
                     greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
                     None

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
+use mayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
 use crate::table::Tables;
-use crate::{Communicator, JoinOptions, Joined, Options, join};
+use crate::{Channel, Communicator, JoinOptions, Joined, Options, join};
 
 /// The environment variable that holds an [`Invitation`] as JSON.
 pub const GROUP_VARIABLE: &str = "MAYFLY_GROUP";
@@ -43,12 +44,20 @@ pub struct Invitation {
     /// Seconds that one operation may take.
     #[serde(default = "an_hour")]
     pub deadline_s: u64,
-    /// Microseconds that a waiting rank polls before it sleeps; for ever if it is not said.
+    /// Microseconds that a waiting rank polls before it sleeps; for ever if it is not said, not at all
+    /// where it waits for a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spin_us: Option<u64>,
     /// Which algorithms collectives use, the same for all ranks; the usual ones if it is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<Tables>,
+    /// URL of a store that ranks exchange through where there is no other way between them, or always: `s3://bucket/prefix`,
+    /// `redis://host:port`, `rediss://`, `file:///directory`. The same for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// Whether they always do; the same for all.
+    #[serde(default)]
+    pub channel: Channel,
 }
 
 fn half_a_minute() -> u64 {
@@ -110,6 +119,8 @@ impl Invitation {
             },
             alike: self.tables.as_ref().map_or(0, Tables::digest),
             patience: Duration::from_secs(self.patience_s),
+            store: self.store.as_deref().map(Place::parse).transpose()?,
+            channel: self.channel,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
         };
         let Joined {
@@ -121,12 +132,16 @@ impl Invitation {
             membership,
             ..
         } = join(&options)?;
+        let usual = match self.channel {
+            Channel::Direct => Options::default(),
+            Channel::Stored => Options::stored(),
+        };
         let options = Options {
             deadline: Duration::from_secs(self.deadline_s),
-            spin: self.spin_us.map(Duration::from_micros),
+            spin: self.spin_us.map(Duration::from_micros).or(usual.spin),
             hosts: hosts.clone(),
-            table: self.tables.as_ref().map(|tables| tables.for_ranks(size)).unwrap_or_default(),
-            ..Options::default()
+            table: self.tables.as_ref().map_or(usual.table, |tables| tables.for_ranks(size)),
+            ..usual
         };
         Ok(World {
             communicator: Communicator::form(rank, size, roads, lost, options)?,

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use mayfly_fabric::tls::Identity;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
+use mayfly_storage::Place;
+use serde::{Deserialize, Serialize};
 
 use crate::connect::listeners::{Listeners, listen};
 use crate::connect::plan::Ways;
-use crate::connect::{self, Setting, Trust, host};
+use crate::connect::{self, Places, Setting, Trust, host};
 use crate::keys::{GroupKeys, new_identity, random, same_tag};
 use crate::membership::Membership;
 use crate::rendezvous::client::Contact;
@@ -18,6 +20,41 @@ use crate::rendezvous::messages::{
     Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
 };
 use crate::road::{Lost, Road};
+use crate::stored::Stored;
+
+/// What ranks exchange through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Channel {
+    /// The best connection that there is between two ranks; the store, if there is one, where there is no other.
+    #[default]
+    Direct,
+    /// The store alone, within a host too.
+    Stored,
+}
+
+impl Channel {
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Stored => "stored",
+        }
+    }
+
+    /// What users write.
+    pub fn from_name(name: &str) -> Result<Self, Failure> {
+        let known = [Self::Direct, Self::Stored]
+            .into_iter()
+            .find(|known| known.name() == name);
+        known.ok_or_else(|| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("there is no channel `{name}`: `direct` or `stored`"),
+            )
+        })
+    }
+}
 
 /// Which group, and how to get into it.
 #[derive(Debug, Clone)]
@@ -39,11 +76,15 @@ pub struct JoinOptions {
     pub size: u32,
     /// What need not be encrypted.
     pub trust: Trust,
-    /// Ways to other ranks that may be tried.
+    /// Ways to other ranks that may be tried. Those through a store are what `store` and `channel` say.
     pub ways: Ways,
     /// Stands for whatever all ranks must have been told alike, such as [`crate::table::Tables::digest`]: ranks of which one has
     /// another number do not join.
     pub alike: u64,
+    /// Where ranks store what they cannot send to each other; the same for all.
+    pub store: Option<Place>,
+    /// What they exchange through; the same for all.
+    pub channel: Channel,
     /// How long all of it may take.
     pub patience: Duration,
 }
@@ -62,6 +103,8 @@ impl JoinOptions {
             trust: Trust::Nobody,
             ways: Ways::default(),
             alike: 0,
+            store: None,
+            channel: Channel::Direct,
             patience: Duration::from_secs(30),
         }
     }
@@ -74,6 +117,8 @@ pub struct Joined {
     pub rank: u32,
     /// Of how many.
     pub size: u32,
+    /// The rendezvous' random name of this very run.
+    pub run: [u8; 16],
     /// A road to each rank, none to this one. Sockets block, as the system makes them.
     pub roads: Vec<Option<Road>>,
     /// For each rank the lowest one that runs on the same host, by its own account.
@@ -90,27 +135,32 @@ pub struct Joined {
 /// than `patience`.
 pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     let deadline = Instant::now() + options.patience;
+    if options.channel == Channel::Stored && options.store.is_none() {
+        let text = "the channel `stored` needs a store: name one, such as s3://bucket/prefix or redis://host:port";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
     let keys = GroupKeys::new(&options.name, &options.run, &options.secret)?;
     let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, deadline)?;
-    let joined = enter(options, &keys, &mut contact, deadline);
+    let lost = Arc::new(Lost::default());
+    let joined = enter(options, &keys, &mut contact, &lost, deadline);
     match joined {
         Ok(Entered {
             seat,
+            run,
+            roads,
+            hosts,
+            stored,
+            connecting,
+        }) => Ok(Joined {
+            rank: seat.rank,
+            size: seat.size,
+            run,
             roads,
             hosts,
             connecting,
-        }) => {
-            let lost = Arc::new(Lost::default());
-            Ok(Joined {
-                rank: seat.rank,
-                size: seat.size,
-                roads,
-                hosts,
-                connecting,
-                membership: Membership::keep(contact, lost.clone())?,
-                lost,
-            })
-        }
+            membership: Membership::keep(contact, lost.clone(), stored)?,
+            lost,
+        }),
         Err(failure) => {
             contact.leave(Some(format!("it could not join: {}", failure.message)));
             Err(failure)
@@ -120,8 +170,10 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
 
 struct Entered {
     seat: Seat,
+    run: [u8; 16],
     roads: Vec<Option<Road>>,
     hosts: Vec<u32>,
+    stored: Option<Stored>,
     connecting: Duration,
 }
 
@@ -129,6 +181,7 @@ fn enter(
     options: &JoinOptions,
     keys: &GroupKeys,
     contact: &mut Contact,
+    lost: &Arc<Lost>,
     deadline: Instant,
 ) -> Result<Entered, Failure> {
     contact.say(&FromRank::Join(Join {
@@ -162,10 +215,12 @@ fn enter(
     let identity = new_identity()?;
     let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
     let listeners = listen(contact.local(), &socket_name, options.ways.local)?;
-    let card = Card {
-        alike: options.alike,
-        ..introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?
-    };
+    let mut card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
+    card.store = options
+        .store
+        .as_ref()
+        .map(|place| format!("{place} ({})", options.channel.name()));
+    card.alike = options.alike;
     let text = serde_json::to_string(&card).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     if text.len() > MOST_FROM_RANK / 2 {
         return Err(Failure::new(
@@ -188,6 +243,16 @@ fn enter(
         ));
     }
     let hosts = hosts(&cards);
+    one_store(&cards, seat.rank)?;
+    let ways = match (options.channel, &options.store) {
+        (Channel::Stored, _) => Ways::only_stored(),
+        (Channel::Direct, store) => Ways {
+            stored: store.is_some(),
+            ..options.ways
+        },
+    };
+    let new = |place: &Place| Stored::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
+    let mut stored = options.store.as_ref().map(new);
     let roads = connect::connect(
         &Setting {
             keys,
@@ -195,18 +260,23 @@ fn enter(
             run,
             rank: seat.rank,
             cards: &cards,
-            ways: options.ways,
+            ways,
             trust: options.trust,
             port: contact.local().port(),
             deadline,
         },
-        &listeners,
+        Places {
+            listeners: &listeners,
+            stored: stored.as_mut(),
+        },
         contact,
     )?;
     Ok(Entered {
         seat,
+        run,
         roads,
         hosts,
+        stored,
         connecting: told.elapsed(),
     })
 }
@@ -253,6 +323,7 @@ fn introduce(
         observed,
         nat,
         alike: 0,
+        store: None,
     })
 }
 
@@ -317,6 +388,22 @@ fn open_cards(keys: &GroupKeys, run: &[u8; 16], seat: &Seat, sealed: &[Sealed]) 
         card.ok_or_else(|| broken(&format!("what rank {rank} says of itself is not understood")))
     };
     sealed.iter().zip(0u32..).map(open).collect()
+}
+
+/// All ranks must have the same store, or none.
+fn one_store(cards: &[Card], me: u32) -> Result<(), Failure> {
+    let shown = |card: &Card| card.store.clone().unwrap_or_else(|| "no store".into());
+    let ours = cards.get(me as usize).map(shown).unwrap_or_default();
+    match cards.iter().zip(0u32..).find(|(card, _)| shown(card) != ours) {
+        None => Ok(()),
+        Some((card, rank)) => Err(Failure::new(
+            Code::Mismatch,
+            format!(
+                "rank {rank} exchanges through {} and rank {me} through {ours}; give all ranks the same store and channel",
+                shown(card)
+            ),
+        )),
+    }
 }
 
 fn hosts(cards: &[Card]) -> Vec<u32> {

@@ -6,7 +6,7 @@
 //! - [`join`](join()): the way into a group, which uses what follows.
 //! - [`rendezvous`]: where ranks meet, by name and secret; its server is behind the feature `server`.
 //! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
-//!   simultaneous open, a [`relay`].
+//!   simultaneous open, a [`relay`], storage ([`stored`]).
 //! - [`membership`]: heartbeats, and news of ranks that are lost.
 //! - [`road`]: what connecting hands to communicating: one authenticated road for each pair of ranks, and news of lost ranks.
 //!
@@ -28,6 +28,7 @@
 //! ```
 
 pub mod connect;
+pub mod cost;
 pub mod invitation;
 pub mod join;
 pub mod keys;
@@ -36,6 +37,7 @@ pub mod membership;
 pub mod relay;
 pub mod rendezvous;
 pub mod road;
+pub mod stored;
 
 mod book;
 mod collective;
@@ -55,7 +57,7 @@ pub use book::{ANY_SOURCE, ANY_TAG, Status};
 pub use datatype::Datatype;
 pub use group::Communicator;
 pub use invitation::{GROUP_VARIABLE, Invitation, World};
-pub use join::{JoinOptions, Joined, join};
+pub use join::{Channel, JoinOptions, Joined, join};
 pub use nonblocking::{Request, Scope};
 pub use operation::Operation;
 pub use options::Options;

@@ -12,6 +12,7 @@ use crate::connect::socket::timespec;
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages::ToRank;
 use crate::road::Lost;
+use crate::stored::Stored;
 
 /// The longest wait of the thread.
 const LONG: Duration = Duration::from_secs(60);
@@ -23,6 +24,8 @@ const STACK: usize = 512 << 10;
 /// When the rendezvous itself is gone the group goes on; then a lost rank shows by its broken roads alone.
 #[derive(Debug)]
 pub struct Membership {
+    /// Ends before the rank leaves: while what was sent is stored, it tells who is lost.
+    stored: Option<Stored>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// The thread is this process' own; one that was forked off has neither it nor a place in the group.
@@ -30,8 +33,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Keeps a connection, and puts into `lost` what comes over it.
-    pub fn keep(contact: Contact, lost: Arc<Lost>) -> Result<Self, Failure> {
+    /// Keeps a connection, and puts into `lost` what comes over it; and the store that roads go through.
+    pub fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Stored>) -> Result<Self, Failure> {
         let failed = |error| {
             Failure::new(
                 Code::Internal,
@@ -47,6 +50,7 @@ impl Membership {
             .spawn(move || attend(contact, &lost, &stopped))
             .map_err(failed)?;
         Ok(Self {
+            stored,
             stop,
             thread: Some(thread),
             process: std::process::id(),
@@ -59,6 +63,7 @@ impl Drop for Membership {
         if self.process != std::process::id() {
             return;
         }
+        drop(self.stored.take());
         // It takes one such; and were it full, that would wake the thread too.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

@@ -21,6 +21,17 @@ pub struct Options {
     pub hosts: Vec<u32>,
 }
 
+impl Options {
+    /// As usual, for ranks that exchange through storage: who waits sleeps, as nothing comes within microseconds.
+    pub fn stored() -> Self {
+        Self {
+            spin: Some(Duration::ZERO),
+            table: Table::stored(),
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for Options {
     /// An hour at most for one operation, polling, 256 MiB of unexpected messages.
     fn default() -> Self {

@@ -18,6 +18,8 @@ pub enum Via {
     Punched,
     /// A relay passes them on, and cannot read them.
     Relay,
+    /// A store keeps them in between, and cannot read them.
+    Stored,
 }
 
 /// An authenticated connection between two ranks of a group.
@@ -34,6 +36,13 @@ pub enum Road {
         /// How it came about.
         via: Via,
     },
+    /// A byte stream through a store, to and from which this process itself carries what passes a socket of its own.
+    Stored {
+        /// The socket.
+        socket: UnixStream,
+        /// TLS with the other rank itself, past its handshake.
+        session: Box<rustls::Connection>,
+    },
 }
 
 impl Road {
@@ -42,6 +51,7 @@ impl Road {
         match self {
             Self::Local(_) => Via::Local,
             Self::Remote { via, .. } => *via,
+            Self::Stored { .. } => Via::Stored,
         }
     }
 }

@@ -27,6 +27,8 @@ const NONE: Ways = Ways {
     punch: false,
     relay: false,
     relay_after: Duration::from_secs(1),
+    stored: false,
+    stored_after: Duration::from_secs(3),
 };
 
 #[test]

@@ -14,6 +14,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("mayfly-harvest", 1),
     ("mayfly-sandbox", 1),
     ("mayfly-telemetry", 1),
+    ("mayfly-storage", 1),
     ("mayfly-client", 2),
     ("mayfly-executor", 2),
     ("mayfly-comm", 2),

@@ -269,6 +269,8 @@ struct group_options {
     std::chrono::seconds deadline = std::chrono::seconds(3600);  // that one operation may take
     std::chrono::microseconds spin = std::chrono::microseconds(MF_FOR_EVER); // that a waiting rank polls before it sleeps
     bool trust_fabric = false;         // nobody listens between the hosts: nothing is encrypted
+    std::string store = {};            // URL of a store for ranks that reach each other in no other way; the same for all
+    std::string channel = {};          // "direct", or "stored" for ranks that exchange through the store alone
 
     // For as long as these options live, whose texts it points to.
     mf_group_options raw() const {
@@ -285,6 +287,8 @@ struct group_options {
         options.deadline_s = narrow(deadline.count());
         options.spin_us = narrow(spin.count());
         options.trust_fabric = trust_fabric;
+        options.store = store.empty() ? nullptr : store.c_str();
+        options.channel = channel.empty() ? nullptr : channel.c_str();
         return options;
     }
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import mayfly
-from mayfly import MPI
+from mayfly import MPI, _storage
 from mayfly._checkpoint import VARIABLE
-from mayfly._native import Communicator
+from mayfly._native import Communicator, Objects
 from mayfly._run import invitation_to, kill, restarting
 
 #: Bytes of one line that are sent at once; longer ones come in parts.
@@ -51,28 +51,60 @@ class Program(NamedTuple):
 
 def packed(options: argparse.Namespace) -> Program:
     """What is to be run."""
-    target = Path(options.target)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(target, arcname=target.name)
+        if _storage.is_url(options.target):
+            name, is_folder = _add_stored(tar, options.target)
+        else:
+            target = Path(options.target)
+            name, is_folder = target.name, target.is_dir()
+            tar.add(target, arcname=name)
     if archive.tell() > MOST_BYTES:
         raise mayfly.Error(
-            f"{target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script of yours",
+            f"{options.target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script "
+            "of yours",
             "invalid_request",
         )
     return Program(
         archive=archive.getvalue(),
-        name=target.name,
-        is_python=target.is_dir() or target.suffix == ".py",
+        name=name,
+        is_python=is_folder or name.endswith(".py"),
         arguments=options.arguments,
         directory=os.getcwd(),
-        environment={} if options.checkpoint is None else {VARIABLE: os.path.abspath(options.checkpoint)},
+        environment=_storage.settings(options.checkpoint, options.store)
+        | ({} if options.checkpoint is None else {VARIABLE: _storage.local(options.checkpoint)}),
     )
+
+
+def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
+    """Adds a script, a program or a folder that lies in a store; answers its name, and whether it is a folder."""
+    place, _, name = url.rstrip("/").rpartition("/")
+    objects = Objects(place)
+
+    def add(path: str, data: bytes) -> None:
+        entry = tarfile.TarInfo(path)
+        entry.size, entry.mode = len(data), 0o755
+        tar.addfile(entry, io.BytesIO(data))
+
+    data = None if url.endswith("/") else objects.get(name)
+    if data is not None:
+        add(name, data)
+        return name, False
+    inside = objects.list(name)
+    if "__main__.py" not in inside:
+        raise mayfly.Error(f"there is neither an object {url} nor a folder {url}/ with __main__.py", "not_found")
+    for path in inside:
+        found = objects.get(f"{name}/{path}")
+        if found is None:
+            raise mayfly.Error(f"{url}/{path} was deleted while it was read", "not_found")
+        add(f"{name}/{path}", found)
+    return name, True
 
 
 def _rank(group: str, console: str, program: Program) -> int:
     """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
-    out = MPI.Comm(Communicator.join(console))
+    with _storage.environment(program.environment):
+        out = MPI.Comm(Communicator.join(console))
     launcher = out.size - 1
     lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
 
@@ -134,10 +166,17 @@ def _run_once(
     console = invitation_to(client, options.ranks + 1)
     # The launcher, and ranks that only pass lines on, have no business with a core.
     console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
+    group |= _storage.channel(options.store, options.channel)
+    # What ranks cannot reach directly, the launcher may not either.
+    console |= _storage.channel(options.store, "direct")
     if options.spin is not None:
         group["spin_us"] = round(options.spin * 1e6)
     statuses: dict[int, int] = {}
-    with client.gang(options.ranks, placement=options.placement, **lease) as gang:
+    with (
+        _storage.cleared(group),
+        _storage.cleared(console),
+        client.gang(options.ranks, placement=options.placement, **lease) as gang,
+    ):
         futures = [
             gang.rank(rank).submit(
                 _rank,
@@ -212,6 +251,8 @@ def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any
         placement=options.placement,
         checkpoint=options.checkpoint,
         restarts=options.restarts,
+        store=options.store,
+        channel=options.channel,
         **options.lease,
     )
 
@@ -247,6 +288,8 @@ def main() -> int:
     parser.add_argument("--checkpoint")
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--tables")
+    parser.add_argument("--store")
+    parser.add_argument("--channel", default="direct")
     parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")
@@ -258,14 +301,15 @@ def main() -> int:
         options.lease["network"] = True
     try:
         with mayfly.connect() as client:
-            if ":" in options.target and not os.path.exists(options.target):
+            stored = _storage.is_url(options.target)
+            if ":" in options.target and not stored and not os.path.exists(options.target):
                 results = run_function(client, options)
                 for rank, result in enumerate(results):
                     print(
                         json.dumps({"rank": rank, "result": _plain(result)}) if options.json else f"[{rank}] {result!r}"
                     )
                 return 0
-            if not os.path.exists(options.target):
+            if not stored and not os.path.exists(options.target):
                 raise mayfly.Error(f"there is no {options.target}, nor is it a `module:function`", "invalid_request")
             screen = Screen(options.ranks, not options.no_label)
             statuses = run_program(client, options, screen.show)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import cloudpickle
 
-from mayfly import _checkpoint
+from mayfly import _checkpoint, _storage
 from mayfly._client import Client, connect
 from mayfly._errors import ConnectionFailed, Error, GroupError, LeaseError, WorkerDied
 from mayfly._future import Future
@@ -39,6 +39,8 @@ def run(
     checkpoint: str | os.PathLike[str] | None = None,
     restarts: int = 0,
     tables: str | os.PathLike[str] | None = None,
+    store: str | None = None,
+    channel: Literal["direct", "stored"] = "direct",
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
@@ -55,10 +57,15 @@ def run(
         spin: seconds that a waiting rank polls before it sleeps; None for always, which answers fastest if every rank
             has a core of its own.
         placement: on which nodes, as of `Client.gang`.
-        checkpoint: directory where `mayfly.Checkpoint` of the ranks saves; the same one goes on with what is there.
+        checkpoint: directory, or ``s3://bucket/prefix``, where `mayfly.Checkpoint` of the ranks saves; the same one
+            goes on with what is there.
         restarts: how often the run is started again, on new workers, after a node, its lease or a rank was lost or its
             time was over. It goes on from its last complete checkpoint.
         tables: file that ``mayfly bench comm --tune`` wrote: which algorithms collectives use.
+        store: URL of a store for ranks that reach each other in no other way: ``s3://bucket/prefix``,
+            ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ``AWS_*`` variables of this
+            process go along.
+        channel: ``stored`` for ranks that exchange through the store alone.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -72,14 +79,15 @@ def run(
         asked = {name: value for name, value in locals().items() if name not in ("client", "fn", "lease")}
         with connect() as own:
             return run(fn, client=own, **asked, **lease)
-    held, work = client, packed(fn, args, kwargs)
+    held, work, shared = client, packed(fn, args, kwargs), _storage.channel(store, channel)
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def once(lease: Mapping[str, Any]) -> list[Any]:
         with held.gang(ranks, placement=placement, **lease) as gang:
-            group = invitation_to(held, ranks, tables) | ({} if spin is None else {"spin_us": round(spin * 1e6)})
+            group = invitation_to(held, ranks, tables) | ({} if spin is None else {"spin_us": round(spin * 1e6)}) | shared
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            return gather(start(gang, group, work, checkpoint), left)
+            with _storage.cleared(group):
+                return gather(start(gang, group, work, checkpoint), left)
 
     return restarting(once, {"mode": "warm"} | lease, restarts)
 
@@ -116,10 +124,10 @@ def start(
     gang: Gang, group: Mapping[str, Any], work: bytes, checkpoint: str | os.PathLike[str] | None = None
 ) -> list[Future[Any]]:
     """Starts what was packed on all ranks of a gang, as a group."""
-    place = None if checkpoint is None else os.path.abspath(checkpoint)
-    return [
-        gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, place) for rank in range(len(gang))
-    ]
+    more = _storage.settings(checkpoint, group.get("store"))
+    if checkpoint is not None:
+        more[_checkpoint.VARIABLE] = _storage.local(checkpoint)
+    return [gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, more) for rank in range(len(gang))]
 
 
 def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -138,19 +146,17 @@ def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | No
     }
 
 
-def _rank(group: str, work: bytes, checkpoint: str | None) -> Any:
+def _rank(group: str, work: bytes, environment: dict[str, str]) -> Any:
     """What each worker does."""
     from mayfly import MPI
 
-    if checkpoint is not None:
-        os.environ[_checkpoint.VARIABLE] = checkpoint
-    MPI._join(group)
-    try:
-        fn, args, kwargs = cloudpickle.loads(work)
-        return fn(*args, **kwargs)
-    finally:
-        MPI._leave()
-        os.environ.pop(_checkpoint.VARIABLE, None)
+    with _storage.environment(environment):
+        MPI._join(group)
+        try:
+            fn, args, kwargs = cloudpickle.loads(work)
+            return fn(*args, **kwargs)
+        finally:
+            MPI._leave()
 
 
 def kill(futures: Iterable[Future[Any]]) -> None:

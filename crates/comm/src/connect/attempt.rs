@@ -31,17 +31,19 @@ pub struct Common<'a> {
     pub trust: Trust,
 }
 
-/// A socket of either kind, non-blocking.
+/// A socket of any kind, non-blocking.
 pub enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// To what carries its bytes to and from a store.
+    Stored(UnixStream),
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(socket) => socket.as_fd(),
-            Self::Unix(socket) => socket.as_fd(),
+            Self::Unix(socket) | Self::Stored(socket) => socket.as_fd(),
         }
     }
 }
@@ -50,7 +52,7 @@ impl Read for &Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(socket) => (&mut &*socket).read(into),
-            Socket::Unix(socket) => (&mut &*socket).read(into),
+            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).read(into),
         }
     }
 }
@@ -59,7 +61,7 @@ impl Write for &Socket {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(socket) => (&mut &*socket).write(from),
-            Socket::Unix(socket) => (&mut &*socket).write(from),
+            Socket::Unix(socket) | Socket::Stored(socket) => (&mut &*socket).write(from),
         }
     }
     fn flush(&mut self) -> io::Result<()> {
@@ -166,6 +168,7 @@ impl Attempt {
         let way = match socket {
             Socket::Unix(_) => Way::Local,
             Socket::Tcp(_) => Way::Direct,
+            Socket::Stored(_) => Way::Stored,
         };
         Self::new(socket, way, Stage::Hello)
     }
@@ -199,9 +202,10 @@ impl Attempt {
         }
     }
 
-    /// Whether it waits for the network or the relay, which have limits of their own, rather than for the other rank's next word.
+    /// Whether it waits for the network, the relay or the store, which have limits of their own, rather than for the other rank's
+    /// next word.
     pub fn is_on_its_way(&self) -> bool {
-        matches!(self.stage, Stage::Dialing | Stage::Relayed)
+        self.way == Way::Stored || matches!(self.stage, Stage::Dialing | Stage::Relayed)
     }
 
     /// What it waits for, for people.
@@ -250,6 +254,7 @@ impl Attempt {
             Way::Direct => Via::Direct,
             Way::Punch => Via::Punched,
             Way::Relay => Via::Relay,
+            Way::Stored => Via::Stored,
         }
     }
 
@@ -284,6 +289,8 @@ impl Attempt {
     fn say_hello(&mut self, common: &Common<'_>, to: u32) -> Result<(), String> {
         let encrypt = match &self.socket {
             Socket::Unix(_) => false,
+            // Whoever is trusted with what passes a network is not with what is kept.
+            Socket::Stored(_) => true,
             Socket::Tcp(socket) => {
                 let stays =
                     self.way != Way::Relay && socket.peer_addr().is_ok_and(|peer: SocketAddr| peer.ip().is_loopback());
@@ -350,7 +357,7 @@ impl Attempt {
         let card = self.peer.and_then(|peer| common.cards.get(peer as usize));
         let stage = match (&self.socket, card, encrypt) {
             (_, _, false) => Stage::Leaving,
-            (Socket::Tcp(_), Some(card), true) => {
+            (Socket::Tcp(_) | Socket::Stored(_), Some(card), true) => {
                 let session = if self.is_lower(common) {
                     tls::client(common.identity, &card.key).map(Connection::from)
                 } else {
@@ -467,6 +474,11 @@ impl Attempt {
                 socket.set_nonblocking(false).map_err(broken)?;
                 rearm(&socket).map_err(broken)?;
                 Ok(Road::Remote { socket, session, via })
+            }
+            Socket::Stored(socket) => {
+                socket.set_nonblocking(false).map_err(broken)?;
+                let session = session.ok_or("nothing is stored in clear")?;
+                Ok(Road::Stored { socket, session })
             }
         }
     }

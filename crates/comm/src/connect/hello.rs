@@ -17,6 +17,8 @@ pub enum Way {
     Punch = 2,
     /// Through the relay.
     Relay = 3,
+    /// Through a store.
+    Stored = 4,
 }
 
 /// A hello. Both ends send one, and prove with the group's secret that they saw the same two.
@@ -58,6 +60,7 @@ impl Hello {
             1 => Way::Direct,
             2 => Way::Punch,
             3 => Way::Relay,
+            4 => Way::Stored,
             _ => return None,
         };
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);

@@ -64,7 +64,7 @@ pub fn prepare(socket: &Socket) -> io::Result<()> {
             socket.set_nodelay(true)?;
             socket::watch_peer(socket)
         }
-        Socket::Unix(socket) => {
+        Socket::Unix(socket) | Socket::Stored(socket) => {
             socket.set_nonblocking(true)?;
             if socket::user_of(socket)? == rustix::process::geteuid().as_raw() {
                 Ok(())

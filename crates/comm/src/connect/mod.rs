@@ -27,7 +27,8 @@ use self::plan::{Party, Step, Target, Ways, plan};
 use crate::keys::GroupKeys;
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
-use crate::road::Road;
+use crate::road::{Road, Via};
+use crate::stored::Stored;
 
 /// What may lie between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +83,14 @@ pub struct Setting<'a> {
     pub deadline: Instant,
 }
 
+/// A rank's places where others meet it.
+pub struct Places<'a> {
+    /// Where it can be called.
+    pub listeners: &'a Listeners,
+    /// Where it stores what nobody takes directly.
+    pub stored: Option<&'a mut Stored>,
+}
+
 struct Pair {
     steps: Vec<Step>,
     pauses: Vec<Duration>,
@@ -97,6 +106,7 @@ struct Loop<'a> {
     setting: &'a Setting<'a>,
     contact: &'a mut Contact,
     listeners: &'a Listeners,
+    stored: Option<&'a mut Stored>,
     epoll: OwnedFd,
     pairs: Vec<Pair>,
     open: usize,
@@ -124,16 +134,13 @@ impl Step {
             (Target::Address(address), Way::Punch) => format!("{address} by simultaneous open"),
             (Target::Address(address), _) => address.to_string(),
             (Target::Relay, _) => "the relay".into(),
+            (Target::Store, _) => "the store".into(),
         }
     }
 }
 
 /// Connects to all others: a road for each rank, none for this one.
-pub fn connect(
-    setting: &Setting<'_>,
-    listeners: &Listeners,
-    contact: &mut Contact,
-) -> Result<Vec<Option<Road>>, Failure> {
+pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact) -> Result<Vec<Option<Road>>, Failure> {
     let me = setting.rank;
     let parties = setting
         .cards
@@ -179,7 +186,8 @@ pub fn connect(
         common,
         setting,
         contact,
-        listeners,
+        listeners: places.listeners,
+        stored: places.stored,
         epoll,
         pairs,
         open,
@@ -222,6 +230,7 @@ impl Loop<'_> {
                 sweep = now + SWEEP;
             }
             self.attend_contact()?;
+            self.look_at_store()?;
             if self.open == 0 {
                 break;
             }
@@ -274,6 +283,14 @@ impl Loop<'_> {
         Ok(())
     }
 
+    /// Where all goes through the store, what is wrong with it ends all of it.
+    fn look_at_store(&self) -> Result<(), Failure> {
+        match self.stored.as_ref().and_then(|stored| stored.failure()) {
+            Some(failure) if self.setting.ways.are_only_stored() => Err(failure.clone()),
+            _ => Ok(()),
+        }
+    }
+
     fn dial_what_is_due(&mut self, now: Instant) -> Result<(), Failure> {
         while let Some(Reverse((at, peer, step))) = self.timers.peek().copied() {
             if at > now {
@@ -303,6 +320,10 @@ impl Loop<'_> {
                 socket::dial(*address, from).map(Socket::Tcp)
             }
             Target::Relay => return self.contact.say(&FromRank::Relay { to: peer }),
+            Target::Store => match &mut self.stored {
+                Some(stored) => stored.dial(peer).map(Socket::Stored),
+                None => return Ok(()),
+            },
         };
         match dialled {
             Ok(socket) => {
@@ -475,7 +496,18 @@ impl Loop<'_> {
             pair.notes.insert("a connection of the other's".into(), why);
             return;
         };
+        let stored = pair.steps[at].way == Way::Stored;
+        let failure = self
+            .stored
+            .as_ref()
+            .filter(|_| stored)
+            .and_then(|stored| stored.failure());
+        let why = failure.map_or(why, |failure| failure.message.clone());
         pair.notes.insert(pair.steps[at].name(), why);
+        if stored {
+            // What is kept in between is not sent again.
+            return;
+        }
         let now = Instant::now();
         let again = if pair.steps[at].way == Way::Punch {
             let rounds = now.duration_since(self.begun).as_millis() / TOGETHER.as_millis() + 1;
@@ -496,6 +528,9 @@ impl Loop<'_> {
         let _ = epoll::delete(&self.epoll, attempt.socket());
         match attempt.into_road() {
             Ok(road) => {
+                if let (Via::Stored, Some(stored)) = (road.via(), &self.stored) {
+                    stored.keep(peer);
+                }
                 let pair = &mut self.pairs[peer as usize];
                 pair.road = Some(road);
                 self.open -= 1;

@@ -33,6 +33,30 @@ pub struct Ways {
     pub relay: bool,
     /// How long the others are tried before the relay is.
     pub relay_after: Duration,
+    /// Through a store, where both have the same.
+    pub stored: bool,
+    /// How long the others are tried before the store is.
+    pub stored_after: Duration,
+}
+
+impl Ways {
+    /// No way but the store.
+    pub fn only_stored() -> Self {
+        Self {
+            local: false,
+            direct: false,
+            punch: false,
+            relay: false,
+            relay_after: Duration::ZERO,
+            stored: true,
+            stored_after: Duration::ZERO,
+        }
+    }
+
+    /// Whether there is no way but the store.
+    pub fn are_only_stored(&self) -> bool {
+        self.stored && !(self.local || self.direct || self.punch || self.relay)
+    }
 }
 
 impl Default for Ways {
@@ -43,6 +67,8 @@ impl Default for Ways {
             punch: true,
             relay: true,
             relay_after: Duration::from_secs(1),
+            stored: false,
+            stored_after: Duration::from_secs(3),
         }
     }
 }
@@ -56,6 +82,8 @@ pub enum Target {
     Address(SocketAddr),
     /// Whatever the rendezvous gives a ticket to.
     Relay,
+    /// What the two store for each other.
+    Store,
 }
 
 /// One thing to try.
@@ -149,6 +177,14 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
             Way::Relay,
             if hopeless { Duration::ZERO } else { ways.relay_after },
         );
+    }
+    if ways.stored && mine.store.is_some() && mine.store == theirs.store {
+        let after = if ways.are_only_stored() {
+            Duration::ZERO
+        } else {
+            ways.stored_after
+        };
+        add(Target::Store, Way::Stored, after);
     }
     if punch && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {
         steps.extend(AGAIN.map(|again| Step {

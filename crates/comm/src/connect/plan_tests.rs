@@ -12,6 +12,7 @@ fn card(host: &str, local: &str, observed: &str, nat: Nat) -> Card {
         observed: observed.parse().unwrap(),
         nat,
         alike: 0,
+        store: None,
     }
 }
 
@@ -108,5 +109,37 @@ fn ways_that_are_not_wanted_are_not_tried() {
     for steps in both(&first, &second, &relay) {
         assert_eq!(steps.len(), 1);
         assert_eq!(steps[0].after, Duration::ZERO);
+    }
+}
+
+#[test]
+fn the_store_is_the_last_resort_unless_it_is_the_only_way_and_both_need_the_same() {
+    let first = Card {
+        store: Some("s3://bucket".into()),
+        ..card("a", "10.0.0.1:5", "10.0.0.1:5", Nat::None)
+    };
+    let second = Card {
+        host: "b".into(),
+        ..first.clone()
+    };
+    let last = Ways {
+        stored: true,
+        ..Ways::default()
+    };
+    for steps in both(&first, &second, &last) {
+        let others = steps.iter().filter(|step| step.way != Way::Stored);
+        let slowest = others.map(|step| step.after).max().unwrap();
+        assert!(soonest(&steps, Way::Stored).unwrap() > slowest, "{steps:?}");
+    }
+    for steps in both(&first, &second, &Ways::only_stored()) {
+        assert_eq!(steps.len(), 1);
+        assert_eq!(soonest(&steps, Way::Stored), Some(Duration::ZERO));
+    }
+    let elsewhere = Card {
+        store: Some("s3://another".into()),
+        ..second
+    };
+    for steps in both(&first, &elsewhere, &last) {
+        assert_eq!(soonest(&steps, Way::Stored), None);
     }
 }

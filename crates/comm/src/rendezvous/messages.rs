@@ -100,6 +100,9 @@ pub struct Card {
     /// [`crate::JoinOptions::alike`].
     #[serde(default)]
     pub alike: u64,
+    /// Its store, and whether all goes through it, as text that ranks with the same have in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 impl Card {

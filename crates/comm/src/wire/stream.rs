@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use mayfly_fabric::stream::wire::Wire;
 use mayfly_protocol::error::{Code, Failure};
@@ -18,6 +19,8 @@ use crate::book::{Book, Match, RequestId, State, truncated};
 
 /// Sent without an offer.
 const EAGER_BYTES: usize = 64 << 10;
+/// The same through a store, where an offer and its answer take the time of some megabytes.
+const STORED_EAGER_BYTES: usize = 4 << 20;
 /// Sent without a request, as almost any socket takes so much at once.
 const IMMEDIATE_BYTES: usize = 16 << 10;
 /// Received at a time while no long message is under way.
@@ -56,6 +59,8 @@ pub struct StreamLink {
     peer: u32,
     /// Whether the other rank is on this host.
     near: bool,
+    /// The longest message that is sent without an offer.
+    eager: usize,
     wire: Wire,
     buffer: Vec<u8>,
     start: usize,
@@ -71,13 +76,8 @@ pub struct StreamLink {
 }
 
 impl StreamLink {
+    /// Over TCP, in clear or through a session.
     pub fn new(peer: u32, socket: TcpStream, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::new(
-                Code::Unreachable,
-                format!("preparing the connection to rank {peer} failed: {error}"),
-            )
-        };
         let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
         if near {
@@ -85,14 +85,35 @@ impl StreamLink {
             // knows better; a system that does not allow so much gives what it does.
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, NEAR_WINDOW_BYTES);
         }
+        Self::over(peer, socket, session, near, EAGER_BYTES)
+    }
+
+    /// Over a socket whose bytes go through a store.
+    pub fn stored(peer: u32, socket: UnixStream, session: Box<rustls::Connection>) -> Result<Self, Failure> {
+        Self::over(peer, socket.into(), Some(session), false, STORED_EAGER_BYTES)
+    }
+
+    fn over(
+        peer: u32,
+        socket: OwnedFd,
+        session: Option<Box<rustls::Connection>>,
+        near: bool,
+        eager: usize,
+    ) -> Result<Self, Failure> {
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
             None => Wire::plain(socket),
-        }
-        .map_err(failed)?;
+        };
+        let wire = wire.map_err(|error| {
+            Failure::new(
+                Code::Unreachable,
+                format!("preparing the connection to rank {peer} failed: {error}"),
+            )
+        })?;
         Ok(Self {
             peer,
             near,
+            eager,
             wire,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
@@ -107,7 +128,7 @@ impl StreamLink {
     }
 
     pub fn eager_bytes(&self) -> usize {
-        EAGER_BYTES
+        self.eager
     }
 
     pub fn immediate_bytes(&self) -> usize {
@@ -305,7 +326,7 @@ impl StreamLink {
         match envelope.kind {
             kind::EAGER => {
                 let length = envelope.length as usize;
-                if envelope.length > EAGER_BYTES as u64 {
+                if envelope.length > self.eager as u64 {
                     return Err(self.violation("a message longer than agreed"));
                 }
                 if !book.admits(self.peer, &envelope) {

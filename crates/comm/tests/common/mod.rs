@@ -90,6 +90,12 @@ pub fn send(road: &mut Road, bytes: &[u8]) {
             }
             Ok(())
         }),
+        Road::Stored { socket, session } => session.writer().write_all(bytes).and_then(|()| {
+            while session.wants_write() {
+                session.write_tls(socket)?;
+            }
+            Ok(())
+        }),
     };
     sent.expect("a road takes bytes");
 }
@@ -109,16 +115,16 @@ pub fn receive(road: &mut Road) -> Vec<u8> {
                 Some(session) => rustls_read(socket, session, &mut bytes),
             }
         }
+        Road::Stored { socket, session } => {
+            socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            rustls_read(socket, session, &mut bytes)
+        }
     };
     received.expect("bytes come");
     bytes
 }
 
-fn rustls_read(
-    socket: &mut std::net::TcpStream,
-    session: &mut rustls::Connection,
-    bytes: &mut [u8],
-) -> std::io::Result<()> {
+fn rustls_read(socket: &mut impl Read, session: &mut rustls::Connection, bytes: &mut [u8]) -> std::io::Result<()> {
     let mut had = 0;
     while had < bytes.len() {
         match session.reader().read(&mut bytes[had..]) {

@@ -1,0 +1,65 @@
+//! Object storage, for checkpoints and scripts that lie there.
+
+use bytes::Bytes;
+use mayfly_protocol::error::Failure;
+use mayfly_storage::{Blocking, Place};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::raise;
+
+/// Objects by name, in a bucket or a directory.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Objects {
+    place: Place,
+}
+
+impl Objects {
+    /// Each call opens the store for itself: calls are few, and what is open would not survive a fork.
+    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Blocking) -> Result<T, Failure> + Send) -> PyResult<T> {
+        py.detach(|| call(&Blocking::open(&self.place)?))
+            .map_err(|failure| raise(py, failure.code, &failure.message))
+    }
+}
+
+#[pymethods]
+impl Objects {
+    #[new]
+    fn new(py: Python<'_>, url: &str) -> PyResult<Self> {
+        let place = Place::parse(url).map_err(|failure| raise(py, failure.code, &failure.message))?;
+        Ok(Self { place })
+    }
+
+    /// Stores an object, whole or not at all.
+    fn put(&self, py: Python<'_>, name: &str, data: &[u8]) -> PyResult<()> {
+        let data = Bytes::copy_from_slice(data);
+        self.with(py, |objects| objects.put(name, data))
+    }
+
+    /// An object, or None.
+    fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = self.with(py, |objects| objects.get(name))?;
+        Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    /// The names of all objects below a name, in order, without it.
+    fn list(&self, py: Python<'_>, under: &str) -> PyResult<Vec<String>> {
+        self.with(py, |objects| objects.list(under))
+    }
+
+    /// Deletes all objects below a name.
+    fn clear(&self, py: Python<'_>, under: &str) -> PyResult<()> {
+        self.with(py, |objects| objects.clear(under))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<mayfly._native.Objects in {}>", self.place)
+    }
+}
+
+/// Deletes what the ranks of a group have left in a store.
+#[pyfunction]
+pub fn clear_store(py: Python<'_>, url: &str, group: &str) -> PyResult<()> {
+    py.detach(|| mayfly_comm::stored::clear(&Place::parse(url)?, group))
+        .map_err(|failure| raise(py, failure.code, &failure.message))
+}

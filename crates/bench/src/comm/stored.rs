@@ -1,0 +1,301 @@
+//! What ranks exchange through a store, beside what they exchange directly in the same run, and what the model of costs says of both.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use mayfly_comm::connect::plan::Ways;
+use mayfly_comm::cost::{self, Measured, Prediction, Prices};
+use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use mayfly_comm::table::Table as Algorithms;
+use mayfly_comm::{Channel, Communicator, JoinOptions, Joined, Options, join};
+use mayfly_storage::{Kind, Place};
+use serde::Serialize;
+
+use super::{Op, Pace, Result, complete, failed, forked, measure, median};
+use crate::error::Error;
+use crate::table::Table;
+
+/// Messages that the model's latency and bandwidth come from.
+const PROBES: [usize; 2] = [8, 16 << 20];
+/// Fewer than directly: each operation takes its milliseconds, some of which are paid for.
+const PACE: Pace = Pace {
+    blocks: 3,
+    bytes: 16 << 20,
+    most_operations: 20,
+};
+/// Until all ranks are connected, and one operation is done.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two looks at a store that is looked at.
+const S3_LOOK_S: f64 = 4e-3;
+const FILE_LOOK_S: f64 = 2e-4;
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What ranks do.
+    pub op: Op,
+    /// How many there are.
+    pub ranks: usize,
+    /// What they exchange through.
+    pub place: Place,
+    /// Rounds, in each of which both are measured.
+    pub rounds: usize,
+    /// Bytes of each message, or of each rank's part.
+    pub sizes: Vec<usize>,
+    /// What things cost, if that was said.
+    pub prices: Option<Prices>,
+}
+
+/// One way of exchanging, for one size.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Way {
+    /// Measured, in microseconds: the median over the rounds.
+    pub us: f64,
+    /// What the model says.
+    pub predicted_us: f64,
+    /// Objects that are stored for one operation, and times that one is looked for, as the model has it.
+    pub puts: f64,
+    /// See `puts`.
+    pub gets: f64,
+    /// What the model says that one operation costs; none without prices.
+    pub price: Option<f64>,
+}
+
+/// Both, for one size.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Row {
+    /// Bytes.
+    pub bytes: usize,
+    /// Through the store.
+    pub stored: Way,
+    /// Directly, over TCP.
+    pub direct: Way,
+    /// The store's time over the direct one.
+    pub ratio: f64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// What ranks did.
+    pub op: &'static str,
+    /// How many there were.
+    pub ranks: usize,
+    /// `s3`, `redis` or `file`.
+    pub transport: &'static str,
+    /// The store, without what is secret in its URL.
+    pub store: String,
+    /// What the model knows of the store.
+    pub stored: Measured,
+    /// What it knows of TCP.
+    pub direct: Measured,
+    /// What things cost.
+    pub prices: Option<Prices>,
+    /// One for each size.
+    pub rows: Vec<Row>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!(
+            "{} of {} ranks through {}, microseconds, beside TCP in the same run",
+            self.op, self.ranks, self.store
+        );
+        let columns = [
+            "bytes",
+            "stored",
+            "predicted",
+            "price",
+            "direct",
+            "predicted",
+            "price",
+            "ratio",
+        ];
+        let mut table = Table::new(&title, &columns);
+        let way = |way: &Way| {
+            let price = way.price.map_or("-".into(), |price| format!("{price:.3e}"));
+            [format!("{:.1}", way.us), format!("{:.1}", way.predicted_us), price]
+        };
+        for row in &self.rows {
+            let ([a, b, c], [d, e, g]) = (way(&row.stored), way(&row.direct));
+            table.row([row.bytes.to_string(), a, b, c, d, e, g, format!("{:.1}", row.ratio)]);
+        }
+        writeln!(f, "{table}")?;
+        for (name, known) in [("stored", self.stored), ("direct", self.direct)] {
+            let (us, rate) = (known.latency_s * 1e6, known.bytes_per_s / 1e6);
+            writeln!(
+                f,
+                "{name}: {us:.1} us for an empty message, {rate:.1} MB/s for a long one"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn model(op: Op) -> cost::Operation {
+    match op {
+        Op::Pingpong => cost::Operation::Pingpong,
+        Op::Bcast => cost::Operation::Bcast,
+        Op::Allreduce => cost::Operation::Allreduce,
+        Op::Alltoall => cost::Operation::Alltoall,
+        Op::Allgather => cost::Operation::Allgather,
+        Op::Barrier => cost::Operation::Barrier,
+    }
+}
+
+/// A rendezvous in a process of its own, since this one is to have one thread.
+struct Meeting {
+    address: String,
+    /// It ends with this.
+    ends: UnixStream,
+    child: libc::pid_t,
+}
+
+impl Meeting {
+    fn start() -> Result<Self> {
+        let (near, mut far) = UnixStream::pair().map_err(Error::os("make a pair of sockets"))?;
+        // SAFETY: this program has one thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(near);
+            let served = Server::start(ServeOptions::default());
+            let told = served.as_ref().map(|server| server.addresses()[0].to_string());
+            let _ = far.write_all(told.unwrap_or_else(|failure| failure.message.clone()).as_bytes());
+            let _ = far.shutdown(std::net::Shutdown::Write);
+            let _ = far.read(&mut [0]);
+            drop(served);
+            std::process::exit(0);
+        }
+        drop(far);
+        let mut address = String::new();
+        (&near)
+            .read_to_string(&mut address)
+            .map_err(Error::os("start a rendezvous"))?;
+        Ok(Self {
+            address,
+            ends: near,
+            child,
+        })
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let _ = self.ends.shutdown(std::net::Shutdown::Both);
+        // SAFETY: a child of ours, waited for once.
+        unsafe { libc::waitpid(self.child, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// One round over one channel, in microseconds for each size.
+fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], channel: Channel) -> Result<Vec<f64>> {
+    let found = forked(ranks, |rank| {
+        let options = JoinOptions {
+            rank: Some(rank as u32),
+            store: (channel == Channel::Stored).then(|| plan.place.clone()),
+            channel,
+            // Over the loopback rather than memory, which no two hosts share.
+            ways: Ways {
+                local: false,
+                ..Ways::default()
+            },
+            patience: PATIENCE,
+            ..JoinOptions::new(
+                &meeting.address,
+                "bench",
+                b"nobody else is there".to_vec(),
+                ranks as u32,
+            )
+        };
+        let Joined {
+            rank,
+            size,
+            roads,
+            lost,
+            membership,
+            ..
+        } = join(&options).map_err(failed)?;
+        let usual = match channel {
+            Channel::Direct => Options::default(),
+            Channel::Stored => Options::stored(),
+        };
+        let options = Options {
+            deadline: PATIENCE,
+            ..usual
+        };
+        let communicator = Communicator::form(rank, size, roads, lost, options).map_err(failed)?;
+        let results = measure(op, sizes, PACE, &communicator)?;
+        drop(communicator);
+        drop(membership);
+        Ok(results)
+    })?;
+    complete(found, sizes.len())
+}
+
+/// Latency and bandwidth from a short and a long message there and back.
+fn measured(probes: &[Vec<f64>], look_s: Option<f64>, stored: bool) -> Measured {
+    let one_way = |at| median(probes, at) / 2e6;
+    let latency_s = one_way(0);
+    Measured {
+        latency_s,
+        bytes_per_s: PROBES[1] as f64 / (one_way(1) - latency_s).max(1e-9),
+        look_s,
+        stored,
+    }
+}
+
+/// Measures both in turns. The program must have one thread: ranks are forked off.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let meeting = Meeting::start()?;
+    let channels = [Channel::Stored, Channel::Direct];
+    let (mut probes, mut rounds) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for _ in 0..plan.rounds.max(1) {
+        for (at, channel) in channels.into_iter().enumerate() {
+            probes[at].push(round(&meeting, plan, Op::Pingpong, 2, &PROBES, channel)?);
+            rounds[at].push(round(&meeting, plan, plan.op, plan.ranks, &plan.sizes, channel)?);
+        }
+    }
+    let look_s = match plan.place.kind() {
+        Kind::S3 => Some(S3_LOOK_S),
+        Kind::File => Some(FILE_LOOK_S),
+        Kind::Redis => None,
+    };
+    let (stored, direct) = (measured(&probes[0], look_s, true), measured(&probes[1], None, false));
+    let prices = plan.prices.unwrap_or_default();
+    let way = |us: f64, bytes: usize, known: &Measured, table: Algorithms| {
+        let Prediction {
+            seconds,
+            puts,
+            gets,
+            price,
+        } = cost::predict(model(plan.op), plan.ranks as u32, bytes as u64, &table, known, &prices);
+        Way {
+            us,
+            predicted_us: seconds * 1e6,
+            puts,
+            gets,
+            price: plan.prices.map(|_| price),
+        }
+    };
+    let row = |(at, bytes): (usize, &usize)| {
+        let [through, beside] = [median(&rounds[0], at), median(&rounds[1], at)];
+        Row {
+            bytes: *bytes,
+            stored: way(through, *bytes, &stored, Algorithms::stored()),
+            direct: way(beside, *bytes, &direct, Algorithms::default()),
+            ratio: through / beside,
+        }
+    };
+    Ok(Report {
+        op: plan.op.name(),
+        ranks: plan.ranks,
+        transport: plan.place.kind().name(),
+        store: plan.place.to_string(),
+        stored,
+        direct,
+        prices: plan.prices,
+        rows: plan.sizes.iter().enumerate().map(row).collect(),
+    })
+}

@@ -1,0 +1,68 @@
+//! What stands before the bytes of each object.
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 24;
+const MAGIC: [u8; 4] = *b"MFST";
+const VERSION: u8 = 1;
+const LAST: u8 = 1;
+
+/// A header. It is neither secret nor signed: who changes one can end a road, and change nothing that passes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// The object's number in its lane, from 0.
+    pub number: u64,
+    /// Bytes of the opposite lane that its writer has read.
+    pub read: u64,
+    /// Whether it is the lane's last.
+    pub last: bool,
+}
+
+impl Header {
+    /// As it is stored.
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = if self.last { LAST } else { 0 };
+        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.read.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what somebody stored; `None` unless it begins exactly as [`Self::to_bytes`] writes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let header = Self {
+            number: word(8),
+            read: word(16),
+            last: bytes[5] == LAST,
+        };
+        (header.to_bytes() == *bytes).then_some(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_what_was_written_and_nothing_else(number: u64, read: u64, last: bool, at in 0..HEADER_BYTES, with: u8) {
+            let header = Header { number, read, last };
+            let mut stored = header.to_bytes().to_vec();
+            stored.push(7);
+            prop_assert_eq!(Header::from_bytes(&stored), Some(header));
+            stored[at] = with;
+            if let Some(found) = Header::from_bytes(&stored) {
+                prop_assert_eq!(&found.to_bytes()[..], &stored[..HEADER_BYTES]);
+            }
+            prop_assert_eq!(Header::from_bytes(&stored[..HEADER_BYTES - 1]), None);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The two lanes of a pair of ranks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::StreamExt;
+use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use mayfly_protocol::error::Failure;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{ReadHalf, WriteHalf};
+use tokio::sync::mpsc::{Receiver, UnboundedReceiver, channel};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::frame::{HEADER_BYTES, Header};
+use super::mailbox::{Lane, Mailbox};
+use super::pump::Arrival;
+use super::{OBJECT_BYTES, Shared, WINDOW};
+
+/// Bytes that are read before the other side is told of them.
+const TELL_EVERY: u64 = WINDOW / 4;
+/// Taken from the local socket at a time.
+const READ_BYTES: usize = 256 << 10;
+/// While objects are under way, one that is not full waits so long for more.
+const QUIET: Duration = Duration::from_millis(1);
+/// The longest pause between two looks for an object; and that share of the time in which nothing came before.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_SHARE: u32 = 4;
+/// How often a rank that leaves looks whether another is lost.
+const LOSS_PAUSE: Duration = Duration::from_millis(50);
+
+/// A pair of ranks, as one of them sees it.
+pub struct Pair {
+    shared: Arc<Shared>,
+    mailbox: Mailbox,
+    peer: u32,
+    /// Bytes of our lane that the other has read.
+    theirs: watch::Sender<u64>,
+    /// Bytes of our lane that were stored.
+    stored: AtomicU64,
+    /// Bytes of the other's lane that were read here, and how many of these it knows of.
+    ours: AtomicU64,
+    told: AtomicU64,
+    tell: Notify,
+    /// Whether the other's lane has ended.
+    ended: watch::Sender<bool>,
+    /// Something was stored, to which there may be an answer.
+    asked: Notify,
+}
+
+impl Pair {
+    pub fn new(shared: Arc<Shared>, mailbox: Mailbox, peer: u32) -> Self {
+        Self {
+            shared,
+            mailbox,
+            peer,
+            theirs: watch::Sender::new(0),
+            stored: AtomicU64::new(0),
+            ours: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            tell: Notify::new(),
+            ended: watch::Sender::new(false),
+            asked: Notify::new(),
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        Lane {
+            from: self.shared.rank,
+            to: self.peer,
+        }
+    }
+
+    fn opposite(&self) -> Lane {
+        Lane {
+            from: self.peer,
+            to: self.shared.rank,
+        }
+    }
+
+    /// Something in the other's lane was not stored by a rank of the group: nothing of it is read any more, and the other is told so by
+    /// the end of ours.
+    async fn refuse(&self, number: u64, mut writing: WriteHalf<'_>) -> Result<Read, Trouble> {
+        let lane = self.mailbox.name(self.opposite());
+        let reason = format!("object {number} of {lane} in the store is not what that rank stored");
+        self.shared.broke(self.peer, &reason);
+        // That it is closed already is as well.
+        let _ = writing.shutdown().await;
+        self.ended.send_replace(true);
+        Ok(Read::Refused)
+    }
+
+    /// An object of our lane, with its header in the place that was left for it.
+    fn complete(&self, number: u64, last: bool, mut object: BytesMut) -> Bytes {
+        let read = self.ours.load(Ordering::Acquire);
+        self.told.store(read, Ordering::Release);
+        object[..HEADER_BYTES].copy_from_slice(&Header { number, read, last }.to_bytes());
+        object.freeze()
+    }
+
+    fn owes_word(&self) -> bool {
+        self.ours.load(Ordering::Acquire) - self.told.load(Ordering::Acquire) >= TELL_EVERY
+    }
+}
+
+/// What ends a pair before its time.
+enum Trouble {
+    /// Nothing passes the store any more.
+    Store(Failure),
+    /// The other rank is lost.
+    Lost,
+    /// The way was given up for another before it became a road.
+    Abandoned,
+}
+
+/// How reading a lane ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Read {
+    ToItsEnd,
+    Refused,
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Self::Store(failure)
+    }
+}
+
+/// Carries the bytes of a socket, until both lanes have ended. An error is the store's.
+pub async fn serve(
+    pair: Arc<Pair>,
+    mut socket: UnixStream,
+    arrivals: Option<UnboundedReceiver<Arrival>>,
+    mut leaving: watch::Receiver<bool>,
+) -> Result<(), Failure> {
+    // The socket stays open until it is known why it closes.
+    let (reading, writing) = socket.split();
+    let both = async {
+        let sent = send(&pair, reading);
+        match arrivals {
+            Some(arrivals) => {
+                tokio::try_join!(sent, receive(&pair, writing, Source::Told(arrivals))).map(|((), read)| read)
+            }
+            None => {
+                let (found, finds) = channel(pair.mailbox.at_once());
+                let looked = look(&pair, found);
+                tokio::try_join!(sent, looked, receive(&pair, writing, Source::Found(finds))).map(|((), (), read)| read)
+            }
+        }
+    };
+    let ended = tokio::select! {
+        ended = both => ended,
+        () = lost(&pair, leaving.clone()) => Err(Trouble::Lost),
+    };
+    match ended {
+        Ok(Read::ToItsEnd) => pair.mailbox.forget(pair.opposite()).await,
+        Ok(Read::Refused) => {
+            // The other may still read, and answer.
+            over(&mut leaving).await;
+            pair.mailbox.clear(pair.lane()).await?;
+            pair.mailbox.clear(pair.opposite()).await
+        }
+        Err(Trouble::Store(failure)) => {
+            pair.shared.fail(&failure);
+            Err(failure)
+        }
+        Err(Trouble::Abandoned) => pair.mailbox.clear(pair.lane()).await,
+        Err(Trouble::Lost) => {
+            pair.mailbox.clear(pair.lane()).await?;
+            pair.mailbox.clear(pair.opposite()).await
+        }
+    }
+}
+
+/// Waits until the other rank is lost; while this one has not left, its road tells what it needs.
+async fn lost(pair: &Pair, mut leaving: watch::Receiver<bool>) {
+    over(&mut leaving).await;
+    while pair.shared.lost.check(pair.peer).is_ok() {
+        sleep(LOSS_PAUSE).await;
+    }
+}
+
+/// Stores what comes out of the socket, until it ends.
+async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
+    let (mailbox, lane) = (&pair.mailbox, pair.lane());
+    let empty = || BytesMut::zeroed(HEADER_BYTES);
+    let (mut object, mut number, mut bytes) = (empty(), 0, 0u64);
+    let mut under_way = FuturesUnordered::new();
+    let (mut theirs, mut ended) = (pair.theirs.subscribe(), pair.ended.subscribe());
+    let (mut open, mut quiet) = (true, false);
+    loop {
+        let over = *ended.borrow_and_update();
+        if over {
+            // Nobody reads it there.
+            (open, object) = (false, empty());
+        }
+        let have = (object.len() - HEADER_BYTES) as u64;
+        let room = bytes - *theirs.borrow_and_update() + have <= WINDOW;
+        let free = under_way.len() < mailbox.at_once();
+        let due = have > 0 && room && (have as usize >= OBJECT_BYTES || under_way.is_empty() || quiet || !open);
+        if free && (due || pair.owes_word()) {
+            let whole = if room {
+                std::mem::replace(&mut object, empty())
+            } else {
+                empty()
+            };
+            bytes += (whole.len() - HEADER_BYTES) as u64;
+            pair.stored.store(bytes, Ordering::Release);
+            under_way.push(mailbox.put(lane, number, pair.complete(number, false, whole)));
+            (number, quiet) = (number + 1, false);
+            continue;
+        }
+        if !open && have == 0 && under_way.is_empty() {
+            break;
+        }
+        tokio::select! {
+            Some(put) = under_way.next() => {
+                put?;
+                pair.asked.notify_one();
+            }
+            read = take(&mut reading, &mut object), if open && (have as usize) < OBJECT_BYTES => {
+                quiet = false;
+                open = read;
+                if !open && !pair.shared.is_kept(pair.peer) {
+                    return Err(Trouble::Abandoned);
+                }
+            }
+            _ = theirs.changed() => {}
+            _ = ended.changed(), if !over => {}
+            () = pair.tell.notified() => {}
+            () = sleep(QUIET), if have > 0 && free && !quiet => quiet = true,
+        }
+    }
+    drop(under_way);
+    mailbox.put(lane, number, pair.complete(number, true, empty())).await?;
+    pair.asked.notify_one();
+    Ok(())
+}
+
+/// Whether there is more to come. That the socket broke is the same as its end: the other end is this process' own.
+async fn take(reading: &mut ReadHalf<'_>, object: &mut BytesMut) -> bool {
+    object.reserve(READ_BYTES);
+    let mut room = object.limit(READ_BYTES);
+    reading.read_buf(&mut room).await.is_ok_and(|count| count > 0)
+}
+
+/// Where the objects of the other's lane come from.
+enum Source {
+    Told(UnboundedReceiver<Arrival>),
+    Found(Receiver<Arrival>),
+}
+
+impl Source {
+    async fn next(&mut self) -> Option<Arrival> {
+        match self {
+            Self::Told(told) => told.recv().await,
+            Self::Found(found) => found.recv().await,
+        }
+    }
+}
+
+/// Hands what was stored to the socket, and deletes it, until the other's lane ends.
+async fn receive(pair: &Pair, mut writing: WriteHalf<'_>, mut source: Source) -> Result<Read, Trouble> {
+    let mut wanted = true;
+    let mut deletions = JoinSet::new();
+    for expected in 0.. {
+        // Reading ends with a failure, of which the others tell.
+        let Some((number, object)) = source.next().await else {
+            return std::future::pending().await;
+        };
+        let header = Header::from_bytes(&object).filter(|header| header.number == expected && number == expected);
+        let sound = |header: &Header| header.read <= pair.stored.load(Ordering::Acquire) && object.len() <= MOST_BYTES;
+        let Some(header) = header.filter(sound) else {
+            return pair.refuse(expected, writing).await;
+        };
+        pair.theirs
+            .send_if_modified(|theirs| std::mem::replace(theirs, header.read.max(*theirs)) != *theirs);
+        let bytes = object.slice(HEADER_BYTES..);
+        // Where nobody reads any more, what still comes is deleted all the same.
+        wanted = wanted && writing.write_all(&bytes).await.is_ok();
+        pair.ours.fetch_add(bytes.len() as u64, Ordering::AcqRel);
+        if pair.owes_word() {
+            pair.tell.notify_one();
+        }
+        let (mailbox, lane) = (pair.mailbox.clone(), pair.opposite());
+        deletions.spawn(async move { mailbox.delete(lane, number).await });
+        while let Some(deleted) = deletions.try_join_next() {
+            deleted.unwrap_or(Ok(()))?;
+        }
+        if header.last {
+            break;
+        }
+    }
+    // That it is closed already is as well.
+    let _ = writing.shutdown().await;
+    pair.ended.send_replace(true);
+    while let Some(deleted) = deletions.join_next().await {
+        deleted.unwrap_or(Ok(()))?;
+    }
+    Ok(Read::ToItsEnd)
+}
+
+/// No object of ours is larger.
+const MOST_BYTES: usize = HEADER_BYTES + OBJECT_BYTES + READ_BYTES;
+
+/// Waits until what is watched is so; whoever tells lives longer than who waits.
+async fn over(ended: &mut watch::Receiver<bool>) {
+    let _ = ended.wait_for(|ended| *ended).await;
+}
+
+/// Looks for the objects of the other's lane, one after the other; several at a time where the last was a large one.
+async fn look(pair: &Pair, found: tokio::sync::mpsc::Sender<Arrival>) -> Result<(), Trouble> {
+    let (mailbox, lane) = (&pair.mailbox, pair.opposite());
+    let (mut next, mut ahead, mut wanted) = (0, 0, 1);
+    let mut looks = FuturesOrdered::new();
+    let mut since = Instant::now();
+    let mut ended = pair.ended.subscribe();
+    loop {
+        while looks.len() < wanted {
+            looks.push_back(mailbox.get(lane, ahead));
+            ahead += 1;
+        }
+        let object = tokio::select! {
+            object = looks.next() => object.unwrap_or(Ok(None))?,
+            () = over(&mut ended) => return Ok(()),
+        };
+        if let Some(object) = object {
+            wanted = if object.len() >= OBJECT_BYTES {
+                (wanted * 2).min(mailbox.at_once())
+            } else {
+                1
+            };
+            // Whoever received them has seen the last.
+            if found.send((next, object)).await.is_err() {
+                return Ok(());
+            }
+            (next, since) = (next + 1, Instant::now());
+            continue;
+        }
+        looks = FuturesOrdered::new();
+        (ahead, wanted) = (next, 1);
+        let pause = (since.elapsed() / PAUSE_SHARE).clamp(mailbox.pause(), LONGEST_PAUSE);
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = pair.asked.notified() => since = Instant::now(),
+            () = over(&mut ended) => return Ok(()),
+        }
+    }
+}

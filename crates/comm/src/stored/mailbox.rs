@@ -1,0 +1,138 @@
+//! Lanes in a store, whatever it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mayfly_protocol::error::Failure;
+use mayfly_storage::{Kind, Objects, Place, Streams};
+
+/// Between two looks for an object that is not there, at least: about what the store takes to answer.
+const S3_PAUSE: Duration = Duration::from_millis(4);
+const FILE_PAUSE: Duration = Duration::from_micros(200);
+/// Objects of a lane that are stored, or read, at the same time. Redis stores one after the other by itself.
+const S3_AT_ONCE: usize = 8;
+const FILE_AT_ONCE: usize = 2;
+
+/// From whom to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lane {
+    pub from: u32,
+    pub to: u32,
+}
+
+/// A run's part of a store.
+#[derive(Debug, Clone)]
+pub struct Mailbox {
+    run: Arc<str>,
+    store: Store,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    Objects(Objects),
+    Streams(Arc<Streams>),
+}
+
+impl Mailbox {
+    /// Opens it; the store is not asked yet.
+    pub fn open(place: &Place, run: String) -> Result<Self, Failure> {
+        let store = match place.kind() {
+            Kind::Redis => Store::Streams(Arc::new(Streams::open(place)?)),
+            Kind::S3 | Kind::File => Store::Objects(Objects::open(place)?),
+        };
+        Ok(Self { run: run.into(), store })
+    }
+
+    /// The lane's name in the store.
+    pub fn name(&self, lane: Lane) -> String {
+        format!("{}/{}-{}", self.run, lane.from, lane.to)
+    }
+
+    fn object(&self, lane: Lane, number: u64) -> String {
+        format!("{}/{number}", self.name(lane))
+    }
+
+    /// The store's entries, if it tells of them by itself.
+    pub fn streams(&self) -> Option<&Streams> {
+        match &self.store {
+            Store::Streams(streams) => Some(streams),
+            Store::Objects(_) => None,
+        }
+    }
+
+    /// How many objects of a lane are under way at a time.
+    pub fn at_once(&self) -> usize {
+        match &self.store {
+            Store::Streams(_) => 1,
+            Store::Objects(objects) => match objects.place().kind() {
+                Kind::File => FILE_AT_ONCE,
+                _ => S3_AT_ONCE,
+            },
+        }
+    }
+
+    /// The shortest pause between two looks.
+    pub fn pause(&self) -> Duration {
+        match &self.store {
+            Store::Objects(objects) if objects.place().kind() == Kind::S3 => S3_PAUSE,
+            _ => FILE_PAUSE,
+        }
+    }
+
+    /// Stores an object.
+    pub async fn put(&self, lane: Lane, number: u64, bytes: Bytes) -> Result<(), Failure> {
+        match &self.store {
+            Store::Objects(objects) => objects.put(&self.object(lane, number), bytes).await,
+            Store::Streams(streams) => streams.append(&self.name(lane), number, &bytes).await,
+        }
+    }
+
+    /// An object, if it is there. Of streams, which are read otherwise, it is none.
+    pub async fn get(&self, lane: Lane, number: u64) -> Result<Option<Bytes>, Failure> {
+        match &self.store {
+            Store::Objects(objects) => objects.get(&self.object(lane, number)).await,
+            Store::Streams(_) => Ok(None),
+        }
+    }
+
+    /// Deletes an object.
+    pub async fn delete(&self, lane: Lane, number: u64) -> Result<(), Failure> {
+        match &self.store {
+            Store::Objects(objects) => objects.delete(&self.object(lane, number)).await,
+            Store::Streams(streams) => streams.remove(&self.name(lane), number).await,
+        }
+    }
+
+    /// Deletes all of a lane.
+    pub async fn clear(&self, lane: Lane) -> Result<(), Failure> {
+        match &self.store {
+            Store::Objects(objects) => objects.clear(&self.name(lane)).await,
+            Store::Streams(streams) => streams.drop_stream(&self.name(lane)).await,
+        }
+    }
+
+    /// Deletes what the last object of a lane leaves when it is deleted like the others.
+    pub async fn forget(&self, lane: Lane) -> Result<(), Failure> {
+        match &self.store {
+            Store::Objects(_) => Ok(()),
+            Store::Streams(streams) => streams.drop_stream(&self.name(lane)).await,
+        }
+    }
+}
+
+/// Deletes what the runs of a group have left in a store, which is nothing unless all their ranks ended by force.
+pub fn clear(place: &Place, group: &str) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        let text = format!("no runtime for the store {place}: {error}");
+        Failure::new(mayfly_protocol::error::Code::Internal, text)
+    })?;
+    let stem = super::stem(group);
+    runtime.block_on(async {
+        match place.kind() {
+            Kind::Redis => Streams::open(place)?.clear(&format!("{stem}/")).await,
+            Kind::S3 | Kind::File => Objects::open(place)?.clear(&stem).await,
+        }
+    })
+}

@@ -1,0 +1,156 @@
+//! The thread that moves bytes between the local sockets of a rank's roads and the store.
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_storage::Place;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::lane::{self, Pair};
+use super::mailbox::{Lane, Mailbox};
+use super::{GRACE, Shared};
+
+/// What the pump is told.
+#[derive(Debug)]
+pub enum Command {
+    /// To carry the bytes of a socket to and from that rank.
+    Road { peer: u32, socket: UnixStream },
+    /// To end when all that was sent is stored and the other ranks' lanes have ended.
+    Leave,
+}
+
+/// An object of some lane: its number, and what it holds.
+pub type Arrival = (u64, Bytes);
+
+/// Runs until the rank leaves or the store fails.
+pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands: UnboundedReceiver<Command>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let text = format!("no runtime for the store {place}: {error}");
+            return shared.fail(&Failure::new(Code::Internal, text));
+        }
+    };
+    runtime.block_on(async {
+        let mut pairs = JoinSet::new();
+        if let Err(failure) = serve(shared, place, run, size, commands, &mut pairs).await {
+            // Said before the sockets close, which wakes whoever asks for it.
+            shared.fail(&failure);
+        }
+    });
+    // A file system that hangs holds a thread of the runtime, which nobody waits for.
+    runtime.shutdown_background();
+}
+
+async fn serve(
+    shared: &Arc<Shared>,
+    place: &Place,
+    run: String,
+    size: u32,
+    mut commands: UnboundedReceiver<Command>,
+    pairs: &mut JoinSet<Result<(), Failure>>,
+) -> Result<(), Failure> {
+    let mailbox = Mailbox::open(place, run)?;
+    let (leave, leaving) = watch::channel(false);
+    let mut told = Told::new(shared.rank, size, &mailbox)?;
+    loop {
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Road { peer, socket }) => {
+                    let socket = tokio::net::UnixStream::from_std(socket).map_err(|error| {
+                        Failure::new(Code::Internal, format!("a socket for what is stored: {error}"))
+                    })?;
+                    let pair = Arc::new(Pair::new(shared.clone(), mailbox.clone(), peer));
+                    let arrivals = told.arrivals(peer);
+                    pairs.spawn(lane::serve(pair, socket, arrivals, leaving.clone()));
+                }
+                Some(Command::Leave) | None => break,
+            },
+            Some(ended) = pairs.join_next() => sound(ended)?,
+            failure = told.failed() => return Err(failure),
+        }
+    }
+    leave.send_replace(true);
+    let finish = async {
+        while let Some(ended) = pairs.join_next().await {
+            sound(ended)?;
+        }
+        Ok(())
+    };
+    // Who is not there any more is given up; what is left of it goes with the others, or with whoever started them.
+    tokio::select! {
+        finished = timeout(GRACE + Duration::from_secs(1), finish) => finished.unwrap_or(Ok(())),
+        failure = told.failed() => Err(failure),
+    }
+}
+
+fn sound(ended: Result<Result<(), Failure>, tokio::task::JoinError>) -> Result<(), Failure> {
+    ended.unwrap_or_else(|error| {
+        let text = format!("what moves a road's bytes ended: {error}; report this");
+        Err(Failure::new(Code::Internal, text))
+    })
+}
+
+/// What a store that tells of its entries by itself tells, for each rank.
+struct Told {
+    waiting: HashMap<u32, UnboundedReceiver<Arrival>>,
+    reading: JoinSet<Failure>,
+}
+
+impl Told {
+    /// Reads the lanes of all ranks from the beginning: one connection serves all, and has to know them when it asks.
+    fn new(rank: u32, size: u32, mailbox: &Mailbox) -> Result<Self, Failure> {
+        let (mut waiting, mut reading) = (HashMap::new(), JoinSet::new());
+        if let Some(streams) = mailbox.streams() {
+            let peers: Vec<u32> = (0..size).filter(|peer| *peer != rank).collect();
+            let names = peers.iter().map(|peer| mailbox.name(Lane { from: *peer, to: rank }));
+            let mut reader = streams.read(names.collect())?;
+            let mut senders: Vec<UnboundedSender<Arrival>> = Vec::new();
+            for peer in peers {
+                // Bounded by the lane's window.
+                let (sender, receiver) = unbounded_channel();
+                senders.push(sender);
+                waiting.insert(peer, receiver);
+            }
+            reading.spawn(async move {
+                loop {
+                    match reader.next().await {
+                        Ok(entries) => {
+                            for entry in entries {
+                                // One that nobody wants belongs to a way that was given up.
+                                let _ = senders[entry.stream].send((entry.number, entry.bytes));
+                            }
+                        }
+                        Err(failure) => return failure,
+                    }
+                }
+            });
+        }
+        Ok(Self { waiting, reading })
+    }
+
+    /// Of this rank's lane; none where objects are to be looked for.
+    fn arrivals(&mut self, peer: u32) -> Option<UnboundedReceiver<Arrival>> {
+        self.waiting.remove(&peer)
+    }
+
+    /// Waits for the end of reading, which is a failure.
+    async fn failed(&mut self) -> Failure {
+        match self.reading.join_next().await {
+            Some(Ok(failure)) => failure,
+            Some(Err(error)) => Failure::new(
+                Code::Internal,
+                format!("what reads a store ended: {error}; report this"),
+            ),
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Ranks that exchange through a store: a directory here; tests/test_stores.py has servers.
+
+mod common;
+#[path = "common/here.rs"]
+mod here;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, exchange, vias};
+use here::{join_all, options, server, world};
+use mayfly_comm::connect::Trust;
+use mayfly_comm::connect::plan::Ways;
+use mayfly_comm::rendezvous::server::Server;
+use mayfly_comm::road::Via;
+use mayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options};
+use mayfly_protocol::error::Code;
+use mayfly_storage::Place;
+use tempfile::{TempDir, tempdir};
+
+fn place(directory: &Path) -> Place {
+    Place::parse(&format!("file://{}", directory.display())).unwrap()
+}
+
+fn stored(server: &Server, name: &str, size: u32, directory: &Path) -> JoinOptions {
+    JoinOptions {
+        store: Some(place(directory)),
+        channel: Channel::Stored,
+        ..options(server, name, size)
+    }
+}
+
+/// All files below a directory.
+fn files(below: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(below).into_iter().flatten().flatten() {
+        match entry.path() {
+            directory if directory.is_dir() => found.extend(files(&directory)),
+            file => found.push(file),
+        }
+    }
+    found
+}
+
+/// The place of a run in a store.
+fn run_of(store: &TempDir, group: &str, ranks: &[Joined]) -> PathBuf {
+    store.path().join("mayfly").join(group).join(hex::encode(ranks[0].run))
+}
+
+/// Runs a function on all ranks, each in a thread.
+fn over<T: Send>(ranks: Vec<Joined>, run: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let work = |joined: Joined| {
+        let Joined {
+            rank,
+            size,
+            roads,
+            lost,
+            membership,
+            ..
+        } = joined;
+        let options = Options {
+            deadline: PATIENCE,
+            ..Options::stored()
+        };
+        let communicator = Communicator::form(rank, size, roads, lost, options).unwrap();
+        let result = run(&communicator);
+        drop(communicator);
+        drop(membership);
+        result
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|joined| scope.spawn(|| work(joined))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn all_of_a_run_passes_the_store_and_nothing_stays_there() {
+    let (server, store) = (server(), tempdir().unwrap());
+    for trust in [Trust::Nobody, Trust::Fabric] {
+        let options = JoinOptions {
+            trust,
+            ..stored(&server, "all", 4, store.path())
+        };
+        let mut ranks = world(&options);
+        assert!(vias(&ranks).iter().all(|(_, via)| *via == Via::Stored));
+        exchange(&mut ranks);
+        drop_together(ranks);
+        assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+    }
+}
+
+fn drop_together(ranks: Vec<Joined>) {
+    std::thread::scope(|scope| {
+        for joined in ranks {
+            scope.spawn(move || drop(joined));
+        }
+    });
+}
+
+#[test]
+fn collectives_and_messages_longer_than_the_window_arrive_whole() {
+    let (server, store) = (server(), tempdir().unwrap());
+    let ranks = world(&stored(&server, "whole", 3, store.path()));
+    over(ranks, |comm| {
+        let (me, size) = (comm.rank(), comm.size());
+        let own: Vec<u8> = (0..1000u32)
+            .flat_map(|at| (f64::from(at) * f64::from(me)).to_ne_bytes())
+            .collect();
+        let mut sum = vec![0; own.len()];
+        comm.allreduce(&own, &mut sum, Datatype::F64, &Operation::Sum).unwrap();
+        let expected: Vec<u8> = (0..1000u32)
+            .flat_map(|at| (f64::from(at) * 3.0).to_ne_bytes())
+            .collect();
+        assert_eq!(sum, expected);
+        // Both directions at once, past what may lie in the store.
+        let length = usize::try_from(mayfly_comm::stored::WINDOW).unwrap() + 12_345;
+        let out = vec![me as u8 + 1; length];
+        let mut into = vec![0; length];
+        let (next, before) = ((me + 1) % size, (me + size - 1) % size);
+        comm.sendrecv(&out, next, 5, &mut into, before, 5).unwrap();
+        assert!(into.iter().all(|byte| u32::from(*byte) == before + 1));
+        for count in 0..200u32 {
+            comm.send(&count.to_ne_bytes(), next, 6).unwrap();
+        }
+        for count in 0..200u32 {
+            let mut one = [0; 4];
+            comm.recv(&mut one, before, 6).unwrap();
+            assert_eq!(u32::from_ne_bytes(one), count);
+        }
+        comm.barrier().unwrap();
+    });
+    assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_store_is_the_last_resort_of_ranks_that_have_no_other_way() {
+    let (server, store) = (server(), tempdir().unwrap());
+    let options = JoinOptions {
+        store: Some(place(store.path())),
+        ways: Ways {
+            local: false,
+            direct: false,
+            punch: false,
+            relay: false,
+            stored_after: Duration::from_millis(100),
+            ..Ways::default()
+        },
+        ..options(&server, "last", 2)
+    };
+    let mut ranks = world(&options);
+    assert_eq!(vias(&ranks)[0].1, Via::Stored);
+    exchange(&mut ranks);
+    drop_together(ranks);
+    let options = JoinOptions {
+        ways: Ways::default(),
+        ..options
+    };
+    let ranks = world(&options);
+    assert_eq!(vias(&ranks)[0].1, Via::Local);
+    drop_together(ranks);
+    assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn who_leaves_early_is_missed_and_leaves_nothing_behind() {
+    let (server, store) = (server(), tempdir().unwrap());
+    let ranks = world(&stored(&server, "early", 2, store.path()));
+    over(ranks, |comm| {
+        if comm.rank() == 0 {
+            comm.send(b"last words", 1, 1).unwrap();
+            return;
+        }
+        let mut heard = [0; 10];
+        comm.recv(&mut heard, 0, 1).unwrap();
+        assert_eq!(&heard, b"last words");
+        let failure = comm.recv(&mut heard, 0, 1).unwrap_err();
+        assert_eq!(failure.code, Code::RankLost, "{failure}");
+    });
+    assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_named_at_once() {
+    let server = server();
+    let begun = Instant::now();
+    for outcome in join_all(&vec![stored(&server, "none", 2, Path::new("/nonexistent/store")); 2]) {
+        let failure = outcome.unwrap_err();
+        // The other may be told first that this one could not join.
+        assert!(matches!(failure.code, Code::NotFound | Code::RankLost), "{failure}");
+        assert!(failure.message.contains("file:///nonexistent/store"), "{failure}");
+    }
+    assert!(begun.elapsed() < PATIENCE / 4);
+}
+
+#[test]
+fn ranks_with_different_stores_are_told_which() {
+    let (server, one, other) = (server(), tempdir().unwrap(), tempdir().unwrap());
+    let options = [&one, &other].map(|directory| stored(&server, "different", 2, directory.path()));
+    for outcome in join_all(&options) {
+        let failure = outcome.unwrap_err();
+        assert!(matches!(failure.code, Code::Mismatch | Code::RankLost), "{failure}");
+        assert!(failure.message.contains(&place(one.path()).to_string()), "{failure}");
+        assert!(failure.message.contains(&place(other.path()).to_string()), "{failure}");
+    }
+}
+
+#[test]
+fn a_channel_without_its_store_is_refused() {
+    let server = server();
+    let options = JoinOptions {
+        channel: Channel::Stored,
+        ..options(&server, "without", 2)
+    };
+    let failure = mayfly_comm::join(&options).unwrap_err();
+    assert_eq!(failure.code, Code::InvalidRequest);
+    assert!(failure.message.contains("needs a store"), "{failure}");
+}
+
+/// What rank 1 hears when somebody else stores this, for each number, as rank 0's next objects.
+fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
+    let (server, store) = (server(), tempdir().unwrap());
+    let ranks = world(&stored(&server, name, 2, store.path()));
+    let lane = run_of(&store, name, &ranks).join("0-1");
+    let heard = over(ranks, |comm| {
+        if comm.rank() == 0 {
+            // Its own objects stay out of the way until the other has read the forged one.
+            let failure = comm.recv(&mut [0], 1, 1).unwrap_err();
+            assert_eq!(failure.code, Code::RankLost, "{failure}");
+            return String::new();
+        }
+        for number in 0..64 {
+            let temporary = store.path().join("forged");
+            std::fs::write(&temporary, forged(number)).unwrap();
+            // Directories that are empty go at any time.
+            while std::fs::rename(&temporary, lane.join(number.to_string())).is_err() {
+                std::fs::create_dir_all(&lane).unwrap();
+            }
+        }
+        let failure = comm.recv(&mut [0; 64], 0, 1).unwrap_err();
+        assert_eq!(failure.code, Code::RankLost, "{failure}");
+        failure.message
+    });
+    heard.concat()
+}
+
+#[test]
+fn what_no_rank_has_stored_is_refused() {
+    let heard = hears("foreign", |_| {
+        b"not an object of ours, but one of the same name".to_vec()
+    });
+    assert!(heard.contains("is not what that rank stored"), "{heard}");
+}
+
+#[test]
+fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
+    let heard = hears("tampered", |number| {
+        let mut object = b"MFST\x01\0\0\0".to_vec();
+        object.extend_from_slice(&number.to_le_bytes());
+        object.extend_from_slice(&0u64.to_le_bytes());
+        // A record of TLS 1.3 that nobody encrypted.
+        object.extend_from_slice(&[0x17, 3, 3, 0, 32]);
+        object.extend_from_slice(&[7; 32]);
+        object
+    });
+    assert!(heard.contains("rank 0 is lost"), "{heard}");
+}
+
+#[test]
+fn what_else_lies_in_the_store_stays_as_it_is() {
+    let (server, store) = (server(), tempdir().unwrap());
+    let ranks = world(&stored(&server, "others", 2, store.path()));
+    let notes = run_of(&store, "others", &ranks).join("notes.txt");
+    over(ranks, |comm| {
+        // Directories that are empty go at any time.
+        while std::fs::write(&notes, "somebody's").is_err() {
+            std::fs::create_dir_all(notes.parent().unwrap()).unwrap();
+        }
+        comm.barrier().unwrap();
+    });
+    assert_eq!(files(store.path()), [notes]);
+    mayfly_comm::stored::clear(&place(store.path()), "others").unwrap();
+    assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+}

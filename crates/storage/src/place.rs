@@ -1,0 +1,150 @@
+//! Where a store is.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use mayfly_protocol::error::{Code, Failure};
+use url::Url;
+
+/// What a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A bucket, or a prefix in it, of whatever speaks S3.
+    S3,
+    /// A directory that all hosts see.
+    File,
+    /// A Redis server.
+    Redis,
+}
+
+impl Kind {
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::File => "file",
+            Self::Redis => "redis",
+        }
+    }
+}
+
+/// A store's URL: `s3://bucket/prefix`, `file:///directory`, `redis://host:port/database` or `rediss://` for TLS.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Place {
+    kind: Kind,
+    url: Url,
+}
+
+impl Place {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when it is none of a store's.
+    pub fn parse(text: &str) -> Result<Self, Failure> {
+        // What it says is not repeated where it could not be read: it may hold a password.
+        let wrong = |what: &str| {
+            let text = format!(
+                "the store's URL {what}; write s3://bucket/prefix, redis://host:port/database, rediss://... or file:///directory"
+            );
+            Failure::new(Code::InvalidRequest, text)
+        };
+        let url = Url::parse(text).map_err(|error| wrong(&format!("cannot be read ({error})")))?;
+        let kind = match url.scheme() {
+            "s3" => Kind::S3,
+            "file" => Kind::File,
+            "redis" | "rediss" => Kind::Redis,
+            other => return Err(wrong(&format!("begins with {other}://, which is no store"))),
+        };
+        let place = Self { kind, url };
+        match kind {
+            Kind::File if place.directory().is_none() => Err(wrong("names no directory of this host")),
+            Kind::S3 | Kind::Redis if place.url.host_str().is_none_or(str::is_empty) => {
+                Err(wrong("names no host or bucket"))
+            }
+            Kind::S3 if place.url.query().is_some() || !place.url.username().is_empty() => {
+                Err(wrong("has more than bucket and prefix; AWS_* variables say the rest"))
+            }
+            _ => Ok(place),
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// All of it, secrets included.
+    pub fn url(&self) -> &str {
+        self.url.as_str()
+    }
+
+    pub(crate) fn parsed(&self) -> &Url {
+        &self.url
+    }
+
+    /// The directory that it is, if it is one.
+    pub fn directory(&self) -> Option<PathBuf> {
+        let path = self.url.to_file_path().ok()?;
+        (self.kind == Kind::File).then_some(path)
+    }
+}
+
+impl fmt::Display for Place {
+    /// Without user, password and options.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.url.scheme(), self.url.host_str().unwrap_or_default())?;
+        if let Some(port) = self.url.port() {
+            write!(f, ":{port}")?;
+        }
+        f.write_str(self.url.path().trim_end_matches('/'))
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_shown_without_its_password() {
+        let place = Place::parse("rediss://user:hunter2@cache.example.org:6380/3").unwrap();
+        assert_eq!(place.kind(), Kind::Redis);
+        assert_eq!(place.to_string(), "rediss://cache.example.org:6380/3");
+        assert!(!format!("{place:?}").contains("hunter2"));
+        assert!(place.url().contains("hunter2"));
+    }
+
+    #[test]
+    fn buckets_and_directories_are_places() {
+        let bucket = Place::parse("s3://bucket/some/prefix/").unwrap();
+        assert_eq!(
+            (bucket.kind(), bucket.to_string().as_str()),
+            (Kind::S3, "s3://bucket/some/prefix")
+        );
+        let directory = Place::parse("file:///shared/runs").unwrap();
+        assert_eq!(directory.directory(), Some(PathBuf::from("/shared/runs")));
+        assert_eq!(bucket.directory(), None);
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused_without_repeating_it() {
+        for wrong in [
+            "",
+            "bucket/prefix",
+            "https://user:hunter2@bucket/",
+            "s3:///prefix",
+            "s3://user:hunter2@bucket",
+            "redis://",
+            "file://host/dir",
+        ] {
+            let failure = Place::parse(wrong).unwrap_err();
+            assert_eq!(failure.code, Code::InvalidRequest, "{wrong}");
+            assert!(!failure.message.contains("hunter2"), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Numbered entries in Redis: streams, whose entries stay until they are removed, so that a connection that breaks loses none.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use mayfly_protocol::error::{Code, Failure};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use crate::place::{Kind, Place};
+use crate::{CONNECT, PATIENCE};
+
+/// One answer, with all entries in it.
+const ANSWER: Duration = Duration::from_secs(20);
+/// How long a read waits at the server before it is asked again; less than [`ANSWER`].
+const BLOCK_MS: u64 = 2000;
+/// Entries of one stream in one answer.
+const ENTRIES: u32 = 4;
+/// Pauses between attempts, doubled up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Streams of ranks that died with all others are forgotten by the server after so long.
+const EXPIRY_S: u64 = 24 * 3600;
+/// Keys that the server looks at in one step of a search.
+const SCANNED: u32 = 1000;
+
+/// An entry of one of the streams that are read.
+#[derive(Debug)]
+pub struct Entry {
+    /// Which stream, by its place among those that are read.
+    pub stream: usize,
+    /// Its number.
+    pub number: u64,
+    /// What was stored.
+    pub bytes: Bytes,
+}
+
+/// A Redis server.
+#[derive(Debug)]
+pub struct Streams {
+    line: Line,
+}
+
+/// A connection that is made again when it breaks.
+#[derive(Debug)]
+struct Line {
+    client: Client,
+    place: Place,
+    connection: Mutex<Option<MultiplexedConnection>>,
+}
+
+impl Streams {
+    /// Reads the address; the server is not asked yet.
+    pub fn open(place: &Place) -> Result<Self, Failure> {
+        Ok(Self {
+            line: Line::new(place)?,
+        })
+    }
+
+    /// Adds an entry under the next number; numbers of a stream grow. Doing so again changes nothing.
+    pub async fn append(&self, stream: &str, number: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let mut commands = redis::pipe();
+        commands.cmd("XADD").arg(stream).arg(id(number)).arg("d").arg(bytes);
+        commands.cmd("EXPIRE").arg(stream).arg(EXPIRY_S);
+        self.line.ask("storing in", &commands, is_there_already).await.map(drop)
+    }
+
+    /// Removes an entry; that there is none is fine.
+    pub async fn remove(&self, stream: &str, number: u64) -> Result<(), Failure> {
+        let mut commands = redis::pipe();
+        commands.cmd("XDEL").arg(stream).arg(id(number));
+        self.line.ask("removing from", &commands, never).await.map(drop)
+    }
+
+    /// Removes a stream with all that is in it.
+    pub async fn drop_stream(&self, stream: &str) -> Result<(), Failure> {
+        let mut commands = redis::pipe();
+        commands.cmd("DEL").arg(stream);
+        self.line.ask("removing from", &commands, never).await.map(drop)
+    }
+
+    /// Removes all streams whose names begin so. Looks at every key of the server, some at a time.
+    pub async fn clear(&self, begin: &str) -> Result<(), Failure> {
+        // Whatever a name holds means itself.
+        let special = ['*', '?', '[', ']', '\\'];
+        let escaped: String = begin
+            .chars()
+            .flat_map(|letter| special.contains(&letter).then_some('\\').into_iter().chain([letter]))
+            .collect();
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut commands = redis::pipe();
+            commands
+                .cmd("SCAN")
+                .arg(&cursor)
+                .arg("MATCH")
+                .arg(format!("{escaped}*"));
+            commands.arg("COUNT").arg(SCANNED);
+            let found = self.line.ask("listing", &commands, never).await?.into_iter().next();
+            let Some(Value::Array(parts)) = found else {
+                return Err(self.line.strange());
+            };
+            let mut parts = parts.into_iter();
+            let (Some(next), Some(Value::Array(keys))) = (parts.next().and_then(text), parts.next()) else {
+                return Err(self.line.strange());
+            };
+            for key in keys.into_iter().filter_map(text) {
+                self.drop_stream(&key).await?;
+            }
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// Reads these streams from their beginnings, over a connection of its own.
+    pub fn read(&self, streams: Vec<String>) -> Result<Reader, Failure> {
+        Ok(Reader {
+            line: Line::new(&self.line.place)?,
+            last: vec![0; streams.len()],
+            streams,
+        })
+    }
+}
+
+/// Reads several streams at a time.
+#[derive(Debug)]
+pub struct Reader {
+    line: Line,
+    streams: Vec<String>,
+    /// The last entry of each that was read, as the server counts.
+    last: Vec<u64>,
+}
+
+impl Reader {
+    /// The next entries, of each stream in their order; none after a while in which none came.
+    pub async fn next(&mut self) -> Result<Vec<Entry>, Failure> {
+        let mut commands = redis::pipe();
+        let command = commands
+            .cmd("XREAD")
+            .arg("COUNT")
+            .arg(ENTRIES)
+            .arg("BLOCK")
+            .arg(BLOCK_MS);
+        command.arg("STREAMS").arg(&self.streams);
+        for last in &self.last {
+            commands.arg(format!("0-{last}"));
+        }
+        let answer = self.line.ask("reading", &commands, never).await?.into_iter().next();
+        let mut entries = Vec::new();
+        let found = match answer {
+            Some(Value::Nil) => return Ok(entries),
+            Some(Value::Array(found)) => found,
+            _ => return Err(self.line.strange()),
+        };
+        for of_one in found {
+            self.take(of_one, &mut entries).ok_or_else(|| self.line.strange())?;
+        }
+        Ok(entries)
+    }
+
+    /// `[name, [[id, ["d", bytes]], ...]]`
+    fn take(&mut self, of_one: Value, entries: &mut Vec<Entry>) -> Option<()> {
+        let [name, Value::Array(found)] = array(of_one)? else {
+            return None;
+        };
+        let name = text(name)?;
+        let stream = self.streams.iter().position(|known| *known == name)?;
+        for entry in found {
+            let [id, fields] = array(entry)?;
+            let number = text(id)?.strip_prefix("0-")?.parse::<u64>().ok()?;
+            let [_, Value::BulkString(bytes)] = array(fields)? else {
+                return None;
+            };
+            self.last[stream] = number;
+            entries.push(Entry {
+                stream,
+                number: number.checked_sub(1)?,
+                bytes: bytes.into(),
+            });
+        }
+        Some(())
+    }
+}
+
+const REFUSED: &str = "check user and password in its URL, and what they may do";
+
+/// The server counts from 1.
+fn id(number: u64) -> String {
+    format!("0-{}", number + 1)
+}
+
+fn array<const N: usize>(value: Value) -> Option<[Value; N]> {
+    match value {
+        Value::Array(values) => values.try_into().ok(),
+        _ => None,
+    }
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Whether an entry was added by an attempt whose answer was lost.
+fn is_there_already(error: &RedisError) -> bool {
+    error.to_string().contains("equal or smaller")
+}
+
+fn never(_: &RedisError) -> bool {
+    false
+}
+
+impl Line {
+    fn new(place: &Place) -> Result<Self, Failure> {
+        let wrong = |text: &str| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("the store {place} cannot be opened: {text}"),
+            )
+        };
+        if place.kind() != Kind::Redis {
+            return Err(wrong("it is no Redis server"));
+        }
+        Ok(Self {
+            // Its error may repeat the URL.
+            client: Client::open(place.url()).map_err(|_| wrong("write redis://user:password@host:port/database"))?,
+            place: place.clone(),
+            connection: Mutex::default(),
+        })
+    }
+
+    async fn connection(&self) -> Result<MultiplexedConnection, RedisError> {
+        let mut held = self.connection.lock().await;
+        if let Some(connection) = &*held {
+            return Ok(connection.clone());
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT))
+            .set_response_timeout(Some(ANSWER));
+        let made = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        Ok(held.insert(made).clone())
+    }
+
+    /// Has commands done; again where the connection broke. `done` knows the error of what an earlier attempt did.
+    async fn ask(
+        &self,
+        doing: &str,
+        commands: &Pipeline,
+        done: fn(&RedisError) -> bool,
+    ) -> Result<Vec<Value>, Failure> {
+        let until = Instant::now() + PATIENCE;
+        let mut pause = FIRST_PAUSE;
+        let mut again = false;
+        loop {
+            let asked = match self.connection().await {
+                Ok(mut connection) => commands.query_async(&mut connection).await,
+                Err(error) => Err(error),
+            };
+            let error = match asked {
+                Ok(values) => return Ok(values),
+                Err(error) if again && done(&error) => return Ok(Vec::new()),
+                Err(error) => error,
+            };
+            if !is_passing(&error) || Instant::now() + pause > until {
+                return Err(self.failed(doing, &error));
+            }
+            *self.connection.lock().await = None;
+            again = true;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn failed(&self, doing: &str, error: &RedisError) -> Failure {
+        // What a pipeline failed of stands in its text alone.
+        let text = error.to_string();
+        let refused = ["NOAUTH", "NOPERM", "WRONGPASS"].iter().any(|code| text.contains(code));
+        let (code, advice) = match error.kind() {
+            ErrorKind::AuthenticationFailed => (Code::Forbidden, REFUSED),
+            _ if refused => (Code::Forbidden, REFUSED),
+            _ if is_passing(error) => (Code::Unreachable, "check its address and the network"),
+            _ => (Code::StoreFailed, "see what the store says"),
+        };
+        Failure::new(code, format!("{doing} {} failed: {advice} ({text})", self.place))
+    }
+
+    fn strange(&self) -> Failure {
+        let text = format!(
+            "{} answers what no Redis server would; is the address right?",
+            self.place
+        );
+        Failure::new(Code::ProtocolViolation, text)
+    }
+}
+
+/// Whether the same may work a little later.
+fn is_passing(error: &RedisError) -> bool {
+    let starting = matches!(
+        error.kind(),
+        ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::TryAgain | ServerErrorKind::MasterDown)
+    );
+    starting || error.is_io_error() || error.is_timeout() || error.is_connection_dropped()
+}

@@ -1,0 +1,143 @@
+"""Real stores in private directories: a Redis server, and a server that speaks S3 (``s3s-fs``)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from harness.daemons import free_port
+from harness.leaks import die_with_parent
+from harness.programs import run
+
+#: Seconds within which a store is ready.
+READY = 20.0
+
+
+def _s3_server() -> Path:
+    cache = os.environ.get("MAYFLY_CACHE") or Path.home() / ".cache" / "mayfly"
+    return Path(cache) / "s3" / "bin" / "s3s-fs"
+
+
+def unavailable() -> str | None:
+    """Why there can be none; none if there can."""
+    if not shutil.which("redis-server"):
+        return "Redis is not installed: sudo apt-get install redis-server"
+    if not _s3_server().exists():
+        return "the S3 server s3s-fs is not installed: scripts/bootstrap tests"
+    return None
+
+
+class _Server:
+    """A process that listens on a port of the loopback."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+            )
+        until = time.monotonic() + READY
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, (self.directory / "log").read_text()
+                assert time.monotonic() < until, "the store does not listen"
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+
+class Redis(_Server):
+    """A Redis server with a password."""
+
+    password = "only-tests-know-it"
+
+    def command(self) -> list[str]:
+        listens = ("--bind", "127.0.0.1", "--port", str(self.port))
+        return ["redis-server", *listens, "--requirepass", self.password, "--save", "", "--appendonly", "no"]
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}"
+
+    def ask(self, *command: str) -> list[str]:
+        """What it answers, by lines."""
+        asks = ("redis-cli", "-p", str(self.port), "-a", self.password, "--no-auth-warning")
+        return run(*asks, *command).stdout.split()
+
+    def left(self) -> list[str]:
+        """What is stored there."""
+        return self.ask("--scan")
+
+
+class S3(_Server):
+    """A server that speaks S3, with one bucket."""
+
+    bucket = "runs"
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "root"
+        (self.root / self.bucket).mkdir(parents=True)
+        super().__init__(directory)
+
+    def command(self) -> list[str]:
+        listens = ("--host", "127.0.0.1", "--port", str(self.port))
+        return [
+            os.fspath(_s3_server()),
+            *listens,
+            "--access-key",
+            "tests",
+            "--secret-key",
+            "secret",
+            os.fspath(self.root),
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}"
+
+    def environment(self) -> dict[str, str]:
+        """How it is found."""
+        return {
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def put(self, name: str, data: bytes) -> None:
+        """Stores an object."""
+        path = self.root / self.bucket / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def left(self) -> list[str]:
+        """What is stored there."""
+        bucket = self.root / self.bucket
+        return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())

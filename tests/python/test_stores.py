@@ -1,0 +1,256 @@
+"""Ranks that exchange through real stores, checkpoints and scripts that lie in one, and stores that fail."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import mayfly
+import numpy as np
+import pytest
+from harness.programs import program, run
+from harness.stores import S3, Redis, unavailable
+from mayfly import MPI
+from mayfly._native import Objects
+from python.test_checkpoint import load, save
+from python.test_groups import buffers, objects
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    server = S3(tmp_path_factory.mktemp("s3"))
+    before = dict(os.environ)
+    os.environ.update(server.environment())
+    yield server
+    os.environ.clear()
+    os.environ.update(before)
+    server.stop()
+
+
+@pytest.fixture(params=["redis", "s3"])
+def store(request: pytest.FixtureRequest) -> Redis | S3:
+    server: Redis | S3 = request.getfixturevalue(request.param)
+    return server
+
+
+def test_all_operations_are_done_through_a_store_and_nothing_is_left(client: mayfly.Client, store: Redis | S3) -> None:
+    through: dict[str, Any] = {"store": store.url, "channel": "stored", "client": client, "timeout": 60}
+    assert mayfly.run(buffers, ranks=3, args=(3,), **through) == [0, 1, 2]
+    assert mayfly.run(buffers, ranks=2, args=(20_000,), **through) == [0, 1]
+    assert mayfly.run(objects, ranks=3, **through) == ["done"] * 3
+    assert store.left() == []
+
+
+def exchange(megabytes: int) -> int:
+    comm = MPI.COMM_WORLD
+    own = np.full(megabytes << 20, comm.rank + 1, dtype="u1")
+    other = np.empty_like(own)
+    comm.Sendrecv(own, 1 - comm.rank, recvbuf=other, source=1 - comm.rank)
+    return int(other.min()) + int(other.max())
+
+
+def test_messages_of_many_objects_arrive_whole(client: mayfly.Client, store: Redis | S3) -> None:
+    through: dict[str, Any] = {"store": store.url, "channel": "stored", "client": client, "timeout": 60}
+    assert mayfly.run(exchange, ranks=2, args=(24,), **through) == [4, 2]
+    assert store.left() == []
+
+
+def wait_for_the_lost(folder: str) -> None:
+    comm = MPI.COMM_WORLD
+    comm.Barrier()
+    if comm.rank == 1:
+        comm.isend(np.zeros(1_000_000), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.Barrier()
+    except MPI.Exception as error:
+        left = comm.Shrink()
+        Path(folder, str(comm.rank)).write_text(json.dumps([error.code, left.allreduce(comm.rank)]))
+
+
+def test_a_rank_that_is_killed_is_lost_to_the_others_and_leaves_nothing(
+    client: mayfly.Client, store: Redis | S3, tmp_path: Path
+) -> None:
+    with pytest.raises(mayfly.WorkerDied):
+        mayfly.run(
+            wait_for_the_lost,
+            ranks=3,
+            args=(str(tmp_path),),
+            client=client,
+            store=store.url,
+            channel="stored",
+            timeout=60,
+        )
+    assert [json.loads((tmp_path / rank).read_text()) for rank in "02"] == [["rank_lost", 2]] * 2
+    assert store.left() == []
+
+
+def until_the_store_is_gone(sign: str) -> tuple[str, str]:
+    comm = MPI.COMM_WORLD
+    try:
+        while True:
+            comm.Barrier()
+            Path(sign).touch()
+    except MPI.Exception as error:
+        return error.code, str(error)
+
+
+def test_a_store_that_stops_is_named_to_every_rank_in_time(
+    client: mayfly.Client, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("r", "s"):
+        (tmp_path / name).mkdir()
+    stopping = [Redis(tmp_path / "r"), S3(tmp_path / "s")]
+    for name, value in stopping[1].environment().items():  # type: ignore[attr-defined]
+        monkeypatch.setenv(name, value)
+
+    def stopped(server: Redis | S3) -> list[tuple[str, str]]:
+        sign = server.directory / "sign"
+        with cf.ThreadPoolExecutor(1) as thread:
+            through: dict[str, Any] = {"store": server.url, "channel": "stored", "client": client}
+            going = thread.submit(mayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
+            until = time.monotonic() + 20
+            while not sign.exists() and not going.done():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            server.stop()
+            return going.result(45)
+
+    with cf.ThreadPoolExecutor(2) as threads:
+        for server, found in zip(stopping, threads.map(stopped, stopping), strict=True):
+            shown = server.url.replace(f":{Redis.password}@", "")
+            for code, text in found:
+                assert code == "rank_lost"
+                assert shown in text or "its process ended" in text or "left" in text, text
+                assert Redis.password not in text
+            assert any(shown in text for _, text in found), found
+
+
+def nothing() -> None:
+    return None
+
+
+def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
+    client: mayfly.Client, redis: Redis, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(store: str) -> mayfly.Error:
+        begun = time.monotonic()
+        with pytest.raises(mayfly.Error) as caught:
+            mayfly.run(nothing, ranks=2, client=client, store=store, channel="stored")
+        assert time.monotonic() - begun < 15
+        return caught.value
+
+    error = refused(f"redis://:a-guess@127.0.0.1:{redis.port}")
+    assert error.code == "forbidden"
+    assert f"redis://127.0.0.1:{redis.port}" in str(error)
+    assert "a-guess" not in str(error)
+    error = refused("s3://no-such-bucket/runs")
+    assert error.code == "not_found", error
+    assert "s3://no-such-bucket/runs" in str(error)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-guess")
+    error = refused(s3.url)
+    assert error.code == "forbidden", error
+    assert s3.url in str(error)
+    assert "a-guess" not in str(error)
+    with pytest.raises(ValueError, match="needs store="):
+        mayfly.run(nothing, ranks=2, client=client, channel="stored")
+
+
+def test_an_entry_that_somebody_else_adds_is_refused(client: mayfly.Client, redis: Redis, tmp_path: Path) -> None:
+    def work(folder: str, url: str) -> tuple[str, str] | None:
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 0:
+            try:
+                comm.recv(source=1)
+            except MPI.Exception as error:
+                return error.code, str(error)
+            return None
+        Path(folder, "ready").touch()
+        while not Path(folder, "forged").exists():
+            time.sleep(0.01)
+        return None
+
+    with cf.ThreadPoolExecutor(1) as thread:
+        args = (str(tmp_path), redis.url)
+        through: dict[str, Any] = {"store": redis.url, "channel": "stored", "client": client, "timeout": 60}
+        going = thread.submit(mayfly.run, work, ranks=2, args=args, **through)
+        until = time.monotonic() + 20
+        while not (tmp_path / "ready").exists() and not going.done():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        (lane,) = [key for key in redis.left() if key.endswith("/1-0")]
+        redis.ask("XADD", lane, "0-1000000", "d", "not what rank 1 stored")
+        # Its own lane is full up to there; it may say no more, and so ends without a word.
+        (tmp_path / "forged").touch()
+        code, text = going.result(60)[0]
+    assert code == "rank_lost"
+    assert "is not what that rank stored" in text
+    assert redis.left() == []
+
+
+def test_checkpoints_in_a_bucket_are_as_good_as_those_in_a_directory(client: mayfly.Client, s3: S3) -> None:
+    place = f"{s3.url}/checkpoints/one"
+    assert mayfly.run(load, ranks=2, client=client, checkpoint=place, args=("none",)) == ["none", "none"]
+    mayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["first", b"x" * 1_000_000, "last"],))
+    assert mayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "last"), (1, "last")]
+    names = [f"0000000{number}/{part}" for number in (1, 2) for part in ("complete.json", "rank-00000", "rank-00001")]
+    found = Objects(place)
+    assert found.list("") == names, "two are kept"
+    found.put("00000002/rank-00001", b"damaged")
+    found.put("00000003/rank-00000", b"cut short")
+    assert mayfly.run(load, ranks=2, client=client, checkpoint=place)[0] == (0, b"x" * 1_000_000)
+    mayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["more"],))
+    assert mayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "more"), (1, "more")]
+    with pytest.raises(mayfly.Error, match="saved by 2 ranks and there are 3"):
+        mayfly.run(load, ranks=3, client=client, checkpoint=place)
+    with pytest.raises(mayfly.Error, match=r"s3://no-such-bucket/x cannot be used") as refused:
+        mayfly.run(load, ranks=2, client=client, checkpoint="s3://no-such-bucket/x")
+    assert refused.value.code == "store_failed"
+    found.clear("")
+    assert s3.left() == []
+
+
+def test_scripts_and_folders_in_a_bucket_are_run(s3: S3, tmp_path: Path) -> None:
+    script = """
+        import sys
+        from mayfly import MPI
+        print(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), *sys.argv[1:])
+    """
+    s3.put("code/sum.py", textwrap.dedent(script).encode())
+    s3.put("code/solver/__main__.py", b"import part; part.work()")
+    s3.put("code/solver/part.py", b"def work(): print('solved')")
+
+    def ranks(*args: str) -> Any:
+        environment = dict(os.environ) | {"MAYFLY_PYTHON": sys.executable, "XDG_STATE_HOME": str(tmp_path)}
+        return run(program(), "run", "-n", "2", "--no-label", *args, env=environment, check=False)
+
+    stored = ("--store", s3.url, "--channel", "stored")
+    done = ranks(*stored, f"{s3.url}/code/sum.py", "a", "b")
+    assert done.stdout == "1 a b\n" * 2, done.stderr
+    done = ranks(f"{s3.url}/code/solver")
+    assert done.stdout == "solved\n" * 2, done.stderr
+    done = ranks(f"{s3.url}/code/none.py")
+    assert done.returncode != 0
+    assert "none.py" in done.stderr
+    Objects(s3.url).clear("code")
+    assert s3.left() == []

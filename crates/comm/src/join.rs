@@ -1,6 +1,7 @@
 //! The way into a group: from nothing but a name and a secret to connections with all other ranks.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,30 +83,53 @@ pub struct Joined {
     pub membership: Membership,
 }
 
+/// Nobody waits longer for a group.
+pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Where another waits for it, the rendezvous is to be reached within this.
+const REACH_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Joins a group: comes back once all ranks are there and this one is connected with each, or with what went wrong. It takes no longer
 /// than `patience`.
 pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
-    let deadline = Instant::now() + options.patience;
+    let Formed { entered, contact } = form(options, None)?;
+    let Entered {
+        seat,
+        roads,
+        hosts,
+        connecting,
+    } = entered;
+    let lost = Arc::new(Lost::default());
+    Ok(Joined {
+        rank: seat.rank,
+        size: seat.size,
+        roads,
+        hosts,
+        connecting,
+        membership: Membership::keep(contact, lost.clone())?,
+        lost,
+    })
+}
+
+/// A rank that is connected with all others, and whose place in the group nobody keeps yet.
+pub(crate) struct Formed {
+    pub entered: Entered,
+    pub contact: Contact,
+}
+
+/// Joins a group; for as long as nobody closes the other end of `asker`, where it is done for somebody else.
+pub(crate) fn form(options: &JoinOptions, asker: Option<OwnedFd>) -> Result<Formed, Failure> {
+    let deadline = Instant::now() + options.patience.min(LONGEST_PATIENCE);
     let keys = GroupKeys::new(&options.name, &options.run, &options.secret)?;
-    let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, deadline)?;
-    let joined = enter(options, &keys, &mut contact, deadline);
-    match joined {
-        Ok(Entered {
-            seat,
-            roads,
-            hosts,
-            connecting,
-        }) => {
-            let lost = Arc::new(Lost::default());
-            Ok(Joined {
-                rank: seat.rank,
-                size: seat.size,
-                roads,
-                hosts,
-                connecting,
-                membership: Membership::keep(contact, lost.clone())?,
-                lost,
-            })
+    let by = match asker {
+        Some(_) => deadline.min(Instant::now() + REACH_PATIENCE),
+        None => deadline,
+    };
+    let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, by)?;
+    contact.act_for(asker);
+    match enter(options, &keys, &mut contact, deadline) {
+        Ok(entered) => {
+            contact.act_for(None);
+            Ok(Formed { entered, contact })
         }
         Err(failure) => {
             contact.leave(Some(format!("it could not join: {}", failure.message)));
@@ -114,11 +138,11 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     }
 }
 
-struct Entered {
-    seat: Seat,
-    roads: Vec<Option<Road>>,
-    hosts: Vec<u32>,
-    connecting: Duration,
+pub(crate) struct Entered {
+    pub seat: Seat,
+    pub roads: Vec<Option<Road>>,
+    pub hosts: Vec<u32>,
+    pub connecting: Duration,
 }
 
 fn enter(

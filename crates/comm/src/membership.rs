@@ -32,6 +32,11 @@ pub struct Membership {
 impl Membership {
     /// Keeps a connection, and puts into `lost` what comes over it.
     pub fn keep(contact: Contact, lost: Arc<Lost>) -> Result<Self, Failure> {
+        Self::attended(move |stopped| attend(contact, &lost, stopped))
+    }
+
+    /// Keeps what `attend` attends to, until the descriptor that it is given can be read.
+    pub(crate) fn attended(attend: impl FnOnce(&OwnedFd) + Send + 'static) -> Result<Self, Failure> {
         let failed = |error| {
             Failure::new(
                 Code::Internal,
@@ -44,7 +49,7 @@ impl Membership {
         let thread = std::thread::Builder::new()
             .name("heartbeat".into())
             .stack_size(STACK)
-            .spawn(move || attend(contact, &lost, &stopped))
+            .spawn(move || attend(&stopped))
             .map_err(failed)?;
         Ok(Self {
             stop,

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
 
 /// How the bytes between two ranks travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Via {
     /// Within a host.
     Local,
@@ -18,6 +20,18 @@ pub enum Via {
     Punched,
     /// A relay passes them on, and cannot read them.
     Relay,
+}
+
+impl Via {
+    /// Its name, for people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Direct => "direct",
+            Self::Punched => "punched",
+            Self::Relay => "relay",
+        }
+    }
 }
 
 /// An authenticated connection between two ranks of a group.
@@ -34,6 +48,15 @@ pub enum Road {
         /// How it came about.
         via: Via,
     },
+    /// A byte stream to this host's [connector](crate::connector), which carries it to the other rank: a sandbox has no network.
+    Carried {
+        /// To the connector, in clear.
+        socket: UnixStream,
+        /// How the bytes travel from there.
+        via: Via,
+        /// Whether the other rank is on this host after all.
+        near: bool,
+    },
 }
 
 impl Road {
@@ -41,7 +64,7 @@ impl Road {
     pub fn via(&self) -> Via {
         match self {
             Self::Local(_) => Via::Local,
-            Self::Remote { via, .. } => *via,
+            Self::Remote { via, .. } | Self::Carried { via, .. } => *via,
         }
     }
 }

@@ -132,6 +132,11 @@ impl Enclosure {
         self.group.memory_kills()
     }
 
+    /// The control groups of all of it. Whoever holds them longer than it is there keeps them from being removed.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
     /// The host's directory that it has at [`isolation::CODE_DIR`].
     pub fn code_dir(&self) -> &Path {
         &self.code

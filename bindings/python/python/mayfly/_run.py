@@ -127,6 +127,7 @@ def invitation_to(client: Client, size: int) -> dict[str, Any]:
     return {
         "rendezvous": place["address"],
         "key": place["key"],
+        "voucher": place["voucher"],
         "name": name,
         "secret": secrets.token_hex(32),
         "size": size,

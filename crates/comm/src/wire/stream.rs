@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use mayfly_fabric::stream::wire::Wire;
 use mayfly_protocol::error::{Code, Failure};
@@ -72,12 +73,6 @@ pub struct StreamLink {
 
 impl StreamLink {
     pub fn new(peer: u32, socket: TcpStream, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::new(
-                Code::Unreachable,
-                format!("preparing the connection to rank {peer} failed: {error}"),
-            )
-        };
         let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
         let socket = OwnedFd::from(socket);
         if near {
@@ -88,8 +83,22 @@ impl StreamLink {
         let wire = match session {
             Some(session) => Wire::tls(socket, *session),
             None => Wire::plain(socket),
-        }
-        .map_err(failed)?;
+        };
+        Self::over(peer, wire, near)
+    }
+
+    /// Over a socket of the connector's, which carries it on.
+    pub fn carried(peer: u32, socket: UnixStream, near: bool) -> Result<Self, Failure> {
+        Self::over(peer, Wire::plain(socket.into()), near)
+    }
+
+    fn over(peer: u32, wire: std::io::Result<Wire>, near: bool) -> Result<Self, Failure> {
+        let wire = wire.map_err(|error| {
+            Failure::new(
+                Code::Unreachable,
+                format!("preparing the connection to rank {peer} failed: {error}"),
+            )
+        })?;
         Ok(Self {
             peer,
             near,

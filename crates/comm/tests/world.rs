@@ -27,6 +27,7 @@ const NONE: Ways = Ways {
     punch: false,
     relay: false,
     relay_after: Duration::from_secs(1),
+    cautious: false,
 };
 
 #[test]

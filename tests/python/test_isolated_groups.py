@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import signal
@@ -17,10 +18,7 @@ from harness.leaks import descendants, wait_until
 from harness.programs import program, run
 from mayfly import _run
 
-import test_groups
-
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(test_groups)
 
 #: Where a sandbox finds what joins for it.
 SOCKET = "/mayfly/code/group.sock"
@@ -59,16 +57,6 @@ def test_ranks_that_see_no_network_are_of_one_group(client, level):
     found = mayfly.run(places, ranks=2, client=client, timeout=60, **level)
     assert found[0] == found[1]
     assert [interfaces for _, interfaces in found[0]] == [["lo"], ["lo"]]
-
-
-@pytest.mark.parametrize("count", [3, 20_000])
-def test_every_operation_gives_what_one_process_would(client, count):
-    found = mayfly.run(test_groups.buffers, ranks=3, args=(count,), client=client, timeout=60, sandbox="isolated")
-    assert found == [0, 1, 2]
-
-
-def test_objects_travel_too(client):
-    assert mayfly.run(test_groups.objects, ranks=3, client=client, timeout=60, sandbox="isolated") == ["done"] * 3
 
 
 def sockets_held():
@@ -149,12 +137,13 @@ def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are
     work = _run.packed(waits_for_a_message, (str(tmp_path),))
     before = connectors()
     with (
-        client.lease(2, mode="warm", sandbox="isolated", writable=[tmp_path]) as within,
-        client.lease(2, mode="warm", sandbox="process") as outside,
+        client.gang(2, mode="warm", sandbox="isolated", writable=[tmp_path]) as within,
+        client.gang(2, mode="warm", sandbox="process") as outside,
     ):
+        workers = [within.rank(0), within.rank(1), outside.rank(0), outside.rank(1)]
         futures = [
-            lease.submit(_run._rank, json.dumps({**group, "rank": rank}), work, None)
-            for rank, lease in enumerate([within, within, outside, outside])
+            worker.submit(_run._rank, json.dumps({**group, "rank": rank}), work, None)
+            for rank, worker in enumerate(workers)
         ]
         wait_until(lambda: len(os.listdir(tmp_path)) == 4, "all ranks wait")
         (connector,) = set(connectors()) - set(before)
@@ -196,15 +185,15 @@ def test_a_rank_that_talks_nonsense_or_asks_for_another_rendezvous_is_refused(cl
         assert connectors()
 
 
-def test_a_rank_that_asks_ten_thousand_times_keeps_nobody_else_from_a_group(client):
+def test_a_rank_that_asks_without_end_keeps_nobody_else_from_a_group(client):
     with client.lease(workers=1, mode="warm", sandbox="isolated") as hostile:
-        future = hostile.submit(asks, SOCKET, b"garbage", 10_000)
+        future = hostile.submit(asks, SOCKET, b"garbage", 2000)
         begin = time.monotonic()
         assert len(mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
         assert time.monotonic() - begin < 20
         said = future.result(timeout=60)
-    refused = [json.loads(text)["failure"]["code"] for text in said if text.startswith("{")]
-    assert refused.count("no_capacity") > 9000
+    refused = collections.Counter(json.loads(text)["failure"]["code"] for text in said)
+    assert refused["no_capacity"] > 1500, refused
 
 
 def dies_while_joining(path, text):
@@ -221,19 +210,20 @@ def dies_while_joining(path, text):
 
 
 def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
-    group = _run.invitation_to(client, 2)
+    group = _run.invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
-    with client.lease(workers=2, mode="warm", sandbox="isolated") as lease:
-        waiting = lease.submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), None)
+    with client.gang(2, mode="warm", sandbox="isolated") as gang:
+        waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), None)
         with pytest.raises(mayfly.WorkerDied):
-            lease.submit(dies_while_joining, SOCKET, text).result(timeout=20)
+            gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
         begin = time.monotonic()
         with pytest.raises(mayfly.Error, match="rank 1 was lost"):
             waiting.result(timeout=20)
         assert time.monotonic() - begin < 5
 
 
-def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(up, tmp_path: Path):
+def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_path: Path):
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     script = tmp_path / "sum.py"
     script.write_text("from mayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
     environment = up.client_environment() | {"MAYFLY_PYTHON": sys.executable}

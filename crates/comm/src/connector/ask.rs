@@ -49,7 +49,13 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
         version: VERSION,
         invitation: Box::new(invitation.clone()),
     };
-    send(&socket, &asked, None).map_err(|error| unreachable(format_args!("does not take its request: {error}")))?;
+    match send(&socket, &asked, None) {
+        // It says no before it is asked to those who are too many.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            return Err(unreachable(format_args!("does not take its request: {error}")));
+        }
+        _ => {}
+    }
     let lost = Arc::new(Lost::default());
     let (mut seat, mut roads, mut hosts, mut left) = (None, Vec::new(), Vec::new(), 0);
     let (rank, size, connecting, heartbeat) = loop {

@@ -9,7 +9,7 @@ use mayfly_fabric::stream::wire::Wire;
 use mayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, socketpair};
 
 use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
 use super::permit::Orders;
@@ -56,6 +56,9 @@ pub fn serve(socket: OwnedFd, orders: &Orders) {
 
 /// Says no, if anybody listens.
 pub fn refuse(socket: &OwnedFd, failure: Failure) {
+    // What is not read when a packet socket is closed would take the answer with it.
+    let _ = rustix::net::shutdown(socket, Shutdown::Read);
+    while rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok_and(|(count, _)| count > 0) {}
     let _ = send(socket, &ToRank::Failed { failure }, None);
 }
 

@@ -161,14 +161,16 @@ impl Greeting {
             let target = &mut packet.as_mut_bytes()[filled..];
             match receive_with(socket, target, &mut process, &mut memory) {
                 Ok(count @ 1..) => filled += count,
-                Ok(0) => {
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) if error.kind() != ErrorKind::ConnectionReset => {
+                    return Err(failed(peer, "waiting for its greeting", error));
+                }
+                Ok(_) | Err(_) => {
                     return Err(Failure::new(
                         Code::RankLost,
                         format!("rank {peer} closed its connection before memory was shared"),
                     ));
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(failed(peer, "waiting for its greeting", error)),
             }
         }
         Ok((packet, process, memory))

@@ -48,7 +48,7 @@ def test_the_examples_run_there_as_they_do_on_one_node(state: Path) -> None:
         f"mayfly run --ranks 4 {PYTHON / 'allreduce.py'}",
         f"{sys.executable} {PYTHON / 'allreduce.py'}",
         "mayfly run --ranks 4 ./jacobi_group 24 32 0.001",
-        "mayfly status",
+        f"mayfly run --ranks 4 {PYTHON / 'ddp_digits.py'}",
     ]
     said = lab("sh", "-ec", "\n".join(commands), state=state)
     lines = said.splitlines()
@@ -56,3 +56,4 @@ def test_the_examples_run_there_as_they_do_on_one_node(state: Path) -> None:
     assert sorted(lines[:4]) == [f"[{rank}] {total}" for rank in range(4)]
     assert lines[4] == f"[{', '.join([total] * 4)}]"
     assert re.fullmatch(r"\[0\] 24 x 32 cells on 4 ranks: \d+ sweeps, the same as one rank alone", lines[5])
+    assert lines[6].startswith("[0] on 4 ranks as in one process: loss")

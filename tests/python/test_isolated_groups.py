@@ -231,3 +231,9 @@ def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_p
     done = run(program(), "run", *asked, str(script), env=environment, cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3" for rank in range(3)]
     wait_until(lambda: not connectors(), "the connector ends with its lease")
+
+
+def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
+    with mayfly.connect(up.state) as client, pytest.raises(mayfly.Error, match="--no-groups"):
+        mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")

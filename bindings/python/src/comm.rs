@@ -224,7 +224,11 @@ impl Communicator {
         let host = |member: &u32| place(member).and_then(|place| self.hosts.get(place)).copied();
         let way = |member: &u32| place(member).and_then(|place| self.ways.get(place)).copied().flatten();
         Self {
-            hosts: inner.members().iter().map(|member| host(member).unwrap_or(*member)).collect(),
+            hosts: inner
+                .members()
+                .iter()
+                .map(|member| host(member).unwrap_or(*member))
+                .collect(),
             ways: inner.members().iter().map(way).collect(),
             inner: Guarded::new(Arc::new(inner)),
             membership: self.membership.clone(),

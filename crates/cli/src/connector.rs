@@ -9,7 +9,9 @@ use mayfly_protocol::executor::CONTROL_FD;
 
 /// Join groups for the isolated ranks of a lease.
 #[derive(Debug, Args)]
-#[command(after_help = "A node starts it when an isolated rank first joins a group, and ends it with the lease. By hand it does nothing.")]
+#[command(
+    after_help = "A node starts it when an isolated rank first joins a group, and ends it with the lease. By hand it does nothing."
+)]
 pub struct Arguments {}
 
 pub fn run() -> Result<(), Failure> {

@@ -56,7 +56,9 @@ impl Communicator {
                 Some(Road::Remote { socket, session, .. }) => {
                     Some(Link::Stream(StreamLink::new(peer, socket, session)?))
                 }
-                Some(Road::Carried { socket, near, .. }) => Some(Link::Stream(StreamLink::carried(peer, socket, near)?)),
+                Some(Road::Carried { socket, near, .. }) => {
+                    Some(Link::Stream(StreamLink::carried(peer, socket, near)?))
+                }
                 Some(Road::Local(socket)) => {
                     greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
                     None

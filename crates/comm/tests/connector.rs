@@ -98,7 +98,10 @@ fn worlds(server: &Server, name: &str, through: &[Option<&Path>]) -> Vec<World> 
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap().unwrap())
+            .collect()
     })
 }
 
@@ -109,7 +112,9 @@ fn compute(worlds: &[World]) {
             scope.spawn(move || {
                 let comm = &world.communicator;
                 let (rank, size) = (comm.rank(), comm.size());
-                let own: Vec<u8> = (0..1u64 << 17).flat_map(|at| (at + u64::from(rank)).to_le_bytes()).collect();
+                let own: Vec<u8> = (0..1u64 << 17)
+                    .flat_map(|at| (at + u64::from(rank)).to_le_bytes())
+                    .collect();
                 let mut sum = vec![0; own.len()];
                 comm.allreduce(&own, &mut sum, Datatype::U64, &Operation::Sum).unwrap();
                 let ranks = u64::from(size * (size - 1) / 2);
@@ -191,7 +196,11 @@ fn what_a_connector_carries_is_what_was_sent() {
 fn ranks_within_and_ranks_outside_are_of_one_group() {
     let server = server();
     let connectors = [Connector::start(8), Connector::start(8)];
-    let through = [Some(connectors[0].path.as_path()), None, Some(connectors[1].path.as_path())];
+    let through = [
+        Some(connectors[0].path.as_path()),
+        None,
+        Some(connectors[1].path.as_path()),
+    ];
     compute(&worlds(&server, "mixed", &through));
     wait_for_ranks(&server, 0);
 }
@@ -217,7 +226,10 @@ fn another_rendezvous_than_a_managers_is_refused_and_not_dialled() {
     assert_eq!(fails(&connector, |asked| asked.key = None).code, Code::Forbidden);
     assert_eq!(fails(&connector, |asked| asked.voucher = None).code, Code::Forbidden);
     assert_eq!(fails(&connector, |asked| asked.size = 1 << 20).code, Code::TooLarge);
-    assert_eq!(fails(&connector, |asked| asked.secret = "abc".into()).code, Code::InvalidRequest);
+    assert_eq!(
+        fails(&connector, |asked| asked.secret = "abc".into()).code,
+        Code::InvalidRequest
+    );
     assert_eq!(
         other.accept().unwrap_err().kind(),
         std::io::ErrorKind::WouldBlock,
@@ -318,7 +330,11 @@ fn a_rank_that_dies_or_falls_silent_afterwards_is_lost_by_name() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let failure = joined.lost.check(1).unwrap_err();
-        let why = if dies { "its process ended" } else { "silent for 1000 ms" };
+        let why = if dies {
+            "its process ended"
+        } else {
+            "silent for 1000 ms"
+        };
         assert!(failure.message.contains(why), "{failure}");
         drop((joined, kept));
         wait_for_ranks(&server, 0);

@@ -7,15 +7,16 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mayfly_comm::connector::{Orders, SOCKET};
 use mayfly_fabric::descriptors;
 use mayfly_protocol::ids::LeaseId;
+use mayfly_sandbox::Program;
 use mayfly_sandbox::cgroup::Group;
 use mayfly_sandbox::isolation::{CODE_DIR, HELPER_USER};
-use mayfly_sandbox::Program;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
@@ -42,13 +43,20 @@ pub struct Connector {
     _open: oneshot::Sender<()>,
 }
 
-/// Opens the socket of a lease's sandbox.
-pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Result<Connector> {
-    let listener = listen(enclosure)?;
+/// Serves the calls of a lease's sandbox; none where it has the host's network.
+pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Result<Option<Connector>> {
+    let Some(calls) = enclosure.calls() else {
+        return Ok(None);
+    };
+    let listener = readable::watch(calls.try_clone()?)?;
     let (open, closed) = oneshot::channel::<()>();
+    let workers = u32::from(run.granted.reservation.workers);
     let lease = Lease {
         id: run.id(),
-        most: GROUPS + GROUPS_PER_WORKER * u32::from(run.granted.reservation.workers),
+        most: match node.options.connectors {
+            true => GROUPS + GROUPS_PER_WORKER * workers,
+            false => 0,
+        },
         group: Arc::downgrade(enclosure.group()),
     };
     let mine = node.clone();
@@ -58,7 +66,7 @@ pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Resu
             _ = closed => {}
         }
     });
-    Ok(Connector { _open: open })
+    Ok(Some(Connector { _open: open }))
 }
 
 struct Lease {
@@ -67,8 +75,9 @@ struct Lease {
     group: Weak<Group>,
 }
 
-fn listen(enclosure: &Enclosure) -> std::io::Result<AsyncFd<OwnedFd>> {
-    let dir: OwnedFd = std::fs::File::open(enclosure.code_dir())?.into();
+/// Listens in the directory that a sandbox sees.
+pub fn listen(dir: &Path) -> std::io::Result<OwnedFd> {
+    let dir: OwnedFd = std::fs::File::open(dir)?.into();
     let name = SOCKET.strip_prefix(CODE_DIR).unwrap_or(SOCKET);
     // However long the path is: a socket's address has room for a hundred bytes only.
     let path = format!("/proc/self/fd/{}{name}", dir.as_raw_fd());
@@ -78,7 +87,7 @@ fn listen(enclosure: &Enclosure) -> std::io::Result<AsyncFd<OwnedFd>> {
     // The sandbox's user owns nothing, and so is nobody's friend here; the directory keeps everybody else out.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
     rustix::net::listen(&socket, BACKLOG)?;
-    readable::watch(socket)
+    Ok(socket)
 }
 
 /// Starts a connector whenever somebody calls and there is none.
@@ -143,9 +152,11 @@ impl Process {
     ) -> std::io::Result<()> {
         // Into the log, whatever becomes of what workers print: these are the node's own words.
         let output = readable::watch(output)?;
-        self.readers.spawn(drain(output, Tail::default(), Output::Log, tokio::io::stdout()));
+        self.readers
+            .spawn(drain(output, Tail::default(), Output::Log, tokio::io::stdout()));
         let errors = readable::watch(errors)?;
-        self.readers.spawn(drain(errors, Tail::default(), Output::Log, tokio::io::stderr()));
+        self.readers
+            .spawn(drain(errors, Tail::default(), Output::Log, tokio::io::stderr()));
         if let Some(group) = lease.group.upgrade() {
             group.admit(self.pid)?;
         }

@@ -435,8 +435,8 @@ impl Run {
     }
 
     /// Keeps the connector of the executor that is about to be assigned.
-    pub fn keep_connector(&self, connector: Connector) {
-        self.inner().connector = Some(connector);
+    pub fn keep_connector(&self, connector: Option<Connector>) {
+        self.inner().connector = connector;
     }
 
     /// An executor was assigned. Its count of incarnations starts anew, ours goes on.

@@ -193,9 +193,7 @@ fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<
         tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
     })?;
     run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())?;
-    if !granted.kind.has_network() && node.options.connectors {
-        run.keep_connector(connector::open(node, run, enclosure)?);
-    }
+    run.keep_connector(connector::open(node, run, enclosure)?);
     match run.shows_node() {
         true => node.show_itself_to(run).map(drop),
         false => Ok(()),

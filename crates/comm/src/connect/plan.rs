@@ -61,9 +61,7 @@ pub fn may_be_a_rank(address: &SocketAddr) -> bool {
         IpAddr::V4(ip) => {
             ip.is_loopback() || ip.is_unspecified() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast()
         }
-        IpAddr::V6(ip) => {
-            ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local() || ip.is_multicast()
-        }
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local() || ip.is_multicast(),
     };
     !here && address.port() >= FIRST_PORT
 }

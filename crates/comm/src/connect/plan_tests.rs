@@ -120,9 +120,15 @@ fn whoever_joins_for_another_dials_nothing_that_is_no_rank_elsewhere() {
     let dialled = |local: &str, observed: &str, host: &str, nat| {
         let theirs = card(host, local, observed, nat);
         let [low, high] = both(&mine, &theirs, &cautious);
-        let steps = low.into_iter().chain(both(&theirs, &mine, &cautious)[1].clone()).chain(high);
-        let from_mine = steps.filter(|step| !matches!(step.target, Target::Address(address) if address == mine.observed));
-        from_mine.filter(|step| matches!(step.target, Target::Address(_))).count()
+        let steps = low
+            .into_iter()
+            .chain(both(&theirs, &mine, &cautious)[1].clone())
+            .chain(high);
+        let from_mine =
+            steps.filter(|step| !matches!(step.target, Target::Address(address) if address == mine.observed));
+        from_mine
+            .filter(|step| matches!(step.target, Target::Address(_)))
+            .count()
     };
     for named in [
         "127.0.0.1:6379",
@@ -145,5 +151,9 @@ fn whoever_joins_for_another_dials_nothing_that_is_no_rank_elsewhere() {
         ..mine.clone()
     };
     let theirs = card("other", "127.0.0.1:22", "127.0.0.1:22", Nat::Independent);
-    assert!(both(&dependent, &theirs, &cautious)[0].iter().all(|step| step.target == Target::Relay));
+    assert!(
+        both(&dependent, &theirs, &cautious)[0]
+            .iter()
+            .all(|step| step.target == Target::Relay)
+    );
 }

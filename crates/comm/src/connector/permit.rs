@@ -22,7 +22,7 @@ pub struct Orders {
     pub managers: Vec<PublicKey>,
     /// Where the node's owner lets them meet beside that.
     pub places: Vec<RendezvousAddress>,
-    /// Groups at a time.
+    /// Groups at a time; none where the node's owner wants none.
     pub most: u32,
     /// The user to become, if the node is root.
     pub user: Option<u32>,
@@ -132,7 +132,9 @@ mod tests {
         };
         let good = vouch(&ours, "a:1", &key);
         let check = |address, key, voucher: Option<&str>| {
-            orders.check(&invitation(address, key, voucher.map(str::to_owned))).is_ok()
+            orders
+                .check(&invitation(address, key, voucher.map(str::to_owned)))
+                .is_ok()
         };
         assert!(check("a:1", key, Some(&good)));
         assert!(check("b:1", named, None));
@@ -140,7 +142,10 @@ mod tests {
         assert!(!check("a:2", key, Some(&good)), "another address");
         assert!(!check("a:1", named, Some(&good)), "another key");
         assert!(!check("b:1", key, None), "another key at a named place");
-        assert!(!check("a:1", key, Some(&vouch(&other, "a:1", &key))), "another site's manager");
+        assert!(
+            !check("a:1", key, Some(&vouch(&other, "a:1", &key))),
+            "another site's manager"
+        );
         let mut keyless = invitation("a:1", key, Some(good));
         keyless.key = None;
         let failure = orders.check(&keyless).unwrap_err();

@@ -54,7 +54,11 @@ fn settle(orders: &Orders) -> io::Result<()> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::thread::set_no_new_privs(true)?;
     let limit = |resource, most: u64| {
-        let most = Some(rustix::process::getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most)));
+        let most = Some(
+            rustix::process::getrlimit(resource)
+                .maximum
+                .map_or(most, |maximum| maximum.min(most)),
+        );
         let limit = Rlimit {
             current: most,
             maximum: most,
@@ -62,7 +66,10 @@ fn settle(orders: &Orders) -> io::Result<()> {
         rustix::process::setrlimit(resource, limit).map_err(io::Error::from)
     };
     limit(Resource::Core, 0)?;
-    limit(Resource::Data, MEMORY_BYTES + u64::from(orders.most) * GROUP_MEMORY_BYTES)?;
+    limit(
+        Resource::Data,
+        MEMORY_BYTES + u64::from(orders.most) * GROUP_MEMORY_BYTES,
+    )?;
     // Each rank has a socket to each other.
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let all = Rlimit {

@@ -79,12 +79,7 @@ fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &
     let seat = Seat(served.clone());
     let others = served.fetch_add(1, Ordering::AcqRel);
     if others >= orders.most || !pace.admits(Instant::now()) {
-        let text = format!(
-            "this lease's ranks join too many groups: {} at a time and ten a second are allowed; leave some, or wait",
-            orders.most
-        );
-        // It fits into the socket's buffer, which nobody has used yet.
-        return session::refuse(&socket, Failure::new(Code::NoCapacity, text));
+        return session::refuse(&socket, too_many(orders.most));
     }
     let orders = orders.clone();
     let thread = std::thread::Builder::new().name("rank".into()).stack_size(STACK);
@@ -95,5 +90,21 @@ fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &
     if let Err(error) = spawned {
         // The socket went with the closure, so the rank hears the end of it.
         eprintln!("mayfly connector: no thread for a rank: {error}");
+    }
+}
+
+fn too_many(most: u32) -> Failure {
+    match most {
+        0 => Failure::new(
+            Code::Forbidden,
+            "this node joins no groups for ranks in a sandbox without a network: its owner has switched that off (--no-groups); lease \
+             with the host's network where that is granted, or elsewhere",
+        ),
+        most => Failure::new(
+            Code::NoCapacity,
+            format!(
+                "this lease's ranks join too many groups: {most} at a time and ten a second are allowed; leave some, or wait"
+            ),
+        ),
     }
 }

@@ -78,7 +78,9 @@ fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
         Ok(Some((FromRank::Join { version, invitation }, _))) if version == VERSION => Ok(Some(*invitation)),
         Ok(Some((FromRank::Join { version, .. }, _))) => Err(Failure::new(
             Code::VersionMismatch,
-            format!("the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Mayfly"),
+            format!(
+                "the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Mayfly"
+            ),
         )),
         Ok(Some(_)) => Err(violation("its first word was not which group it wants")),
         Ok(None) => Ok(None),
@@ -154,8 +156,13 @@ impl Session {
                 Some(Road::Local(far) | Road::Carried { socket: far, .. }) => {
                     send(&socket, &said(Via::Local, true, true), Some(far.as_fd()))?;
                 }
-                Some(Road::Remote { socket: far, session, via }) => {
-                    let near = matches!((far.local_addr(), far.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
+                Some(Road::Remote {
+                    socket: far,
+                    session,
+                    via,
+                }) => {
+                    let near =
+                        matches!((far.local_addr(), far.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
                     let (ours, theirs) =
                         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
                     let far = match session {
@@ -174,8 +181,7 @@ impl Session {
         };
         watch(socket.as_fd(), CONTROL, epoll::EventFlags::IN)?;
         watch(contact.socket().as_fd(), CONTACT, epoll::EventFlags::IN)?;
-        let changes =
-            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let changes = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         for (pump, token) in pumps.iter().flatten().zip((FIRST_PUMP..).step_by(2)) {
             watch(pump.socket(End::Near), token, changes)?;
             watch(pump.socket(End::Far), token + 1, changes)?;
@@ -321,7 +327,11 @@ impl Session {
         }
         if self.writing != contact.wants_write() {
             self.writing = !self.writing;
-            let write = if self.writing { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+            let write = if self.writing {
+                epoll::EventFlags::OUT
+            } else {
+                epoll::EventFlags::empty()
+            };
             let flags = epoll::EventFlags::IN | write;
             epoll::modify(&self.epoll, contact.socket(), epoll::EventData::new_u64(CONTACT), flags)?;
         }

@@ -39,15 +39,16 @@ def test_the_promises_hold_on_every_rank(site: Daemon, groups: Path, tmp_path: P
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of {size}" for rank in range(size)]
 
 
+@pytest.mark.parametrize("network", [(), ("--network",)], ids=["without-network", "with-network"])
 def test_isolated_ranks_of_a_program_that_is_linked_statically_meet_too(
-    start: Callable[..., Daemon], tmp_path: Path
+    start: Callable[..., Daemon], tmp_path: Path, network: tuple[str, ...]
 ) -> None:
     # They see the system's libraries alone.
     compile_source(
         ROOT / SOURCES["c"], tmp_path / "groups", "-Wl,--as-needed", str(program("libmayfly.a")), "-lm", "-ldl"
     )
     site = start("up", "--listen", "127.0.0.1:0", "--share-network", "--python", sys.executable)
-    done = ranks(site, "--ranks", "2", "--sandbox", "isolated", "--network", "./groups", cwd=tmp_path)
+    done = ranks(site, "--ranks", "2", "--sandbox", "isolated", *network, "./groups", cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] all held on {rank} of 2" for rank in range(2)], done.stderr
 
 

@@ -10,10 +10,12 @@ from harness.daemons import Daemon, free_port
 from harness.leaks import wait_until
 
 
-def several_nodes(start: Callable[..., Daemon], nodes: int, workers: int) -> tuple[Daemon, list[Daemon]]:
+def several_nodes(
+    start: Callable[..., Daemon], nodes: int, workers: int, sandbox: tuple[str, ...] = ("--sandbox", "process")
+) -> tuple[Daemon, list[Daemon]]:
     """A manager, and so many nodes of so many warm workers each, named n0, n1 and so on."""
-    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", "--sandbox", "process")
-    size = ("--cores", "0", "--workers", str(workers), "--sandbox", "process")
+    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", *sandbox)
+    size = ("--cores", "0", "--workers", str(workers), *sandbox)
     started = []
     for number in range(nodes):
         join = manager.state / f"join-{number}.json"

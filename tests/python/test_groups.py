@@ -105,6 +105,12 @@ def test_collectives_of_buffers_give_what_one_process_would(client, ranks, count
     assert mayfly.run(buffers, ranks=ranks, args=(count,), client=client, timeout=60) == list(range(ranks))
 
 
+@pytest.mark.parametrize("count", [3, 20_000])
+def test_collectives_of_ranks_without_a_network_do_too(client, count):
+    found = mayfly.run(buffers, ranks=3, args=(count,), client=client, timeout=60, sandbox="isolated")
+    assert found == [0, 1, 2]
+
+
 def objects():
     comm = MPI.COMM_WORLD
     rank, size = comm.rank, comm.size
@@ -142,9 +148,9 @@ def objects():
     return "done"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_objects_travel_and_communicators_are_divided(client, ranks):
-    assert mayfly.run(objects, ranks=ranks, client=client, timeout=60) == ["done"] * ranks
+@pytest.mark.parametrize(("ranks", "sandbox"), [(2, "process"), (4, "process"), (4, "isolated")])
+def test_objects_travel_and_communicators_are_divided(client, ranks, sandbox):
+    assert mayfly.run(objects, ranks=ranks, client=client, timeout=60, sandbox=sandbox) == ["done"] * ranks
 
 
 def composed(left, right, datatype):

@@ -63,6 +63,47 @@ def test_workers_without_a_network_are_reached_over_every_transport(client, leve
         assert lease.submit(len, b"x" * (1 << 20)).result() == 1 << 20
 
 
+def dial_with_own_connection(address):
+    """Turns every TCP connection of this process to another peer, and says what came of it."""
+    import ctypes
+    import os
+    import socket
+    import stat
+    import struct
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    turned = 0
+    for descriptor in range(3, 64):
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as own:
+                if own.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                own.setblocking(False)
+                turned += libc.connect(own.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16) == 0
+                own.connect_ex(address)
+        except OSError:
+            pass
+    return turned
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls"])
+def test_a_worker_cannot_dial_anybody_with_the_connection_that_it_is_called_over(client, level, transport):
+    import socket
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        client.lease(**level, mode="warm", transport=transport) as lease,
+    ):
+        # Its client loses it, as it breaks its own connection.
+        with pytest.raises(mayfly.Error):
+            lease.submit(dial_with_own_connection, server.getsockname()).result(timeout=20)
+        server.settimeout(1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
 def test_an_isolated_worker_owns_its_core_when_it_is_hot(client, level):
     with client.lease(**level, mode="hot") as lease:
         assert len(lease.submit(os.sched_getaffinity, 0).result()) == 1

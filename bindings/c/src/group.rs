@@ -135,6 +135,8 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
     Ok(Invitation {
         rendezvous: rendezvous.into(),
         key: key.map_err(|error| misuse(format!("the rendezvous' key: {error}")))?,
+        // Whoever has one is told by its environment.
+        voucher: None,
         name: name.into(),
         run: run.unwrap_or_default().into(),
         secret: secret.into(),

@@ -212,21 +212,24 @@ pub struct Communicator {
     inner: Guarded<Arc<Inner>>,
     /// For each rank of it the lowest one of the whole group that runs on the same host.
     hosts: Vec<u32>,
+    /// How the bytes to each rank of it travel.
+    ways: Vec<Option<Via>>,
     /// The place in the group, left when the last of its communicators is dropped.
     membership: Option<Arc<Membership>>,
 }
 
 impl Communicator {
     fn part(&self, inner: Inner) -> Self {
-        let host = |member: &u32| {
-            let place = self.inner.members().iter().position(|known| known == member);
-            place
-                .and_then(|place| self.hosts.get(place))
-                .copied()
-                .unwrap_or(*member)
-        };
+        let place = |member: &u32| self.inner.members().iter().position(|known| known == member);
+        let host = |member: &u32| place(member).and_then(|place| self.hosts.get(place)).copied();
+        let way = |member: &u32| place(member).and_then(|place| self.ways.get(place)).copied().flatten();
         Self {
-            hosts: inner.members().iter().map(host).collect(),
+            hosts: inner
+                .members()
+                .iter()
+                .map(|member| host(member).unwrap_or(*member))
+                .collect(),
+            ways: inner.members().iter().map(way).collect(),
             inner: Guarded::new(Arc::new(inner)),
             membership: self.membership.clone(),
         }
@@ -280,11 +283,13 @@ impl Communicator {
         let World {
             communicator,
             hosts,
+            ways,
             membership,
         } = world;
         Ok(Self {
             inner: Guarded::new(Arc::new(communicator)),
             hosts,
+            ways,
             membership: Some(Arc::new(membership)),
         })
     }
@@ -296,6 +301,7 @@ impl Communicator {
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
             hosts: vec![0],
+            ways: vec![None],
             membership: None,
         })
     }
@@ -317,7 +323,8 @@ impl Communicator {
             })
         };
         let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
-        let roads = sockets.into_iter().map(road).collect();
+        let roads: Vec<Option<Road>> = sockets.into_iter().map(road).collect();
+        let ways = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         let formed = Inner::form(rank, size, roads, Arc::new(Lost::default()), Options::default());
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
@@ -326,6 +333,7 @@ impl Communicator {
             } else {
                 vec![0; size as usize]
             },
+            ways,
             membership: None,
         })
     }
@@ -352,6 +360,12 @@ impl Communicator {
     #[getter]
     fn hosts(&self) -> Vec<u32> {
         self.hosts.clone()
+    }
+
+    /// How the bytes to each rank travel: `local`, `direct`, `punched` or `relay`; none to this one.
+    #[getter]
+    fn ways(&self) -> Vec<Option<&'static str>> {
+        self.ways.iter().map(|way| way.map(Via::name)).collect()
     }
 
     /// Sends the bytes of a buffer.

@@ -347,7 +347,7 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
     let mut children = Vec::new();
     for (rank, roads) in roads(plan.ranks, plan.tcp)?.into_iter().enumerate() {
         let socket = |road: &Option<Road>| match road {
-            Some(Road::Local(socket)) => socket.as_raw_fd(),
+            Some(Road::Local(socket) | Road::Carried { socket, .. }) => socket.as_raw_fd(),
             Some(Road::Remote { socket, .. }) => socket.as_raw_fd(),
             Some(Road::Stored { socket, .. }) => socket.as_raw_fd(),
             None => -1,

@@ -7,6 +7,7 @@ mod bench;
 mod bill;
 mod completions;
 mod connect;
+mod connector;
 mod daemon;
 mod exit;
 mod invoke;
@@ -122,6 +123,9 @@ enum Command {
     Run(run::Arguments),
     /// Start a place where ranks of groups meet, without a manager
     Rendezvous(rendezvous::Arguments),
+    /// Join groups for the isolated ranks of a lease, which a node starts
+    #[command(hide = true)]
+    Connector(connector::Arguments),
     /// Measure invocations beside the machine's own limits, in the same run
     Bench(bench::Arguments),
     /// Say which release this is
@@ -169,6 +173,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Invoke(arguments) => invoke::run(arguments, global),
         Command::Run(arguments) => return run::run(arguments, global),
         Command::Rendezvous(arguments) => rendezvous::run(arguments, global),
+        Command::Connector(_) => connector::run(),
         Command::Bench(arguments) => bench::run(arguments, global.json),
         Command::Version(arguments) => version::run(arguments, global),
         Command::Completions(arguments) => completions::run(arguments, global),

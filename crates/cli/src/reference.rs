@@ -76,7 +76,8 @@ fn describe(command: &mut Command, page: &mut String) {
     let help = command.render_long_help().to_string();
     let help = help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
     let _ = write!(page, "## {name}\n\n```text\n{}\n```\n\n", help.trim());
-    for sub in command.get_subcommands_mut().filter(|sub| sub.get_name() != "help") {
+    let shown = |sub: &&mut Command| sub.get_name() != "help" && !sub.is_hide_set();
+    for sub in command.get_subcommands_mut().filter(shown) {
         describe(sub, page);
     }
     while page.ends_with("\n\n") {

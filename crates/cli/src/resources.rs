@@ -8,7 +8,7 @@ use mayfly_client::Choice;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
 use mayfly_node::Options;
 use mayfly_node::images::{Allowed, Reference};
-use mayfly_protocol::api::Sandbox;
+use mayfly_protocol::api::{RendezvousAddress, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::lease::Level;
@@ -75,6 +75,13 @@ pub struct NodeArguments {
     /// Let isolated workers that ask for it share the host's network
     #[arg(long)]
     share_network: bool,
+    /// Let isolated workers without the host's network be of no group: nothing is dialled for them
+    #[arg(long)]
+    no_groups: bool,
+    /// Where they may meet other ranks, beside their manager's: what `mayfly rendezvous` prints, as its address, `=` and its key; may
+    /// be repeated
+    #[arg(long, value_name = "ADDR:PORT=KEY", value_parser = place)]
+    rendezvous: Vec<RendezvousAddress>,
     /// Where to answer Prometheus (GET /metrics), in clear and to whoever asks; port 0 for any
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -128,6 +135,8 @@ impl NodeArguments {
         }
         options.images = Allowed::Named(self.image.clone());
         options.share_network = self.share_network;
+        options.connectors = !self.no_groups;
+        options.rendezvous = self.rendezvous.clone();
         options.readable = directories(&self.readable, "--readable")?;
         options.writable = directories(&self.writable, "--writable")?;
         options.own_process = true;
@@ -181,6 +190,18 @@ impl NodeArguments {
         }
         Ok(resources)
     }
+}
+
+/// A rendezvous with its key.
+fn place(text: &str) -> Result<RendezvousAddress, String> {
+    let (address, key) = text
+        .rsplit_once('=')
+        .ok_or("give an address and a key, as HOST:PORT=KEY")?;
+    Ok(RendezvousAddress {
+        address: address.into(),
+        key: key.parse().map_err(|error| format!("the key: {error}"))?,
+        voucher: String::new(),
+    })
 }
 
 /// Each level once, in the order in which they were named.

@@ -56,7 +56,7 @@ pub struct Arguments {
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
-    /// Let isolated ranks use the host's network, which they need to reach each other
+    /// Let isolated ranks use the host's network, where the site grants it; without it their node joins for them
     #[arg(long)]
     network: bool,
     /// Leave lines as they are, without their ranks

@@ -65,6 +65,9 @@ impl Communicator {
                 Some(Road::Stored { socket, session }) => {
                     Some(Link::Stream(StreamLink::stored(peer, socket, session)?))
                 }
+                Some(Road::Carried { socket, near, .. }) => {
+                    Some(Link::Stream(StreamLink::carried(peer, socket, near)?))
+                }
                 Some(Road::Local(socket)) => {
                     greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
                     None

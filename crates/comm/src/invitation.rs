@@ -1,5 +1,6 @@
 //! What a rank is told by whoever started it: how to find its group.
 
+use std::path::Path;
 use std::time::Duration;
 
 use mayfly_protocol::error::{Code, Failure};
@@ -8,8 +9,9 @@ use mayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
+use crate::road::{Road, Via};
 use crate::table::Tables;
-use crate::{Channel, Communicator, JoinOptions, Joined, Options, join};
+use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join};
 
 /// The environment variable that holds an [`Invitation`] as JSON.
 pub const GROUP_VARIABLE: &str = "MAYFLY_GROUP";
@@ -23,6 +25,10 @@ pub struct Invitation {
     /// Its key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PublicKey>,
+    /// The manager's word that the rendezvous is its own, as it gives it out with the address. Ranks in a sandbox without a network
+    /// need it, whose node joins for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub voucher: Option<String>,
     /// Name of the group.
     pub name: String,
     /// Which run of it.
@@ -75,6 +81,8 @@ pub struct World {
     pub communicator: Communicator,
     /// For each rank the lowest one that runs on the same host.
     pub hosts: Vec<u32>,
+    /// How the bytes to each rank travel; none to this one.
+    pub ways: Vec<Option<Via>>,
     /// To be kept while the communicator is used.
     pub membership: crate::membership::Membership,
 }
@@ -101,14 +109,31 @@ impl Invitation {
         })
     }
 
-    /// Joins the group: comes back when all ranks are there and connected.
+    /// Joins the group: comes back when all ranks are there and connected. In a sandbox without a network its node does so.
     ///
     /// # Errors
     /// As [`join`](join()) and [`Communicator::form`].
     pub fn accept(&self) -> Result<World, Failure> {
+        let connector = Path::new(connector::SOCKET);
+        if connector.exists() {
+            return self.accept_through(connector);
+        }
+        self.form(join(&self.options()?)?)
+    }
+
+    /// Joins the group through the [connector] that listens at this socket.
+    ///
+    /// # Errors
+    /// As [`connector::join_through`] and [`Communicator::form`].
+    pub fn accept_through(&self, socket: &Path) -> Result<World, Failure> {
+        self.form(connector::join_through(socket, self)?)
+    }
+
+    /// What it says, as [`join`](join()) wants it.
+    pub(crate) fn options(&self) -> Result<JoinOptions, Failure> {
         let secret = hex::decode(&self.secret)
             .map_err(|_| Failure::new(Code::InvalidRequest, "the group's secret is not hexadecimal"))?;
-        let options = JoinOptions {
+        Ok(JoinOptions {
             server_key: self.key,
             run: self.run.clone(),
             rank: self.rank,
@@ -122,7 +147,10 @@ impl Invitation {
             store: self.store.as_deref().map(Place::parse).transpose()?,
             channel: self.channel,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
-        };
+        })
+    }
+
+    fn form(&self, joined: Joined) -> Result<World, Failure> {
         let Joined {
             rank,
             size,
@@ -131,7 +159,7 @@ impl Invitation {
             lost,
             membership,
             ..
-        } = join(&options)?;
+        } = joined;
         let usual = match self.channel {
             Channel::Direct => Options::default(),
             Channel::Stored => Options::stored(),
@@ -143,7 +171,9 @@ impl Invitation {
             table: self.tables.as_ref().map_or(usual.table, |tables| tables.for_ranks(size)),
             ..usual
         };
+        let ways = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         Ok(World {
+            ways,
             communicator: Communicator::form(rank, size, roads, lost, options)?,
             hosts,
             membership,

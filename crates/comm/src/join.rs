@@ -1,6 +1,7 @@
 //! The way into a group: from nothing but a name and a secret to connections with all other ranks.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,8 +118,6 @@ pub struct Joined {
     pub rank: u32,
     /// Of how many.
     pub size: u32,
-    /// The rendezvous' random name of this very run.
-    pub run: [u8; 16],
     /// A road to each rank, none to this one. Sockets block, as the system makes them.
     pub roads: Vec<Option<Road>>,
     /// For each rank the lowest one that runs on the same host, by its own account.
@@ -131,36 +130,59 @@ pub struct Joined {
     pub membership: Membership,
 }
 
+/// Nobody waits longer for a group.
+pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Where another waits for it, the rendezvous is to be reached within this.
+const REACH_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Joins a group: comes back once all ranks are there and this one is connected with each, or with what went wrong. It takes no longer
 /// than `patience`.
 pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
-    let deadline = Instant::now() + options.patience;
+    let lost = Arc::new(Lost::default());
+    let Formed { entered, contact } = form(options, &lost, None)?;
+    let Entered {
+        seat,
+        roads,
+        hosts,
+        stored,
+        connecting,
+    } = entered;
+    Ok(Joined {
+        rank: seat.rank,
+        size: seat.size,
+        roads,
+        hosts,
+        connecting,
+        membership: Membership::keep(contact, lost.clone(), stored)?,
+        lost,
+    })
+}
+
+/// A rank that is connected with all others, and whose place in the group nobody keeps yet.
+pub(crate) struct Formed {
+    pub entered: Entered,
+    pub contact: Contact,
+}
+
+/// Joins a group; for as long as nobody closes the other end of `asker`, where it is done for somebody else.
+pub(crate) fn form(options: &JoinOptions, lost: &Arc<Lost>, asker: Option<OwnedFd>) -> Result<Formed, Failure> {
+    let deadline = Instant::now() + options.patience.min(LONGEST_PATIENCE);
     if options.channel == Channel::Stored && options.store.is_none() {
         let text = "the channel `stored` needs a store: name one, such as s3://bucket/prefix or redis://host:port";
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let keys = GroupKeys::new(&options.name, &options.run, &options.secret)?;
-    let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, deadline)?;
-    let lost = Arc::new(Lost::default());
-    let joined = enter(options, &keys, &mut contact, &lost, deadline);
-    match joined {
-        Ok(Entered {
-            seat,
-            run,
-            roads,
-            hosts,
-            stored,
-            connecting,
-        }) => Ok(Joined {
-            rank: seat.rank,
-            size: seat.size,
-            run,
-            roads,
-            hosts,
-            connecting,
-            membership: Membership::keep(contact, lost.clone(), stored)?,
-            lost,
-        }),
+    let by = match asker {
+        Some(_) => deadline.min(Instant::now() + REACH_PATIENCE),
+        None => deadline,
+    };
+    let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, by)?;
+    contact.act_for(asker);
+    match enter(options, &keys, &mut contact, lost, deadline) {
+        Ok(entered) => {
+            contact.act_for(None);
+            Ok(Formed { entered, contact })
+        }
         Err(failure) => {
             contact.leave(Some(format!("it could not join: {}", failure.message)));
             Err(failure)
@@ -168,13 +190,12 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     }
 }
 
-struct Entered {
-    seat: Seat,
-    run: [u8; 16],
-    roads: Vec<Option<Road>>,
-    hosts: Vec<u32>,
-    stored: Option<Stored>,
-    connecting: Duration,
+pub(crate) struct Entered {
+    pub seat: Seat,
+    pub roads: Vec<Option<Road>>,
+    pub hosts: Vec<u32>,
+    pub stored: Option<Stored>,
+    pub connecting: Duration,
 }
 
 fn enter(
@@ -273,7 +294,6 @@ fn enter(
     )?;
     Ok(Entered {
         seat,
-        run,
         roads,
         hosts,
         stored,

@@ -7,6 +7,7 @@
 //! - [`rendezvous`]: where ranks meet, by name and secret; its server is behind the feature `server`.
 //! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
 //!   simultaneous open, a [`relay`], storage ([`stored`]).
+//! - [`connector`]: joins outside for ranks in a sandbox without a network, and carries their bytes.
 //! - [`membership`]: heartbeats, and news of ranks that are lost.
 //! - [`road`]: what connecting hands to communicating: one authenticated road for each pair of ranks, and news of lost ranks.
 //!
@@ -28,6 +29,7 @@
 //! ```
 
 pub mod connect;
+pub mod connector;
 pub mod cost;
 pub mod invitation;
 pub mod join;

@@ -35,6 +35,13 @@ pub struct Membership {
 impl Membership {
     /// Keeps a connection, and puts into `lost` what comes over it; and the store that roads go through.
     pub fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Stored>) -> Result<Self, Failure> {
+        let mut kept = Self::attended(move |stopped| attend(contact, &lost, stopped))?;
+        kept.stored = stored;
+        Ok(kept)
+    }
+
+    /// Keeps what `attend` attends to, until the descriptor that it is given can be read.
+    pub(crate) fn attended(attend: impl FnOnce(&OwnedFd) + Send + 'static) -> Result<Self, Failure> {
         let failed = |error| {
             Failure::new(
                 Code::Internal,
@@ -47,10 +54,10 @@ impl Membership {
         let thread = std::thread::Builder::new()
             .name("heartbeat".into())
             .stack_size(STACK)
-            .spawn(move || attend(contact, &lost, &stopped))
+            .spawn(move || attend(&stopped))
             .map_err(failed)?;
         Ok(Self {
-            stored,
+            stored: None,
             stop,
             thread: Some(thread),
             process: std::process::id(),

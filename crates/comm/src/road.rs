@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
 
 /// How the bytes between two ranks travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Via {
     /// Within a host.
     Local,
@@ -20,6 +22,19 @@ pub enum Via {
     Relay,
     /// A store keeps them in between, and cannot read them.
     Stored,
+}
+
+impl Via {
+    /// Its name, for people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Direct => "direct",
+            Self::Punched => "punched",
+            Self::Relay => "relay",
+            Self::Stored => "stored",
+        }
+    }
 }
 
 /// An authenticated connection between two ranks of a group.
@@ -43,6 +58,15 @@ pub enum Road {
         /// TLS with the other rank itself, past its handshake.
         session: Box<rustls::Connection>,
     },
+    /// A byte stream to this host's [connector](crate::connector), which carries it to the other rank: a sandbox has no network.
+    Carried {
+        /// To the connector, in clear.
+        socket: UnixStream,
+        /// How the bytes travel from there.
+        via: Via,
+        /// Whether the other rank is on this host after all.
+        near: bool,
+    },
 }
 
 impl Road {
@@ -50,7 +74,7 @@ impl Road {
     pub fn via(&self) -> Via {
         match self {
             Self::Local(_) => Via::Local,
-            Self::Remote { via, .. } => *via,
+            Self::Remote { via, .. } | Self::Carried { via, .. } => *via,
             Self::Stored { .. } => Via::Stored,
         }
     }

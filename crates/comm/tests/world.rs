@@ -29,6 +29,7 @@ const NONE: Ways = Ways {
     relay_after: Duration::from_secs(1),
     stored: false,
     stored_after: Duration::from_secs(3),
+    cautious: false,
 };
 
 #[test]

@@ -21,6 +21,7 @@
 mod arena;
 pub mod clock;
 pub mod descriptors;
+pub mod fence;
 pub mod futex;
 pub mod inproc;
 pub mod libfabric;

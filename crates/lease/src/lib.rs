@@ -12,7 +12,8 @@
 //! - [`placement`]: which node should get a lease, and [`gang`] how many of its workers;
 //! - [`health`]: which nodes keep failing, and get none for a while;
 //! - [`billing`]: what a lease used, and what it costs;
-//! - [`quota`]: what a tenant may hold and spend.
+//! - [`quota`]: what a tenant may hold and spend;
+//! - [`rendezvous`]: a manager's word that ranks may meet there.
 
 pub mod billing;
 pub mod delegation;
@@ -23,6 +24,7 @@ pub mod key;
 pub mod ledger;
 pub mod placement;
 pub mod quota;
+pub mod rendezvous;
 pub mod replay;
 pub mod state;
 pub mod token;

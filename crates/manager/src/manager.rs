@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use mayfly_comm::rendezvous::server::{Bound, ServeOptions};
 use mayfly_lease::SigningKey;
+use mayfly_lease::rendezvous::vouch;
 use mayfly_protocol::accounts::{Role, TenantSpec};
 use mayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
 use mayfly_protocol::error::Failure;
@@ -84,8 +85,10 @@ impl Manager {
         });
         let meeting = meeting.await.map_err(|failure| Error::Rendezvous(failure.message))?;
         let place = meeting.addresses().first().copied().unwrap_or(address);
+        let place = host_and_port(place, &options.names);
         let rendezvous = RendezvousAddress {
-            address: host_and_port(place, &options.names),
+            voucher: vouch(&identity.signing, &place, &meeting.key()),
+            address: place,
             key: meeting.key(),
         };
         let snapshot = store

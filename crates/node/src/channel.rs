@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use mayfly_fabric::fence;
 use mayfly_fabric::shm::ChannelMemory;
 use mayfly_lease::token;
 use mayfly_protocol::error::{Code, Failure};
@@ -126,6 +127,13 @@ fn open_shm(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &Connection)
 async fn open_stream(node: &Node, run: &Arc<Run>, hello: &Hello, connection: &mut Connection) -> Result<bool, Failure> {
     let socket = copy(connection).map_err(broken)?;
     let worker_socket = copy(connection).map_err(broken)?;
+    if let (Connection::Tcp(_, peer), false) = (&*connection, run.granted.kind.has_network()) {
+        // A worker without a network could dial others with it.
+        fence::keep_to_peer(&worker_socket, *peer).map_err(|error| {
+            let text = format!("the connection cannot be kept to its client: {error}; ask for shared memory");
+            Failure::new(Code::TransportRefused, text)
+        })?;
+    }
     let key = match hello.transport {
         transport::TLS | transport::LIBFABRIC => run.executor_key()?.public(),
         _ => NO_KEY,

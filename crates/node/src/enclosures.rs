@@ -1,5 +1,6 @@
 //! What stands around isolated executors: a directory and a control group for each.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,6 +11,7 @@ use mayfly_sandbox::cgroup::{Controller, Group, Hierarchies, Limits};
 use mayfly_sandbox::isolation::Base;
 use mayfly_sandbox::{Isolation, isolation};
 
+use crate::connector;
 use crate::executors::Opening;
 
 /// Processes and threads of an isolated executor where no control group counts them: its lease is not known yet when this is
@@ -81,6 +83,11 @@ impl Enclosures {
         let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
         let code = self.dir.join(format!("code-{number}"));
         std::fs::DirBuilder::new().mode(0o755).create(&code)?;
+        // Ahead, as all that is made here: a lease that finds it parked does not wait for it.
+        let calls = match opening.network {
+            true => None,
+            false => Some(connector::listen(&code)?),
+        };
         let missing = self.hierarchies().missing();
         let isolation = Isolation {
             stage: self.dir.join("stage"),
@@ -106,6 +113,7 @@ impl Enclosures {
         let enclosure = Enclosure {
             group,
             code,
+            calls,
             bounds_memory,
         };
         Ok((enclosure, isolation))
@@ -117,6 +125,8 @@ impl Enclosures {
 pub struct Enclosure {
     group: Arc<Group>,
     code: PathBuf,
+    /// Where it calls for what joins groups for it, if it has no network.
+    calls: Option<OwnedFd>,
     /// Whether the memory of all its processes together can be limited.
     pub bounds_memory: bool,
 }
@@ -130,6 +140,16 @@ impl Enclosure {
     /// How many of its processes were ended because its memory was used up.
     pub fn memory_kills(&self) -> u64 {
         self.group.memory_kills()
+    }
+
+    /// The control groups of all of it. Whoever holds them longer than it is there keeps them from being removed.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// The socket on which it calls for its connector, if it needs one.
+    pub fn calls(&self) -> Option<&OwnedFd> {
+        self.calls.as_ref()
     }
 
     /// The host's directory that it has at [`isolation::CODE_DIR`].

@@ -13,7 +13,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_sandbox::filter::{Asking, Refusal};
 use mayfly_sandbox::isolation::Shown;
-use mayfly_sandbox::{Program, Spawner, Watch};
+use mayfly_sandbox::{Child, Program, Spawner, Watch};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
@@ -81,7 +81,8 @@ pub enum Language {
     },
 }
 
-type Tail = Arc<Mutex<VecDeque<u8>>>;
+/// What was printed last.
+pub type Tail = Arc<Mutex<VecDeque<u8>>>;
 
 /// The node's end of an executor's control socket, for whoever has a message to send.
 #[derive(Debug, Clone)]
@@ -131,16 +132,7 @@ impl Executor {
     ) -> Result<Self, Failure> {
         let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
         let name = program.program.display().to_string();
-        let child = tokio::task::spawn_blocking(move || {
-            // Under the lock, so that nobody takes the new child for an orphan.
-            let mut known = known();
-            let child = spawner.spawn(program)?;
-            known.insert(child.pid);
-            Ok::<_, mayfly_sandbox::SandboxError>(child)
-        })
-        .await
-        .map_err(|error| failed(error.to_string()))?
-        .map_err(|error| failed(error.to_string()))?;
+        let child = start_child(spawner, program).await.map_err(failed)?;
         let system = |error: std::io::Error| failed(format!("the node cannot watch `{name}`: {error}"));
         let tail = Tail::default();
         let mut readers = tokio::task::JoinSet::new();
@@ -301,9 +293,7 @@ impl Executor {
             if let Some(group) = Pid::from_raw(self.pid) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
-            let mut known = known();
-            let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
-            known.remove(&self.pid);
+            forget_child(self.pid, self.pidfd.as_fd());
         }
     }
 }
@@ -355,8 +345,30 @@ fn process_of(pidfd: &OwnedFd) -> Option<u32> {
     pid.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
+/// Starts a process that nobody takes for an orphan until [`forget_child`].
+pub async fn start_child(spawner: Arc<Spawner>, program: Program) -> Result<Child, String> {
+    let started = tokio::task::spawn_blocking(move || {
+        // Under the lock, so that nobody takes the new child for an orphan.
+        let mut known = known();
+        let child = spawner.spawn(program)?;
+        known.insert(child.pid);
+        Ok::<_, mayfly_sandbox::SandboxError>(child)
+    });
+    started
+        .await
+        .map_err(|error| error.to_string())?
+        .map_err(|error| error.to_string())
+}
+
+/// Collects the record of a process that has ended, or is about to.
+pub fn forget_child(pid: i32, pidfd: BorrowedFd<'_>) {
+    let mut known = known();
+    let _ = rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED);
+    known.remove(&pid);
+}
+
 /// Reads what an executor and its workers print, keeps the last of it and hands it on.
-async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl AsyncWrite + Unpin) {
+pub async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl AsyncWrite + Unpin) {
     let mut chunk = [0u8; 4096];
     let mut budget = Budget::default();
     loop {

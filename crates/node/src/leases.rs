@@ -30,6 +30,7 @@ use mayfly_protocol::ids::{AllowanceId, ChannelId, CodeHash, Incarnation, LeaseI
 use mayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
 
+use crate::connector::Connector;
 use crate::door::Door;
 use crate::executors::{Control, Kind};
 use crate::hangup::Hangups;
@@ -128,6 +129,8 @@ struct Inner {
     /// Whether its isolated workers shall see the node's socket, and that.
     shows_node: bool,
     door: Option<Door>,
+    /// What joins groups for isolated workers without a network.
+    connector: Option<Connector>,
     failure: Option<Failure>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
@@ -239,6 +242,7 @@ impl Run {
                 codes: BTreeSet::new(),
                 shows_node: false,
                 door: None,
+                connector: None,
                 failure: None,
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
@@ -426,6 +430,11 @@ impl Run {
         Ok(())
     }
 
+    /// Keeps the connector of the executor that is about to be assigned.
+    pub fn keep_connector(&self, connector: Option<Connector>) {
+        self.inner().connector = connector;
+    }
+
     /// An executor was assigned. Its count of incarnations starts anew, ours goes on.
     pub fn executor_assigned(&self, control: Control) {
         let mut inner = self.inner();
@@ -473,6 +482,7 @@ impl Run {
         inner.control = None;
         inner.code_dir = None;
         inner.door = None;
+        inner.connector = None;
         let cause = if out_of_memory {
             End::OutOfMemory
         } else {

@@ -8,12 +8,14 @@
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
 //! - `policy`: what the node's owner lets leases have; `runtimes`: which language runtime will do for a request;
 //! - `executors`: processes; `enclosures`: what stands around isolated ones; `pool`: those that wait for a lease;
+//! - `door`, `connector`: what isolated workers reach of the node, and what joins groups for them;
 //! - `hangup`: notices clients that go away;
 //! - `journal`: what must survive the node; `manager_link`: whom it tells.
 
 mod affinity;
 mod channel;
 mod clock;
+mod connector;
 mod control;
 mod door;
 mod enclosures;

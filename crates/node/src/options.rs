@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mayfly_fabric::Choice;
 use mayfly_lease::ledger::Resources;
-use mayfly_protocol::api::{ManagerAddress, Sandbox};
+use mayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
 
 use crate::images::Allowed;
 
@@ -43,6 +43,12 @@ pub struct Options {
     pub images: Allowed,
     /// Whether isolated workers may share the host's network.
     pub share_network: bool,
+    /// Whether isolated workers without a network may be ranks of groups, which this node joins for them.
+    pub connectors: bool,
+    /// Where such ranks may meet, beside where a manager of this site says.
+    pub rendezvous: Vec<RendezvousAddress>,
+    /// The program that joins for them, which is `mayfly`; none for the one beside this program.
+    pub connector: Option<PathBuf>,
     /// Directories below which leases may have isolated workers read.
     pub readable: Vec<PathBuf>,
     /// Directories below which leases may have isolated workers write.
@@ -109,6 +115,9 @@ impl Options {
             sandboxes: Sandbox::ALL.to_vec(),
             images: Allowed::Named(Vec::new()),
             share_network: false,
+            connectors: true,
+            rendezvous: Vec::new(),
+            connector: None,
             readable: Vec::new(),
             writable: Vec::new(),
             scratch_bytes: 1 << 30,
@@ -138,17 +147,23 @@ impl Options {
         if let Some(path) = std::env::var_os("MAYFLY_EXECUTOR") {
             return path.into();
         }
-        let beside = std::env::current_exe()
-            .ok()
-            .and_then(|exe| Some(exe.parent()?.join("mayfly-executor")));
-        beside
-            .filter(|path| path.is_file())
-            .unwrap_or_else(|| "mayfly-executor".into())
+        beside("mayfly-executor")
+    }
+
+    pub(crate) fn connector_path(&self) -> PathBuf {
+        self.connector.clone().unwrap_or_else(|| beside("mayfly"))
     }
 
     pub(crate) fn resources(&self) -> Resources {
         self.resources.clone().unwrap_or_else(machine)
     }
+}
+
+/// A program of Mayfly's beside this one, or else wherever it is found.
+fn beside(name: &str) -> PathBuf {
+    let here = std::env::current_exe().ok();
+    let beside = here.and_then(|exe| Some(exe.parent()?.join(name)));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| name.into())
 }
 
 /// The cores that this process may use, and three quarters of the memory.

@@ -60,6 +60,11 @@ impl Pool {
         })
     }
 
+    /// What starts processes that end with the node.
+    pub fn spawner(&self) -> &Arc<Spawner> {
+        &self.spawner
+    }
+
     fn shelves(&self) -> std::sync::MutexGuard<'_, HashMap<Kind, Shelf>> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }

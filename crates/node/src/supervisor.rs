@@ -17,7 +17,7 @@ use crate::enclosures::Enclosure;
 use crate::executors::{Executor, Heard};
 use crate::leases::{Run, Tick};
 use crate::node::Node;
-use crate::{affinity, runtimes};
+use crate::{affinity, connector, runtimes};
 
 /// An executor that dies more often than this in [`DEATH_WINDOW`] would only die again.
 const MOST_DEATHS: usize = 3;
@@ -196,6 +196,7 @@ fn enclose(node: &Arc<Node>, run: &Run, executor: &Executor) -> std::io::Result<
         tasks: TASKS + (workers as u32).saturating_mul(TASKS_PER_WORKER),
     })?;
     run.code_goes_to(&node.options.code_dir(), enclosure.code_dir())?;
+    run.keep_connector(connector::open(node, run, enclosure)?);
     match run.shows_node() {
         true => node.show_itself_to(run).map(drop),
         false => Ok(()),

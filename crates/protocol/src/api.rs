@@ -433,6 +433,9 @@ pub struct RendezvousAddress {
     /// With which it shows that it is the one.
     #[schema(value_type = String)]
     pub key: PublicKey,
+    /// The manager's signature, in hexadecimal: by this word nodes join there for ranks that have no network.
+    #[serde(default)]
+    pub voucher: String,
 }
 
 /// Answer to `DELETE /v1/nodes/{id}`.

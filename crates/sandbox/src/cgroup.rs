@@ -146,6 +146,14 @@ impl Group {
         self.parts.iter().map(open).collect()
     }
 
+    /// Takes in a process that works for the sandbox without being in it.
+    pub fn admit(&self, pid: i32) -> Result<()> {
+        for part in &self.parts {
+            write(&part.path.join("cgroup.procs"), &pid.to_string())?;
+        }
+        Ok(())
+    }
+
     /// Sets its limits.
     pub fn limit(&self, limits: &Limits) -> Result<()> {
         for part in &self.parts {

@@ -32,6 +32,9 @@ const INNER_USER: u32 = 1000;
 /// First of the 65,536 host users, unused by anything else, that sandboxes of a node which is root run as.
 const FIRST_OUTER_USER: u32 = 0x4d59_0000;
 
+/// The host user, beside those of sandboxes, as whom processes work for sandboxes without being in them, when the node is root.
+pub const HELPER_USER: u32 = FIRST_OUTER_USER + 0x1_0000;
+
 /// What a sandbox's root directory is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Base {

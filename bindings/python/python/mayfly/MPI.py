@@ -697,6 +697,15 @@ class Comm:
         """A communicator of the ranks on the same host, by `COMM_TYPE_SHARED`."""
         return self.Split(UNDEFINED if split_type == UNDEFINED else self._native.hosts[self.rank], key)
 
+    @property
+    def ways(self) -> list[str | None]:
+        """How the bytes to each rank travel, which mpi4py has no name for.
+
+        ``local`` within a host, ``direct`` over a connection that one of the two dialled, ``punched`` over one through
+        the NATs of both, ``relay`` where nothing else was left; None to this rank itself.
+        """
+        return self._native.ways
+
     def Dup(self) -> Comm:
         """Another communicator of the same ranks, whose messages do not meet those of this one."""
         return Comm(self._native.dup())

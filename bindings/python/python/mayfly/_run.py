@@ -139,6 +139,7 @@ def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | No
     return {
         "rendezvous": place["address"],
         "key": place["key"],
+        "voucher": place["voucher"],
         "name": name,
         "secret": secrets.token_hex(32),
         "size": size,

@@ -578,6 +578,9 @@ impl Loop<'_> {
             .filter(open)
             .take(MOST_NAMED)
             .map(|(pair, rank)| {
+                if self.setting.ways.cautious {
+                    return format!("rank {me} to rank {rank} ({} ways tried)", pair.notes.len());
+                }
                 let tried: Vec<String> = pair
                     .notes
                     .iter()

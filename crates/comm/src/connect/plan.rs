@@ -37,6 +37,9 @@ pub struct Ways {
     pub stored: bool,
     /// How long the others are tried before the store is.
     pub stored_after: Duration,
+    /// Whether somebody else joins for this rank, from a network that it is not to learn about: then only what [may be a rank
+    /// elsewhere](may_be_a_rank) is dialled, and a failure does not tell what came of each address.
+    pub cautious: bool,
 }
 
 impl Ways {
@@ -50,6 +53,7 @@ impl Ways {
             relay_after: Duration::ZERO,
             stored: true,
             stored_after: Duration::ZERO,
+            cautious: false,
         }
     }
 
@@ -69,8 +73,24 @@ impl Default for Ways {
             relay_after: Duration::from_secs(1),
             stored: false,
             stored_after: Duration::from_secs(3),
+            cautious: false,
         }
     }
+}
+
+/// Ports below are those of services; ranks listen on ports that the system gives them.
+const FIRST_PORT: u16 = 1024;
+
+/// Whether an address may be that of a rank on another host. Somebody outside could name any other just to have it dialled: a
+/// service of this host that trusts its loopback, or the one at which clouds tell their machines' credentials (169.254.169.254).
+pub fn may_be_a_rank(address: &SocketAddr) -> bool {
+    let here = match address.ip().to_canonical() {
+        IpAddr::V4(ip) => {
+            ip.is_loopback() || ip.is_unspecified() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast()
+        }
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local() || ip.is_multicast(),
+    };
+    !here && address.port() >= FIRST_PORT
 }
 
 /// Where to.
@@ -112,6 +132,9 @@ pub struct Party<'a> {
 pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut add = |target, way, after| {
+        if matches!(&target, Target::Address(address) if ways.cautious && !may_be_a_rank(address)) {
+            return;
+        }
         // An address may be both a rank's own and the one that the rendezvous saw.
         if steps.iter().all(|known| known.target != target || known.way != way) {
             steps.push(Step {
@@ -186,7 +209,8 @@ pub fn plan(me: Party<'_>, peer: Party<'_>, ways: &Ways) -> Vec<Step> {
         };
         add(Target::Store, Way::Stored, after);
     }
-    if punch && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {
+    let allowed = !ways.cautious || may_be_a_rank(&theirs.observed);
+    if punch && allowed && mine.nat == Nat::Dependent && theirs.nat != Nat::Dependent {
         steps.extend(AGAIN.map(|again| Step {
             target: Target::Address(theirs.observed),
             way: Way::Punch,

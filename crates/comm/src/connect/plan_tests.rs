@@ -143,3 +143,51 @@ fn the_store_is_the_last_resort_unless_it_is_the_only_way_and_both_need_the_same
         assert_eq!(soonest(&steps, Way::Stored), None);
     }
 }
+
+#[test]
+fn whoever_joins_for_another_dials_nothing_that_is_no_rank_elsewhere() {
+    let cautious = Ways {
+        cautious: true,
+        ..Ways::default()
+    };
+    let mine = card("h", "10.0.0.1:5000", "10.0.0.1:5000", Nat::None);
+    let dialled = |local: &str, observed: &str, host: &str, nat| {
+        let theirs = card(host, local, observed, nat);
+        let [low, high] = both(&mine, &theirs, &cautious);
+        let steps = low
+            .into_iter()
+            .chain(both(&theirs, &mine, &cautious)[1].clone())
+            .chain(high);
+        let from_mine =
+            steps.filter(|step| !matches!(step.target, Target::Address(address) if address == mine.observed));
+        from_mine
+            .filter(|step| matches!(step.target, Target::Address(_)))
+            .count()
+    };
+    for named in [
+        "127.0.0.1:6379",
+        "[::1]:6379",
+        "[::ffff:127.0.0.1]:6379",
+        "0.0.0.0:6379",
+        "169.254.169.254:8000",
+        "[fe80::1]:8000",
+        "224.0.0.1:8000",
+        "255.255.255.255:8000",
+        "10.0.0.7:22",
+    ] {
+        for (host, nat) in [("h", Nat::None), ("other", Nat::None), ("other", Nat::Independent)] {
+            assert_eq!(dialled(named, named, host, nat), 0, "{named} on {host}, {nat:?}");
+        }
+    }
+    assert!(dialled("10.0.0.7:40000", "10.0.0.7:40000", "other", Nat::None) > 0);
+    let dependent = Card {
+        nat: Nat::Dependent,
+        ..mine.clone()
+    };
+    let theirs = card("other", "127.0.0.1:22", "127.0.0.1:22", Nat::Independent);
+    assert!(
+        both(&dependent, &theirs, &cautious)[0]
+            .iter()
+            .all(|step| step.target == Target::Relay)
+    );
+}

@@ -2,11 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::tls;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ClientConnection;
 
 use super::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
@@ -33,6 +35,17 @@ pub struct Contact {
     pinged: Instant,
     heard: Instant,
     ended: bool,
+    /// A socket of whoever this is done for: once that is closed, it is done for nobody.
+    asker: Option<OwnedFd>,
+}
+
+/// How often it is looked whether whoever asked is still there.
+const LOOK: Duration = Duration::from_millis(250);
+
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(gone)
 }
 
 fn unreachable(server: impl std::fmt::Display, what: impl std::fmt::Display) -> Failure {
@@ -115,7 +128,18 @@ impl Contact {
             pinged: Instant::now(),
             heard: Instant::now(),
             ended: false,
+            asker: None,
         })
+    }
+
+    /// With a socket, [`Self::pump`] fails once its other end has been closed.
+    pub fn act_for(&mut self, asker: Option<OwnedFd>) {
+        self.asker = asker;
+    }
+
+    /// How long the server goes without a word before it takes this rank for lost.
+    pub fn heartbeat(&self) -> Option<Duration> {
+        self.heartbeat
     }
 
     /// The server's address that answered.
@@ -158,6 +182,9 @@ impl Contact {
     /// Writes and reads what can be without waiting, and pings if it is time to. The end of the connection is an error, but only once
     /// all that came before has been read.
     pub fn pump(&mut self) -> Result<(), Failure> {
+        if self.asker.as_ref().is_some_and(has_hung_up) {
+            return Err(Failure::new(Code::Cancelled, "its process ended meanwhile"));
+        }
         if let Some(heartbeat) = self.heartbeat {
             let now = Instant::now();
             if now.duration_since(self.heard) > heartbeat * SILENT_HEARTBEATS {
@@ -246,7 +273,10 @@ impl Contact {
             if now >= deadline {
                 return Ok(None);
             }
-            let wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
+            let mut wake = self.next_ping().map_or(deadline, |ping| ping.min(deadline));
+            if self.asker.is_some() {
+                wake = wake.min(now + LOOK);
+            }
             wait_for(&self.socket, self.wants_write(), wake.saturating_duration_since(now))
                 .map_err(|error| unreachable(self.server, error))?;
         }
@@ -255,6 +285,7 @@ impl Contact {
     /// Leaves the group, with a reason if the others are to know that something is wrong. Returns when the server has heard it, so that
     /// whoever joins under the same name afterwards does not meet what is left of this rank; or when it does not answer.
     pub fn leave(mut self, reason: Option<String>) {
+        self.asker = None;
         let deadline = Instant::now() + FAREWELL;
         let mut said = self.say(&FromRank::Leave { reason });
         while said.is_ok() && !self.ended && Instant::now() < deadline {

@@ -93,6 +93,11 @@ impl StreamLink {
         Self::over(peer, socket.into(), Some(session), false, STORED_EAGER_BYTES)
     }
 
+    /// Over a socket of the connector's, which carries it on.
+    pub fn carried(peer: u32, socket: UnixStream, near: bool) -> Result<Self, Failure> {
+        Self::over(peer, socket.into(), None, near, EAGER_BYTES)
+    }
+
     fn over(
         peer: u32,
         socket: OwnedFd,

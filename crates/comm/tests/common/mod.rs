@@ -76,7 +76,7 @@ fn message(from: u32, to: u32) -> Vec<u8> {
 /// Sends.
 pub fn send(road: &mut Road, bytes: &[u8]) {
     let sent = match road {
-        Road::Local(socket) => socket.write_all(bytes),
+        Road::Local(socket) | Road::Carried { socket, .. } => socket.write_all(bytes),
         Road::Remote {
             socket, session: None, ..
         } => socket.write_all(bytes),
@@ -104,7 +104,7 @@ pub fn send(road: &mut Road, bytes: &[u8]) {
 pub fn receive(road: &mut Road) -> Vec<u8> {
     let mut bytes = vec![0; MESSAGE];
     let received = match road {
-        Road::Local(socket) => {
+        Road::Local(socket) | Road::Carried { socket, .. } => {
             socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
             socket.read_exact(&mut bytes)
         }

@@ -2,17 +2,15 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::memory::{Mapping, check_sealed, sealed_memory};
 use mayfly_protocol::error::{Code, Failure};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{BOARDS, MEMORY_BYTES, Ring, ShmLink, at};
@@ -160,34 +158,73 @@ impl Greeting {
             socket
                 .set_read_timeout(Some(left.max(Duration::from_millis(1))))
                 .map_err(|e| failed(peer, "setting a limit", e))?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
             let target = &mut packet.as_mut_bytes()[filled..];
-            let came = rustix::net::recvmsg(
-                socket,
-                &mut [IoSliceMut::new(target)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            );
-            match came {
-                Ok(message) if message.bytes > 0 => filled += message.bytes,
-                Ok(_) => {
+            match receive_with(socket, target, &mut process, &mut memory) {
+                Ok(count @ 1..) => filled += count,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) if error.kind() != ErrorKind::ConnectionReset => {
+                    return Err(failed(peer, "waiting for its greeting", error));
+                }
+                Ok(_) | Err(_) => {
                     return Err(Failure::new(
                         Code::RankLost,
                         format!("rank {peer} closed its connection before memory was shared"),
                     ));
                 }
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(failed(peer, "waiting for its greeting", error)),
-            }
-            for message in control.drain() {
-                match message {
-                    RecvAncillaryMessage::ScmRights(mut descriptors) => memory = memory.or(descriptors.next()),
-                    RecvAncillaryMessage::ScmCredentials(who) => process = Some(who.pid.as_raw_nonzero().get()),
-                    _ => {}
-                }
             }
         }
         Ok((packet, process, memory))
     }
+}
+
+/// Receives bytes, and what the kernel says beside them: which process sent them, if this one can see it, and a descriptor. By hand,
+/// since a process of another sandbox has number 0 here, which rustix' type for it cannot hold.
+fn receive_with(
+    socket: &UnixStream,
+    target: &mut [u8],
+    process: &mut Option<libc::pid_t>,
+    memory: &mut Option<OwnedFd>,
+) -> std::io::Result<usize> {
+    // Room for both and more, aligned as the headers in it must be.
+    let mut space = [0u64; 32];
+    let mut part = libc::iovec {
+        iov_base: target.as_mut_ptr().cast(),
+        iov_len: target.len(),
+    };
+    // SAFETY: all zero is a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = space.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&space);
+    // SAFETY: the message names memory of this frame, of the lengths that it says.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let Ok(received) = usize::try_from(received) else {
+        return Err(std::io::Error::last_os_error());
+    };
+    // SAFETY: the kernel filled in the headers, and the macros stay within `space`; what they lead to is read unaligned, and each
+    // descriptor was made for this process and is taken over once.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(found) = header.as_ref() {
+            let data = libc::CMSG_DATA(header);
+            let length = (found.cmsg_len as usize).saturating_sub(data.offset_from(header.cast()) as usize);
+            match (found.cmsg_level, found.cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if length >= size_of::<libc::ucred>() => {
+                    let who = data.cast::<libc::ucred>().read_unaligned();
+                    *process = (who.pid > 0).then_some(who.pid);
+                }
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                    for at in 0..length / size_of::<RawFd>() {
+                        let descriptor = OwnedFd::from_raw_fd(data.cast::<RawFd>().add(at).read_unaligned());
+                        // What is more than one is closed.
+                        memory.get_or_insert(descriptor);
+                    }
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    Ok(received)
 }

@@ -1,0 +1,188 @@
+//! The rank's side: it asks its connector to join, and takes what it is given.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
+use crate::connect::socket::timespec;
+use crate::invitation::Invitation;
+use crate::join::{Joined, LONGEST_PATIENCE};
+use crate::membership::Membership;
+use crate::road::{Lost, Road};
+
+/// What the connector may take beyond the group's own patience: it may have to be started, and says itself that time is over.
+const BEYOND: Duration = Duration::from_secs(15);
+/// What the connector may take to let the others know that a rank leaves.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Pings for each heartbeat: some may come late.
+const PINGS_PER_HEARTBEAT: u32 = 10;
+
+fn unreachable(what: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        Code::Unreachable,
+        format!("this rank has no network, and its node, which joins the group for it, {what}; run again"),
+    )
+}
+
+/// Joins a group through the connector that listens at `path`, as [`join`](crate::join()) does where there is a network.
+///
+/// # Errors
+/// As of [`join`](crate::join()); [`Code::Forbidden`] when ranks of this node may not meet at that rendezvous,
+/// [`Code::NoCapacity`] when its lease has too many groups, [`Code::Unreachable`] when there is nobody.
+pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Failure> {
+    let patience = Duration::from_secs(invitation.patience_s).min(LONGEST_PATIENCE);
+    let deadline = Instant::now() + patience + BEYOND;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| unreachable(e))?;
+    connect(&socket, &SocketAddrUnix::new(path).map_err(|e| unreachable(e))?)
+        .map_err(|error| unreachable(format_args!("does not listen at {}: {error}", path.display())))?;
+    let asked = FromRank::Join {
+        version: VERSION,
+        invitation: Box::new(invitation.clone()),
+    };
+    match send(&socket, &asked, None) {
+        // It says no before it is asked to those who are too many.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            return Err(unreachable(format_args!("does not take its request: {error}")));
+        }
+        _ => {}
+    }
+    let lost = Arc::new(Lost::default());
+    let (mut seat, mut roads, mut hosts, mut left) = (None, Vec::new(), Vec::new(), 0);
+    let (rank, size, connecting, heartbeat) = loop {
+        if let (Some(seat), 0) = (seat, left) {
+            break seat;
+        }
+        match next(&socket, deadline)? {
+            (
+                ToRank::Seat {
+                    rank,
+                    size,
+                    host,
+                    connecting_us,
+                    heartbeat_ms,
+                },
+                _,
+            ) if seat.is_none() && size == invitation.size && rank < size => {
+                roads = (0..size).map(|_| None).collect();
+                hosts = vec![host; size as usize];
+                left = size - 1;
+                let heartbeat = Duration::from_millis(heartbeat_ms.max(1));
+                seat = Some((rank, size, Duration::from_micros(connecting_us), heartbeat));
+            }
+            (
+                ToRank::Road {
+                    rank,
+                    host,
+                    via,
+                    shares,
+                    near,
+                },
+                Some(socket),
+            ) if roads.get(rank as usize).is_some_and(Option::is_none) => {
+                let socket = UnixStream::from(socket);
+                roads[rank as usize] = Some(match shares {
+                    true => Road::Local(socket),
+                    false => Road::Carried { socket, via, near },
+                });
+                hosts[rank as usize] = host;
+                left = left.saturating_sub(1);
+            }
+            (ToRank::Lost { rank, reason }, _) => lost.add(rank, reason),
+            (ToRank::Failed { failure }, _) => return Err(failure),
+            (other, _) => {
+                let text = format!("{other:?}");
+                let text: String = text.chars().take(60).collect();
+                return Err(unreachable(format_args!("said {text} out of turn")));
+            }
+        }
+    };
+    let membership = {
+        let lost = lost.clone();
+        Membership::attended(move |stop| attend(&socket, heartbeat, &lost, stop))?
+    };
+    Ok(Joined {
+        rank,
+        size,
+        roads,
+        hosts,
+        connecting,
+        lost,
+        membership,
+    })
+}
+
+/// The next message; no later than the deadline.
+fn next(socket: &OwnedFd, deadline: Instant) -> Result<(ToRank, Option<OwnedFd>), Failure> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(unreachable("did not answer in time"));
+        }
+        let left = left.max(Duration::from_millis(1));
+        set_socket_timeout(socket, Timeout::Recv, Some(left)).map_err(|e| unreachable(e))?;
+        match receive(socket) {
+            Ok(Some(message)) => return Ok(message),
+            Ok(None) => return Err(unreachable("ended while the group formed")),
+            Err(error) if is_for_now(&error) => {}
+            Err(error) => return Err(unreachable(error)),
+        }
+    }
+}
+
+/// Until the rank leaves, or the connector is gone: then lost ranks show by their broken roads alone.
+fn attend(socket: &OwnedFd, heartbeat: Duration, lost: &Lost, stop: &OwnedFd) {
+    let wake = timespec(heartbeat / PINGS_PER_HEARTBEAT);
+    if rustix::io::ioctl_fionbio(socket, true).is_err() {
+        return;
+    }
+    loop {
+        let mut polled = [PollFd::new(socket, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut polled, Some(&wake)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        if !polled[1].revents().is_empty() {
+            return leave(socket);
+        }
+        match receive::<ToRank>(socket) {
+            Ok(Some((ToRank::Lost { rank, reason }, _))) => lost.add(rank, reason),
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            Err(error) if is_for_now(&error) => {}
+            Err(_) => return,
+        }
+        // A socket that is full tells as well that this rank lives.
+        let _ = send(socket, &FromRank::Ping, None);
+    }
+}
+
+/// Says so, and waits until the others have heard it.
+fn leave(socket: &OwnedFd) {
+    let deadline = Instant::now() + FAREWELL;
+    if send(socket, &FromRank::Leave, None).is_err() {
+        return;
+    }
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut polled = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+        if left.is_zero() || poll(&mut polled, Some(&timespec(left))).is_err() {
+            return;
+        }
+        match receive::<ToRank>(socket) {
+            Ok(Some((ToRank::Left, _)) | None) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Where the ranks of a sandbox may meet others, and how often.
+
+use std::time::{Duration, Instant};
+
+use mayfly_lease::rendezvous::is_vouched;
+use mayfly_protocol::api::RendezvousAddress;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::PublicKey;
+use serde::{Deserialize, Serialize};
+
+use crate::invitation::Invitation;
+
+/// Ranks of the largest group in which a connector joins: as many as a gang may have.
+const MOST_RANKS: u32 = 4096;
+/// Groups that are joined within this time, beyond those that may be at once, are too many.
+const PACE: Duration = Duration::from_millis(100);
+
+/// What a node tells its connector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Keys of the site's managers: ranks may meet at each rendezvous that one of them vouches for.
+    pub managers: Vec<PublicKey>,
+    /// Where the node's owner lets them meet beside that.
+    pub places: Vec<RendezvousAddress>,
+    /// Groups at a time; none where the node's owner wants none.
+    pub most: u32,
+    /// The user to become, if the node is root.
+    pub user: Option<u32>,
+}
+
+impl Orders {
+    /// Whether a rank may join this group from here.
+    ///
+    /// # Errors
+    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, [`Code::TooLarge`] when the group is.
+    pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
+        if invitation.size > MOST_RANKS {
+            return Err(Failure::new(
+                Code::TooLarge,
+                format!(
+                    "the group has {} ranks, and those in a sandbox without a network can be of one of {MOST_RANKS}; make it smaller",
+                    invitation.size
+                ),
+            ));
+        }
+        let named = invitation.key.map(|key| RendezvousAddress {
+            address: invitation.rendezvous.clone(),
+            key,
+            voucher: invitation.voucher.clone().unwrap_or_default(),
+        });
+        let allowed = |named: &RendezvousAddress| {
+            let is_named = |place: &RendezvousAddress| place.address == named.address && place.key == named.key;
+            self.places.iter().any(is_named) || self.managers.iter().any(|manager| is_vouched(named, manager))
+        };
+        if named.as_ref().is_some_and(allowed) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Code::Forbidden,
+            format!(
+                "ranks in a sandbox without a network meet at their manager's rendezvous only, and no manager of this site vouches \
+                 for {:?}; use what it answers to `GET /v1/rendezvous`, voucher included, as mayfly.run does, or have the node's \
+                 owner allow this one (`mayfly node --rendezvous`)",
+                invitation.rendezvous.chars().take(100).collect::<String>()
+            ),
+        ))
+    }
+}
+
+/// How often something may be done: so many times at once, and then once in [`PACE`].
+#[derive(Debug)]
+pub struct Pace {
+    left: u32,
+    most: u32,
+    since: Instant,
+}
+
+impl Pace {
+    /// With all of it left.
+    pub fn new(most: u32, now: Instant) -> Self {
+        Self {
+            left: most,
+            most,
+            since: now,
+        }
+    }
+
+    /// Whether it may be done now.
+    pub fn admits(&mut self, now: Instant) -> bool {
+        let passed = now.duration_since(self.since).as_millis() / PACE.as_millis();
+        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+        if passed > 0 {
+            self.left = self.left.saturating_add(passed).min(self.most);
+            self.since = now;
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mayfly_lease::SigningKey;
+    use mayfly_lease::rendezvous::vouch;
+
+    fn invitation(address: &str, key: PublicKey, voucher: Option<String>) -> Invitation {
+        let text = serde_json::json!({
+            "rendezvous": address, "key": key, "name": "n", "secret": "00".repeat(16), "size": 2, "voucher": voucher,
+        });
+        Invitation::from_json(&text.to_string()).unwrap()
+    }
+
+    #[test]
+    fn ranks_meet_where_a_manager_of_the_site_or_the_nodes_owner_says_and_nowhere_else() {
+        let (ours, other) = (SigningKey::from_seed([1; 32]), SigningKey::from_seed([2; 32]));
+        let (key, named) = (PublicKey([3; 32]), PublicKey([4; 32]));
+        let orders = Orders {
+            managers: vec![ours.public()],
+            places: vec![RendezvousAddress {
+                address: "b:1".into(),
+                key: named,
+                voucher: String::new(),
+            }],
+            most: 1,
+            user: None,
+        };
+        let good = vouch(&ours, "a:1", &key);
+        let check = |address, key, voucher: Option<&str>| {
+            orders
+                .check(&invitation(address, key, voucher.map(str::to_owned)))
+                .is_ok()
+        };
+        assert!(check("a:1", key, Some(&good)));
+        assert!(check("b:1", named, None));
+        assert!(!check("a:1", key, None), "without a word for it");
+        assert!(!check("a:2", key, Some(&good)), "another address");
+        assert!(!check("a:1", named, Some(&good)), "another key");
+        assert!(!check("b:1", key, None), "another key at a named place");
+        assert!(
+            !check("a:1", key, Some(&vouch(&other, "a:1", &key))),
+            "another site's manager"
+        );
+        let mut keyless = invitation("a:1", key, Some(good));
+        keyless.key = None;
+        let failure = orders.check(&keyless).unwrap_err();
+        assert_eq!(failure.code, Code::Forbidden);
+        assert!(failure.message.contains("--rendezvous"), "{failure}");
+    }
+
+    #[test]
+    fn a_burst_is_let_through_and_then_ten_a_second() {
+        let start = Instant::now();
+        let mut pace = Pace::new(3, start);
+        let admitted = |pace: &mut Pace, now| (0..100).filter(|_| pace.admits(now)).count();
+        assert_eq!(admitted(&mut pace, start), 3);
+        assert_eq!(admitted(&mut pace, start + Duration::from_millis(99)), 0);
+        assert_eq!(admitted(&mut pace, start + Duration::from_millis(250)), 2);
+        assert_eq!(admitted(&mut pace, start + Duration::from_secs(3600)), 3);
+    }
+}

@@ -1,0 +1,80 @@
+//! The connector as a process: started by a node, when a rank of a lease calls, and ended by it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use mayfly_fabric::descriptors;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::executor::MAX_PACKET_BYTES;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
+
+use super::permit::Orders;
+use super::serve;
+
+/// Most memory of its own: some, and so much for each group at a time.
+const MEMORY_BYTES: u64 = 128 << 20;
+const GROUP_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Serves the listener that comes with the node's [`Orders`] over `control`, until the node closes that.
+///
+/// # Errors
+/// When the node says something else, or the system refuses.
+pub fn run(control: OwnedFd) -> Result<(), Failure> {
+    let mut packet = vec![0; MAX_PACKET_BYTES];
+    let (length, mut files) = descriptors::receive(&control, &mut packet).map_err(failed)?;
+    let orders = serde_json::from_slice::<Orders>(&packet[..length]);
+    let (Ok(orders), Some(listener)) = (orders, files.pop()) else {
+        let text = "a connector is started by its node, not by hand";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    };
+    settle(&orders).map_err(failed)?;
+    serve(&listener, orders, control.as_fd()).map_err(failed)
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(Code::Internal, format!("the connector cannot work: {error}"))
+}
+
+/// Gives up what it does not need before it listens to anybody.
+fn settle(orders: &Orders) -> io::Result<()> {
+    if let Some(user) = orders.user {
+        let done = |result: libc::c_int| match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        // SAFETY: calls on plain numbers; this process has one thread.
+        unsafe {
+            done(libc::setgroups(0, std::ptr::null()))?;
+            done(libc::setresgid(user, user, user))?;
+            done(libc::setresuid(user, user, user))?;
+        }
+    }
+    // Changing who one is takes it away. That the node died before is seen on the control socket.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::thread::set_no_new_privs(true)?;
+    let limit = |resource, most: u64| {
+        let most = Some(
+            rustix::process::getrlimit(resource)
+                .maximum
+                .map_or(most, |maximum| maximum.min(most)),
+        );
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        rustix::process::setrlimit(resource, limit).map_err(io::Error::from)
+    };
+    limit(Resource::Core, 0)?;
+    limit(
+        Resource::Data,
+        MEMORY_BYTES + u64::from(orders.most) * GROUP_MEMORY_BYTES,
+    )?;
+    // Each rank has a socket to each other.
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    Ok(rustix::process::setrlimit(Resource::Nofile, all)?)
+}

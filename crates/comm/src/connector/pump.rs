@@ -1,0 +1,253 @@
+//! Carries the bytes of one rank in a sandbox to another rank and back: between a Unix socket, whose other end the rank has, and the
+//! connection to the other, through the TLS between the two.
+//!
+//! It neither waits nor polls: whoever owns it says which end can go on, and it remembers that until that end says "not now".
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::stream::wire::Wire;
+use rustix::net::{RecvFlags, SendFlags};
+
+/// What the other host may take to acknowledge what was said last.
+const LINGER: Duration = Duration::from_secs(5);
+/// Buffers that are moved in one go, so that others have their turn.
+const TURNS: usize = 8;
+
+/// What is under way in one direction.
+struct Flow {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Flow {
+    fn new(bytes: usize) -> Self {
+        Self {
+            bytes: vec![0; bytes],
+            start: 0,
+            end: 0,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
+    fn filled(&mut self, count: usize) {
+        (self.start, self.end) = (0, count);
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+}
+
+/// What a turn came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It waits for one of its ends.
+    Waits,
+    /// It could go on at once.
+    GoesOn,
+    /// Nothing is left to carry.
+    Over,
+}
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Towards the rank in the sandbox.
+    Near,
+    /// Towards the other one.
+    Far,
+}
+
+/// One rank's connection to another.
+pub struct Pump {
+    near: OwnedFd,
+    far: Wire,
+    out: Flow,
+    back: Flow,
+    near_in: bool,
+    near_out: bool,
+    far_in: bool,
+    far_out: bool,
+    /// Since when the rank has closed its end, or died.
+    near_over: Option<Instant>,
+    far_over: bool,
+    /// Nothing can be sent any more; what the other has sent may still come.
+    far_deaf: bool,
+}
+
+/// What an attempt to move bytes came to: how many, or that it does not go now, or never again.
+enum Moved {
+    Some(usize),
+    NotNow,
+    Never,
+}
+
+fn moved(result: io::Result<usize>) -> Moved {
+    match result {
+        Ok(count @ 1..) => Moved::Some(count),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Moved::Some(0),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Moved::NotNow,
+        Ok(0) | Err(_) => Moved::Never,
+    }
+}
+
+impl Pump {
+    /// Between these two, with so many bytes of buffer in each direction.
+    pub fn new(near: OwnedFd, far: Wire, buffer: usize) -> Self {
+        Self {
+            near,
+            far,
+            out: Flow::new(buffer),
+            back: Flow::new(buffer),
+            near_in: true,
+            near_out: true,
+            far_in: true,
+            far_out: true,
+            near_over: None,
+            far_over: false,
+            far_deaf: false,
+        }
+    }
+
+    /// To be watched for changes.
+    pub fn socket(&self, end: End) -> BorrowedFd<'_> {
+        match end {
+            End::Near => self.near.as_fd(),
+            End::Far => self.far.socket().as_fd(),
+        }
+    }
+
+    /// An end can be read, or takes something, or is over.
+    pub fn wake(&mut self, end: End, reads: bool, writes: bool) {
+        match end {
+            End::Near => {
+                self.near_in |= reads;
+                self.near_out |= writes;
+            }
+            End::Far => {
+                self.far_in |= reads;
+                self.far_out |= writes;
+            }
+        }
+    }
+
+    /// Whether the rank is done with it, and what it said last is still on its way.
+    pub fn lingers(&self) -> bool {
+        self.near_over.is_some()
+    }
+
+    /// Moves what can be moved.
+    pub fn turn(&mut self) -> Turn {
+        for _ in 0..TURNS {
+            let outward = self.outward();
+            let inward = self.inward();
+            if self.is_over() {
+                return Turn::Over;
+            }
+            if !outward && !inward {
+                return Turn::Waits;
+            }
+        }
+        Turn::GoesOn
+    }
+
+    fn is_over(&self) -> bool {
+        if self.far_over && self.back.is_empty() {
+            return true;
+        }
+        let Some(since) = self.near_over else {
+            return false;
+        };
+        self.far_over || self.far_deaf || since.elapsed() > LINGER || self.out.is_empty() && self.is_acknowledged()
+    }
+
+    /// Whether the other host has all that was sent: closing before may throw it away.
+    fn is_acknowledged(&self) -> bool {
+        let mut unsent: libc::c_int = 0;
+        // SAFETY: the call writes one int.
+        let asked = unsafe { libc::ioctl(self.far.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+        // What the session holds back keeps `far_out` false.
+        self.far_out && (asked != 0 || unsent == 0)
+    }
+
+    fn outward(&mut self) -> bool {
+        let mut any = false;
+        if self.out.is_empty() && self.near_in && self.near_over.is_none() {
+            let came = rustix::net::recv(&self.near, &mut self.out.bytes[..], RecvFlags::DONTWAIT);
+            match moved(came.map(|(count, _)| count).map_err(io::Error::from)) {
+                Moved::Some(count) => {
+                    self.out.filled(count);
+                    any = true;
+                }
+                Moved::NotNow => self.near_in = false,
+                Moved::Never => self.near_over = Some(Instant::now()),
+            }
+        }
+        if self.far_deaf {
+            self.out.clear();
+        }
+        while !self.out.is_empty() && self.far_out {
+            match moved(self.far.send(self.out.rest(), &[])) {
+                Moved::Some(count) => {
+                    self.out.start += count;
+                    any = true;
+                }
+                Moved::NotNow => self.far_out = false,
+                Moved::Never => {
+                    self.far_deaf = true;
+                    return true;
+                }
+            }
+        }
+        if self.far_out && !self.far_deaf {
+            match self.far.flush() {
+                Ok(flushed) => self.far_out = flushed,
+                Err(_) => self.far_deaf = true,
+            }
+        }
+        any
+    }
+
+    fn inward(&mut self) -> bool {
+        let mut any = false;
+        if self.back.is_empty() && self.far_in && !self.far_over {
+            match moved(self.far.receive(&mut self.back.bytes)) {
+                Moved::Some(count) => {
+                    self.back.filled(count);
+                    any = true;
+                }
+                Moved::NotNow => self.far_in = false,
+                Moved::Never => self.far_over = true,
+            }
+        }
+        if self.near_over.is_some() {
+            // Nobody wants it any more; unread, it would make the system throw away what was said last.
+            self.back.clear();
+        }
+        while !self.back.is_empty() && self.near_out {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match moved(rustix::net::send(&self.near, self.back.rest(), flags).map_err(io::Error::from)) {
+                Moved::Some(count) => {
+                    self.back.start += count;
+                    any = true;
+                }
+                Moved::NotNow => self.near_out = false,
+                Moved::Never => {
+                    self.back.clear();
+                    self.near_over.get_or_insert_with(Instant::now);
+                }
+            }
+        }
+        any
+    }
+}

@@ -1,0 +1,110 @@
+//! The connector: takes ranks in, each on a thread of its own, and no more of them than its node said.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SocketFlags, accept_with, sockopt};
+
+use super::permit::{Orders, Pace};
+use super::session;
+use crate::connect::socket::timespec;
+
+/// A connector that has nothing to do for so long ends; its node starts another when somebody calls.
+const IDLE: Duration = Duration::from_secs(10);
+/// After a failed `accept`, such as for want of descriptors: others may end meanwhile.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of stack of a rank's thread.
+const STACK: usize = 512 << 10;
+/// Bytes that may wait for a rank to read them. Each packet can hold a descriptor, of which the system lets a user have only so many
+/// under way.
+const UNREAD_BYTES: usize = 8 << 10;
+
+/// One rank that is served.
+struct Seat(Arc<AtomicU32>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Serves ranks that come to this listener, a packet socket that does not block: until the other end of `until` is closed, or nobody
+/// has been there for a while.
+///
+/// # Errors
+/// When the system does not let it wait.
+pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::Result<()> {
+    let orders = Arc::new(orders);
+    let served = Arc::new(AtomicU32::new(0));
+    let mut pace = Pace::new(orders.most, Instant::now());
+    let mut idle_since = Instant::now();
+    loop {
+        let mut polled = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(until, PollFlags::IN),
+        ];
+        match poll(&mut polled, Some(&timespec(IDLE))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !polled[1].revents().is_empty() {
+            return Ok(());
+        }
+        if served.load(Ordering::Acquire) > 0 || !polled[0].revents().is_empty() {
+            idle_since = Instant::now();
+        } else if idle_since.elapsed() >= IDLE {
+            return Ok(());
+        }
+        if polled[0].revents().is_empty() {
+            continue;
+        }
+        match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => admit(socket, &orders, &served, &mut pace),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            Err(error) => {
+                eprintln!("mayfly connector: a rank could not be taken in: {error}; raise `ulimit -n`?");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &mut Pace) {
+    let _ = sockopt::set_socket_send_buffer_size(&socket, UNREAD_BYTES);
+    let seat = Seat(served.clone());
+    let others = served.fetch_add(1, Ordering::AcqRel);
+    if others >= orders.most || !pace.admits(Instant::now()) {
+        return session::refuse(&socket, too_many(orders.most));
+    }
+    let orders = orders.clone();
+    let thread = std::thread::Builder::new().name("rank".into()).stack_size(STACK);
+    let spawned = thread.spawn(move || {
+        session::serve(socket, &orders);
+        drop(seat);
+    });
+    if let Err(error) = spawned {
+        // The socket went with the closure, so the rank hears the end of it.
+        eprintln!("mayfly connector: no thread for a rank: {error}");
+    }
+}
+
+fn too_many(most: u32) -> Failure {
+    match most {
+        0 => Failure::new(
+            Code::Forbidden,
+            "this node joins no groups for ranks in a sandbox without a network: its owner has switched that off (--no-groups); lease \
+             with the host's network where that is granted, or elsewhere",
+        ),
+        most => Failure::new(
+            Code::NoCapacity,
+            format!(
+                "this lease's ranks join too many groups: {most} at a time and ten a second are allowed; leave some, or wait"
+            ),
+        ),
+    }
+}

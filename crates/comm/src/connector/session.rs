@@ -1,0 +1,359 @@
+//! One rank in a sandbox, from its first word to its last byte.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mayfly_fabric::stream::wire::Wire;
+use mayfly_protocol::error::{Code, Failure};
+use rustix::event::epoll;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, socketpair};
+
+use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
+use super::permit::Orders;
+use super::pump::{End, Pump, Turn};
+use crate::connect::plan::Ways;
+use crate::connect::socket::timespec;
+use crate::invitation::Invitation;
+use crate::join::{Entered, Formed, JoinOptions, form};
+use crate::rendezvous::client::Contact;
+use crate::rendezvous::messages;
+use crate::road::{Lost, Road, Via};
+
+/// A rank says within this what it wants, and takes within it what it is given.
+const WORD: Duration = Duration::from_secs(5);
+/// What is under way when a rank goes is carried on for no longer.
+const LINGER: Duration = Duration::from_secs(10);
+/// While something is, it is looked at this often whether it has arrived.
+const LOOK: Duration = Duration::from_millis(10);
+/// Nothing is waited for longer at a time.
+const LONG: Duration = Duration::from_secs(60);
+/// Memory for what is under way between one rank and all others; a part of it for each, within these bounds.
+const BUFFERS: usize = 32 << 20;
+const LEAST_BUFFER: usize = 16 << 10;
+const MOST_BUFFER: usize = 256 << 10;
+
+const CONTROL: u64 = 0;
+const CONTACT: u64 = 1;
+const FIRST_PUMP: u64 = 2;
+
+/// Serves a rank to its end.
+pub fn serve(socket: OwnedFd, orders: &Orders) {
+    let invitation = match first_word(&socket) {
+        Ok(Some(invitation)) => invitation,
+        Ok(None) => return,
+        Err(failure) => return refuse(&socket, failure),
+    };
+    let formed = orders.check(&invitation).and_then(|()| join(&socket, &invitation));
+    match formed {
+        // A rank that is gone, or takes nothing, is missed by the rendezvous when its contact is dropped.
+        Ok(formed) => drop(Session::begin(socket, formed).and_then(|mut session| session.run())),
+        Err(failure) => refuse(&socket, failure),
+    }
+}
+
+/// Says no, if anybody listens.
+pub fn refuse(socket: &OwnedFd, failure: Failure) {
+    // What is not read when a packet socket is closed would take the answer with it.
+    let _ = rustix::net::shutdown(socket, Shutdown::Read);
+    while rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok_and(|(count, _)| count > 0) {}
+    let _ = send(socket, &ToRank::Failed { failure }, None);
+}
+
+fn violation(text: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        Code::ProtocolViolation,
+        format!("the node did not understand what a rank asked of it: {text}; use one release of Mayfly"),
+    )
+}
+
+/// Which group it wants to join; none if it has gone again.
+fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
+    let limits = set_socket_timeout(socket, Timeout::Recv, Some(WORD))
+        .and_then(|()| set_socket_timeout(socket, Timeout::Send, Some(WORD)));
+    limits.map_err(|error| Failure::new(Code::Internal, format!("a limit cannot be set: {error}")))?;
+    match receive(socket) {
+        Ok(Some((FromRank::Join { version, invitation }, _))) if version == VERSION => Ok(Some(*invitation)),
+        Ok(Some((FromRank::Join { version, .. }, _))) => Err(Failure::new(
+            Code::VersionMismatch,
+            format!(
+                "the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Mayfly"
+            ),
+        )),
+        Ok(Some(_)) => Err(violation("its first word was not which group it wants")),
+        Ok(None) => Ok(None),
+        Err(error) if is_for_now(&error) => Err(Failure::new(Code::TimedOut, "a rank did not say what it wants")),
+        Err(error) => Err(violation(error)),
+    }
+}
+
+fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<Formed, Failure> {
+    let asker = socket
+        .try_clone()
+        .map_err(|error| Failure::new(Code::Internal, format!("no descriptor is left: {error}")))?;
+    if invitation.store.is_some() {
+        let text = "a rank without a network cannot exchange through a store, for its node does not go there in its place: ask for the \
+                    host's network (`network=True` of a lease, `--network` of `mayfly run`), or name no store";
+        return Err(Failure::new(Code::Forbidden, text));
+    }
+    let options = JoinOptions {
+        ways: Ways {
+            cautious: true,
+            ..Ways::default()
+        },
+        ..invitation.options()?
+    };
+    form(&options, &Arc::new(Lost::default()), Some(asker))
+}
+
+/// A rank that is of a group.
+struct Session {
+    socket: OwnedFd,
+    /// With the rendezvous, while that is there and the rank is of the group.
+    contact: Option<Contact>,
+    writing: bool,
+    heartbeat: Duration,
+    heard: Instant,
+    pumps: Vec<Option<Pump>>,
+    /// Those that could go on at once.
+    ready: Vec<usize>,
+    /// Losses that the rank was not told of yet.
+    untold: VecDeque<ToRank>,
+    /// Since it has left or died: by when the last bytes must have gone.
+    until: Option<Instant>,
+    epoll: OwnedFd,
+}
+
+impl Session {
+    /// Gives the rank its place and its sockets.
+    fn begin(socket: OwnedFd, formed: Formed) -> io::Result<Self> {
+        let Formed { entered, contact } = formed;
+        let Entered {
+            seat,
+            roads,
+            hosts,
+            connecting,
+            ..
+        } = entered;
+        let heartbeat = contact.heartbeat().unwrap_or(LONG);
+        let host = |rank: usize| hosts.get(rank).copied().unwrap_or(seat.rank);
+        let said = ToRank::Seat {
+            rank: seat.rank,
+            size: seat.size,
+            host: host(seat.rank as usize),
+            connecting_us: u64::try_from(connecting.as_micros()).unwrap_or(u64::MAX),
+            heartbeat_ms: u64::try_from(heartbeat.as_millis()).unwrap_or(u64::MAX),
+        };
+        send(&socket, &said, None)?;
+        let buffer = (BUFFERS / 2 / roads.len().max(1)).clamp(LEAST_BUFFER, MOST_BUFFER);
+        let mut pumps = Vec::new();
+        for (at, (road, rank)) in roads.into_iter().zip(0u32..).enumerate() {
+            let said = |via, shares, near| ToRank::Road {
+                rank,
+                host: host(at),
+                via,
+                shares,
+                near,
+            };
+            match road {
+                // Whoever names a store was refused.
+                None | Some(Road::Stored { .. }) => {}
+                Some(Road::Local(far) | Road::Carried { socket: far, .. }) => {
+                    send(&socket, &said(Via::Local, true, true), Some(far.as_fd()))?;
+                }
+                Some(Road::Remote {
+                    socket: far,
+                    session,
+                    via,
+                }) => {
+                    let near =
+                        matches!((far.local_addr(), far.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
+                    let (ours, theirs) =
+                        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+                    let far = match session {
+                        Some(session) => Wire::tls(far.into(), *session),
+                        None => Wire::plain(far.into()),
+                    }?;
+                    send(&socket, &said(via, false, near), Some(theirs.as_fd()))?;
+                    pumps.push(Some(Pump::new(ours, far, buffer)));
+                }
+            }
+        }
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = |source: rustix::fd::BorrowedFd<'_>, token, flags| {
+            epoll::add(&epoll, source, epoll::EventData::new_u64(token), flags)
+        };
+        watch(socket.as_fd(), CONTROL, epoll::EventFlags::IN)?;
+        watch(contact.socket().as_fd(), CONTACT, epoll::EventFlags::IN)?;
+        let changes = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        for (pump, token) in pumps.iter().flatten().zip((FIRST_PUMP..).step_by(2)) {
+            watch(pump.socket(End::Near), token, changes)?;
+            watch(pump.socket(End::Far), token + 1, changes)?;
+        }
+        Ok(Self {
+            socket,
+            contact: Some(contact),
+            writing: false,
+            heartbeat,
+            heard: Instant::now(),
+            // What came with the handshakes is not announced again.
+            ready: (0..pumps.len()).collect(),
+            pumps,
+            untold: VecDeque::new(),
+            until: None,
+            epoll,
+        })
+    }
+
+    /// Until the rank has gone and its last bytes with it.
+    fn run(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        loop {
+            self.attend_contact()?;
+            self.tell();
+            let now = Instant::now();
+            if self.until.is_none() && now.duration_since(self.heard) > self.heartbeat {
+                let silent = format!("it was silent for {} ms: its process hangs", self.heartbeat.as_millis());
+                if let Some(contact) = self.contact.take() {
+                    contact.leave(Some(silent));
+                }
+                return Ok(());
+            }
+            if let Some(until) = self.until
+                && (now >= until || self.pumps.iter().all(Option::is_none))
+            {
+                return Ok(());
+            }
+            events.clear();
+            let timeout = timespec(self.wait(now));
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    CONTROL => self.listen(),
+                    CONTACT => {}
+                    token => self.wake(token - FIRST_PUMP, event.flags),
+                }
+            }
+            self.carry();
+        }
+    }
+
+    /// How long nothing need be done unless something happens.
+    fn wait(&self, now: Instant) -> Duration {
+        if !self.ready.is_empty() {
+            return Duration::ZERO;
+        }
+        if self.pumps.iter().flatten().any(Pump::lingers) {
+            return LOOK;
+        }
+        let ping = self.contact.as_ref().and_then(Contact::next_ping);
+        let next = [ping, self.until, Some(self.heard + self.heartbeat)];
+        let next = next.into_iter().flatten().min().unwrap_or(now + LONG);
+        next.saturating_duration_since(now)
+    }
+
+    fn wake(&mut self, place: u64, flags: epoll::EventFlags) {
+        let (at, end) = ((place / 2) as usize, if place % 2 == 0 { End::Near } else { End::Far });
+        let over = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR);
+        if let Some(Some(pump)) = self.pumps.get_mut(at) {
+            let (reads, writes) = (epoll::EventFlags::IN, epoll::EventFlags::OUT);
+            pump.wake(end, over || flags.intersects(reads), over || flags.intersects(writes));
+            if !self.ready.contains(&at) {
+                self.ready.push(at);
+            }
+        }
+    }
+
+    fn carry(&mut self) {
+        let lingering = self.pumps.iter().enumerate();
+        let lingering = lingering.filter_map(|(at, pump)| pump.as_ref().is_some_and(Pump::lingers).then_some(at));
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.extend(lingering);
+        for at in ready {
+            let Some(Some(pump)) = self.pumps.get_mut(at) else {
+                continue;
+            };
+            match pump.turn() {
+                Turn::Waits => {}
+                Turn::GoesOn => self.ready.push(at),
+                Turn::Over => self.pumps[at] = None,
+            }
+        }
+        self.ready.dedup();
+    }
+
+    /// Hears the rank.
+    fn listen(&mut self) {
+        loop {
+            match receive::<FromRank>(&self.socket) {
+                Ok(Some((FromRank::Ping, _))) => self.heard = Instant::now(),
+                Ok(Some((FromRank::Leave, _))) => {
+                    if let Some(contact) = self.contact.take() {
+                        contact.leave(None);
+                    }
+                    let _ = send(&self.socket, &ToRank::Left, None);
+                    return self.end();
+                }
+                Err(error) if is_for_now(&error) => return,
+                // It died, or talks nonsense. Its contact ends without a farewell, and so the others hear of it as of any death.
+                Ok(_) | Err(_) => {
+                    self.contact = None;
+                    return self.end();
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.until.get_or_insert_with(|| Instant::now() + LINGER);
+        // Or its end would be told of for ever.
+        let _ = epoll::delete(&self.epoll, &self.socket);
+    }
+
+    /// Hears the rendezvous. When that is gone, the group goes on without it.
+    fn attend_contact(&mut self) -> io::Result<()> {
+        let Some(contact) = &mut self.contact else {
+            return Ok(());
+        };
+        let sound = contact.pump();
+        // What it said before it was gone counts.
+        while let Ok(Some(message)) = contact.take() {
+            if let messages::ToRank::Lost { rank, reason } = message {
+                self.untold.push_back(ToRank::Lost { rank, reason });
+            }
+        }
+        if sound.is_err() || contact.has_ended() {
+            self.contact = None;
+            return Ok(());
+        }
+        if self.writing != contact.wants_write() {
+            self.writing = !self.writing;
+            let write = if self.writing {
+                epoll::EventFlags::OUT
+            } else {
+                epoll::EventFlags::empty()
+            };
+            let flags = epoll::EventFlags::IN | write;
+            epoll::modify(&self.epoll, contact.socket(), epoll::EventData::new_u64(CONTACT), flags)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the rank of losses, as far as it listens.
+    fn tell(&mut self) {
+        while let Some(loss) = self.untold.front() {
+            match send(&self.socket, loss, None) {
+                // One that cannot be told is told with the next ping, or the rank is gone.
+                Err(error) if is_for_now(&error) => return,
+                _ => drop(self.untold.pop_front()),
+            }
+        }
+    }
+}

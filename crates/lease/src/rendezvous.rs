@@ -1,0 +1,66 @@
+//! A manager's word that a rendezvous is its own.
+//!
+//! Where ranks have no network their node joins for them, and does so only where a manager that it trusts says that groups may
+//! meet. It knows that by a signature which travels with the address, and asks nobody.
+
+use mayfly_protocol::api::RendezvousAddress;
+use mayfly_protocol::ids::PublicKey;
+
+use crate::key::{SigningKey, verify};
+
+/// What is signed begins with this, so that it is nothing else that a manager signs.
+const LABEL: &[u8] = b"mayfly rendezvous 1\0";
+
+fn signed(address: &str, key: &PublicKey) -> Vec<u8> {
+    [LABEL, &key.0, address.as_bytes()].concat()
+}
+
+/// The word of the manager with this key, in hexadecimal.
+pub fn vouch(manager: &SigningKey, address: &str, key: &PublicKey) -> String {
+    hex::encode(manager.sign(&signed(address, key)))
+}
+
+/// Whether the manager with this key said so.
+pub fn is_vouched(place: &RendezvousAddress, manager: &PublicKey) -> bool {
+    let mut signature = [0; 64];
+    hex::decode_to_slice(&place.voucher, &mut signature).is_ok()
+        && verify(manager, &signed(&place.address, &place.key), &signature)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_vouches_for_one_address_with_one_key() {
+        let manager = SigningKey::from_seed([5; 32]);
+        let key = PublicKey([6; 32]);
+        let place = RendezvousAddress {
+            address: "head:7070".into(),
+            key,
+            voucher: vouch(&manager, "head:7070", &key),
+        };
+        assert!(is_vouched(&place, &manager.public()));
+        assert!(!is_vouched(&place, &SigningKey::from_seed([7; 32]).public()));
+        for changed in [
+            RendezvousAddress {
+                address: "tail:7070".into(),
+                ..place.clone()
+            },
+            RendezvousAddress {
+                key: PublicKey([7; 32]),
+                ..place.clone()
+            },
+            RendezvousAddress {
+                voucher: String::new(),
+                ..place.clone()
+            },
+            RendezvousAddress {
+                voucher: "zz".into(),
+                ..place
+            },
+        ] {
+            assert!(!is_vouched(&changed, &manager.public()));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Lets isolated workers without a network be ranks of groups.
+//!
+//! Their sandbox sees a socket. Whoever connects there speaks to a [connector](mayfly_comm::connector), a process of the node's
+//! outside, which is started when somebody first calls and gets the listening socket itself: the node reads nothing of what a
+//! sandbox says there. It works as a user that owns nothing where the node is root, in the control groups of its lease, and ends
+//! with the sandbox.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mayfly_comm::connector::{Orders, SOCKET};
+use mayfly_fabric::descriptors;
+use mayfly_protocol::ids::LeaseId;
+use mayfly_sandbox::Program;
+use mayfly_sandbox::cgroup::Group;
+use mayfly_sandbox::isolation::{CODE_DIR, HELPER_USER};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+use crate::enclosures::Enclosure;
+use crate::executors::{Tail, drain, forget_child, start_child};
+use crate::leases::Run;
+use crate::node::Node;
+use crate::{Output, readable};
+
+/// Ranks that may call before the first is answered.
+const BACKLOG: i32 = 256;
+/// Groups of one lease at a time, for each of its workers, and beside that: a rank of `mayfly run` is of two.
+const GROUPS_PER_WORKER: u32 = 4;
+const GROUPS: u32 = 4;
+/// One that ended is replaced this much later, so that nobody keeps the node busy by making it end.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The socket in a sandbox and what serves it. Dropping it ends both.
+#[derive(Debug)]
+pub struct Connector {
+    _open: oneshot::Sender<()>,
+}
+
+/// Serves the calls of a lease's sandbox; none where it has the host's network.
+pub fn open(node: &Arc<Node>, run: &Run, enclosure: &Enclosure) -> std::io::Result<Option<Connector>> {
+    let Some(calls) = enclosure.calls() else {
+        return Ok(None);
+    };
+    let listener = readable::watch(calls.try_clone()?)?;
+    let (open, closed) = oneshot::channel::<()>();
+    let workers = u32::from(run.granted.reservation.workers);
+    let lease = Lease {
+        id: run.id(),
+        most: match node.options.connectors {
+            true => GROUPS + GROUPS_PER_WORKER * workers,
+            false => 0,
+        },
+        group: Arc::downgrade(enclosure.group()),
+    };
+    let mine = node.clone();
+    node.background(async move {
+        tokio::select! {
+            () = attend(&mine, &lease, listener) => {}
+            _ = closed => {}
+        }
+    });
+    Ok(Some(Connector { _open: open }))
+}
+
+struct Lease {
+    id: LeaseId,
+    most: u32,
+    group: Weak<Group>,
+}
+
+/// Listens in the directory that a sandbox sees.
+pub fn listen(dir: &Path) -> std::io::Result<OwnedFd> {
+    let dir: OwnedFd = std::fs::File::open(dir)?.into();
+    let name = SOCKET.strip_prefix(CODE_DIR).unwrap_or(SOCKET);
+    // However long the path is: a socket's address has room for a hundred bytes only.
+    let path = format!("/proc/self/fd/{}{name}", dir.as_raw_fd());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path.as_str())?)?;
+    // The sandbox's user owns nothing, and so is nobody's friend here; the directory keeps everybody else out.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Starts a connector whenever somebody calls and there is none.
+async fn attend(node: &Arc<Node>, lease: &Lease, listener: AsyncFd<OwnedFd>) {
+    loop {
+        let Ok(mut ready) = listener.readable().await else {
+            return;
+        };
+        if !is_called(ready.get_inner()) {
+            ready.clear_ready();
+            continue;
+        }
+        match Process::start(node, lease, listener.get_ref()).await {
+            Ok(process) => process.ended().await,
+            Err(error) => tracing::warn!(lease = %lease.id, error, "no group can be joined for isolated ranks"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn is_called(listener: &OwnedFd) -> bool {
+    let mut waiting = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut waiting, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// A connector that runs. Dropping it ends it.
+struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// Closed when the node dies, which ends the connector should the signal of its parent's death not.
+    control: OwnedFd,
+    readers: tokio::task::JoinSet<()>,
+}
+
+impl Process {
+    async fn start(node: &Node, lease: &Lease, listener: &OwnedFd) -> Result<Self, String> {
+        let program = Program {
+            program: node.options.connector_path(),
+            otherwise: None,
+            arguments: vec!["connector".into()],
+            environment: Vec::new(),
+            isolation: None,
+        };
+        let child = start_child(node.pool.spawner().clone(), program).await?;
+        let mut process = Self {
+            pid: child.pid,
+            pidfd: child.pidfd,
+            control: child.control,
+            readers: tokio::task::JoinSet::new(),
+        };
+        let begun = process.begin(node, lease, listener, [child.output, child.errors]);
+        begun.map_err(|error| error.to_string())?;
+        Ok(process)
+    }
+
+    fn begin(
+        &mut self,
+        node: &Node,
+        lease: &Lease,
+        listener: &OwnedFd,
+        [output, errors]: [OwnedFd; 2],
+    ) -> std::io::Result<()> {
+        // Into the log, whatever becomes of what workers print: these are the node's own words.
+        let output = readable::watch(output)?;
+        self.readers
+            .spawn(drain(output, Tail::default(), Output::Log, tokio::io::stdout()));
+        let errors = readable::watch(errors)?;
+        self.readers
+            .spawn(drain(errors, Tail::default(), Output::Log, tokio::io::stderr()));
+        if let Some(group) = lease.group.upgrade() {
+            group.admit(self.pid)?;
+        }
+        let orders = Orders {
+            managers: node.trusted(),
+            places: node.options.rendezvous.clone(),
+            most: lease.most,
+            user: rustix::process::geteuid().is_root().then_some(HELPER_USER),
+        };
+        let orders = serde_json::to_vec(&orders)?;
+        descriptors::send(&self.control, &orders, &[listener.as_fd()]).map(drop)
+    }
+
+    /// Waits until it has ended by itself.
+    async fn ended(&self) {
+        // A descriptor of its own: the other one is needed to end the process, whatever becomes of this.
+        let watched = self.pidfd.try_clone().and_then(readable::watch);
+        if let Ok(watched) = watched {
+            let _ = watched.readable().await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        forget_child(self.pid, self.pidfd.as_fd());
+        self.readers.abort_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_lies_where_a_sandbox_sees_it_and_its_code() {
+        let name = SOCKET.strip_prefix(CODE_DIR).and_then(|name| name.strip_prefix('/'));
+        assert!(name.is_some_and(|name| !name.contains('/')), "{SOCKET}");
+    }
+}

@@ -1,0 +1,7 @@
+"""Shows how the ranks of a group reach each other: `mayfly run --ranks 4 ways.py`."""
+
+from mayfly import MPI
+
+ways = MPI.COMM_WORLD.gather(MPI.COMM_WORLD.ways)
+for rank, row in enumerate(ways or []):  # rank 0 has them all
+    print(f"from {rank}:", *(f"{way or '-':8}" for way in row))

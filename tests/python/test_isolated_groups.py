@@ -1,0 +1,241 @@
+"""Groups of isolated ranks, which have no network: their node joins for them, and for nothing else."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import mayfly
+import pytest
+from harness.images import debian
+from harness.leaks import descendants, wait_until
+from harness.programs import program, run
+from mayfly import _run
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+#: Where a sandbox finds what joins for it.
+SOCKET = "/mayfly/code/group.sock"
+
+
+@pytest.fixture(scope="module")
+def client():
+    with mayfly.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["isolated", "container"])
+def level(request):
+    if request.param == "isolated":
+        return {"sandbox": "isolated"}
+    image, why = debian()
+    if why:
+        pytest.skip(why)
+    return {"sandbox": "container", "image": image}
+
+
+def connectors() -> list[int]:
+    """Process ids of the connectors of nodes below this process."""
+    return [pid for pid, command in descendants().items() if command.endswith("mayfly connector")]
+
+
+def places():
+    from mayfly import MPI
+
+    with open("/proc/net/dev") as file:
+        interfaces = [line.split(":")[0].strip() for line in file if ":" in line]
+    return MPI.COMM_WORLD.allgather((os.getpid(), interfaces))
+
+
+def test_ranks_that_see_no_network_are_of_one_group(client, level):
+    found = mayfly.run(places, ranks=2, client=client, timeout=60, **level)
+    assert found[0] == found[1]
+    assert [interfaces for _, interfaces in found[0]] == [["lo"], ["lo"]]
+
+
+def sockets_held():
+    """Families of all sockets that this rank has, once the group has formed."""
+    import os
+    import socket
+    import stat
+
+    from mayfly import MPI
+
+    MPI.COMM_WORLD.barrier()
+    families = set()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as held:
+                    families.add(held.family.name)
+        except OSError:
+            pass
+    return sorted(families)
+
+
+def test_no_rank_gets_a_socket_of_the_hosts_network(client, level):
+    assert mayfly.run(sockets_held, ranks=2, client=client, timeout=60, **level) == [["AF_UNIX"]] * 2
+
+
+def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
+    tmp_path.chmod(0o777)
+
+    def work(place):
+        import json
+        import os
+        import signal
+        from pathlib import Path
+
+        from mayfly import MPI
+
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            comm.Barrier()
+        except MPI.Exception as error:
+            left = comm.Shrink()
+            Path(place, str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
+
+    with pytest.raises(mayfly.WorkerDied):
+        mayfly.run(
+            work, ranks=3, args=(str(tmp_path),), client=client, timeout=60, sandbox="isolated", writable=[tmp_path]
+        )
+    for rank in (0, 2):
+        code, text, total = json.loads((tmp_path / str(rank)).read_text())
+        assert code == "rank_lost"
+        assert "rank 1" in text
+        assert total == 2
+
+
+def waits_for_a_message(place):
+    from pathlib import Path
+
+    from mayfly import MPI
+
+    comm = MPI.COMM_WORLD
+    comm.barrier()
+    Path(place, str(comm.rank)).touch()
+    try:
+        comm.recv(source=MPI.ANY_SOURCE)
+    except MPI.Exception as error:
+        return str(error.code)
+    return "a message from nobody"
+
+
+def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are_lost(client, tmp_path):
+    """Half of the group is isolated, half is not."""
+    tmp_path.chmod(0o777)
+    group = _run.invitation_to(client, 4)
+    work = _run.packed(waits_for_a_message, (str(tmp_path),))
+    before = connectors()
+    with (
+        client.gang(2, mode="warm", sandbox="isolated", writable=[tmp_path]) as within,
+        client.gang(2, mode="warm", sandbox="process") as outside,
+    ):
+        workers = [within.rank(0), within.rank(1), outside.rank(0), outside.rank(1)]
+        futures = [
+            worker.submit(_run._rank, json.dumps({**group, "rank": rank}), work, None)
+            for rank, worker in enumerate(workers)
+        ]
+        wait_until(lambda: len(os.listdir(tmp_path)) == 4, "all ranks wait")
+        (connector,) = set(connectors()) - set(before)
+        os.kill(connector, signal.SIGKILL)
+        assert [future.result(timeout=20) for future in futures[2:]] == ["rank_lost"] * 2
+        assert [future.result(timeout=20) for future in futures[:2]] == ["rank_lost"] * 2
+    # The next group has a connector of its own.
+    assert len(mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
+
+
+def asks(path, words, count=1):
+    """What the node answers to whoever says this to it."""
+    import contextlib
+    import socket
+
+    said = []
+    for _ in range(count):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as node:
+            node.settimeout(10)
+            node.connect(path)
+            # Those who are too many hear so before they say a word.
+            with contextlib.suppress(BrokenPipeError):
+                node.send(words)
+            said.append(node.recv(1 << 16).decode())
+    return said
+
+
+def test_a_rank_that_talks_nonsense_or_asks_for_another_rendezvous_is_refused(client, level):
+    invitation = _run.invitation_to(client, 2) | {"rank": 0}
+    here = json.dumps({"is": "join", "version": 1, "invitation": invitation | {"rendezvous": "127.0.0.1:22"}})
+    with client.lease(workers=2, mode="warm", **level) as lease:
+        for words in [b"garbage", b"{}", b"\xff" * 6000, json.dumps({"is": "leave"}).encode()]:
+            (said,) = lease.call(asks, SOCKET, words)
+            assert json.loads(said)["failure"]["code"] == "protocol_violation"
+        (said,) = lease.call(asks, SOCKET, here.encode())
+        failure = json.loads(said)["failure"]
+        assert failure["code"] == "forbidden"
+        assert "--rendezvous" in failure["message"]
+        assert connectors()
+
+
+def test_a_rank_that_asks_without_end_keeps_nobody_else_from_a_group(client):
+    with client.lease(workers=1, mode="warm", sandbox="isolated") as hostile:
+        future = hostile.submit(asks, SOCKET, b"garbage", 2000)
+        begin = time.monotonic()
+        assert len(mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
+        assert time.monotonic() - begin < 20
+        said = future.result(timeout=60)
+    refused = collections.Counter(json.loads(text)["failure"]["code"] for text in said)
+    assert refused["no_capacity"] > 1500, refused
+
+
+def dies_while_joining(path, text):
+    import os
+    import signal
+    import socket
+    import time
+
+    node = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node.connect(path)
+    node.send(text.encode())
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
+    group = _run.invitation_to(client, 3)
+    text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
+    with client.gang(2, mode="warm", sandbox="isolated") as gang:
+        # Its group is to form for a while before the other one dies.
+        gang.rank(0).call(lambda: bool(__import__("mayfly.MPI")))
+        waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), None)
+        with pytest.raises(mayfly.WorkerDied):
+            gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
+        begin = time.monotonic()
+        with pytest.raises(mayfly.Error, match="rank 1 was lost"):
+            waiting.result(timeout=20)
+        assert time.monotonic() - begin < 5
+
+
+def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_path: Path):
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
+    script = tmp_path / "sum.py"
+    script.write_text("from mayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
+    environment = up.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    asked = ("--ranks", "3", "--sandbox", "isolated")
+    done = run(program(), "run", *asked, str(script), env=environment, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3" for rank in range(3)]
+    wait_until(lambda: not connectors(), "the connector ends with its lease")
+
+
+def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
+    with mayfly.connect(up.state) as client, pytest.raises(mayfly.Error, match="--no-groups"):
+        mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")

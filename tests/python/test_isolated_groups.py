@@ -284,9 +284,6 @@ def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):
 
 
 def outcome(future):
-    """What came of a call, as text: an exception would keep its lease."""
-    try:
-        future.result(timeout=30)
-    except mayfly.Error as error:
-        return f"{error.code}: {error}"
-    return None
+    """What came of a call, as text: an exception that was raised would keep its lease."""
+    error = future.exception(timeout=30)
+    return None if error is None else f"{error.code}: {error}"

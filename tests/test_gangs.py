@@ -44,6 +44,26 @@ def test_a_function_runs_on_more_ranks_than_any_node_has_workers(site: Site) -> 
         assert client.leases() == [] or all(lease["state"] == "released" for lease in client.leases())
 
 
+def pass_around(length: int) -> list[bool]:
+    """Everybody's bytes to everybody else, in messages short and long."""
+    from mayfly import MPI
+
+    comm = MPI.COMM_WORLD
+    right = []
+    for size in (100, length):
+        requests = [comm.isend(bytes([comm.rank]) * size, other) for other in range(comm.size)]
+        right += [comm.recv(source=other) == bytes([other]) * size for other in range(comm.size)]
+        MPI.Request.waitall(requests)
+    return right
+
+
+def test_isolated_ranks_of_several_nodes_are_of_one_group_without_a_network(start: Callable[..., Daemon]) -> None:
+    manager, _ = several_nodes(start, 2, 2, "isolated", "--python", sys.executable)
+    with mayfly.connect(manager.state) as client:
+        assert mayfly.run(sum_of_ranks, ranks=4, client=client, timeout=60) == [(rank, 6) for rank in range(4)]
+        assert mayfly.run(pass_around, ranks=4, args=(3 << 20,), client=client, timeout=60) == [[True] * 8] * 4
+
+
 def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
     manager, _ = site
     with mayfly.connect(manager.state) as client:

@@ -11,11 +11,11 @@ from harness.leaks import wait_until
 
 
 def several_nodes(
-    start: Callable[..., Daemon], nodes: int, workers: int, sandbox: tuple[str, ...] = ("--sandbox", "process")
+    start: Callable[..., Daemon], nodes: int, workers: int, sandbox: str = "process", *options: str
 ) -> tuple[Daemon, list[Daemon]]:
-    """A manager, and so many nodes of so many warm workers each, named n0, n1 and so on."""
-    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", *sandbox)
-    size = ("--cores", "0", "--workers", str(workers), *sandbox)
+    """A manager, and so many nodes of so many warm workers each, named n0, n1 and so on, with these options."""
+    manager = start("manager", "--listen", f"127.0.0.1:{free_port()}", "--sandbox", sandbox)
+    size = ("--cores", "0", "--workers", str(workers), "--sandbox", sandbox, *options)
     started = []
     for number in range(nodes):
         join = manager.state / f"join-{number}.json"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +16,8 @@ import cloudpickle
 import mayfly
 import pytest
 from harness.images import debian
-from harness.leaks import descendants, wait_until
-from harness.programs import program, run
+from harness.leaks import descendants, die_with_parent, wait_until
+from harness.programs import clean_environment, program, run
 from mayfly import _run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -237,5 +239,51 @@ def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_p
 
 def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
-    with mayfly.connect(up.state) as client, pytest.raises(mayfly.Error, match="--no-groups"):
-        mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")
+    with mayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
+        futures = _run.start(gang, _run.invitation_to(client, 2), _run.packed(places))
+        for future in futures:
+            came = outcome(future)
+            assert came is not None
+            assert came.startswith("forbidden")
+            assert "--no-groups" in came
+
+
+@contextlib.contextmanager
+def rendezvous():
+    """One without a manager, and what it says of itself."""
+    process = subprocess.Popen(
+        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    with process.stdout:
+        yield json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):
+    with rendezvous() as allowed, rendezvous() as other:
+        place = f"{allowed['addresses'][0]}={allowed['key']}"
+        up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--rendezvous", place)
+        with mayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
+            for there, meets in ((allowed, True), (other, False)):
+                group = {
+                    "rendezvous": there["addresses"][0],
+                    "key": there["key"],
+                    "name": "mine",
+                    "secret": "ab" * 16,
+                    "size": 2,
+                }
+                futures = _run.start(gang, group, _run.packed(places))
+                found = [outcome(future) for future in futures]
+                assert all(meets == (came is None) for came in found), found
+                assert meets or all("no manager of this site vouches" in (came or "") for came in found)
+
+
+def outcome(future):
+    """What came of a call, as text: an exception that was raised would keep its lease."""
+    error = future.exception(timeout=30)
+    return None if error is None else f"{error.code}: {error}"

@@ -42,8 +42,8 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
     let patience = Duration::from_secs(invitation.patience_s).min(LONGEST_PATIENCE);
     let deadline = Instant::now() + patience + BEYOND;
     let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| unreachable(e))?;
-    connect(&socket, &SocketAddrUnix::new(path).map_err(|e| unreachable(e))?)
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(unreachable)?;
+    connect(&socket, &SocketAddrUnix::new(path).map_err(unreachable)?)
         .map_err(|error| unreachable(format_args!("does not listen at {}: {error}", path.display())))?;
     let asked = FromRank::Join {
         version: VERSION,
@@ -129,7 +129,7 @@ fn next(socket: &OwnedFd, deadline: Instant) -> Result<(ToRank, Option<OwnedFd>)
             return Err(unreachable("did not answer in time"));
         }
         let left = left.max(Duration::from_millis(1));
-        set_socket_timeout(socket, Timeout::Recv, Some(left)).map_err(|e| unreachable(e))?;
+        set_socket_timeout(socket, Timeout::Recv, Some(left)).map_err(unreachable)?;
         match receive(socket) {
             Ok(Some(message)) => return Ok(message),
             Ok(None) => return Err(unreachable("ended while the group formed")),

@@ -260,7 +260,10 @@ impl Session {
     }
 
     fn wake(&mut self, place: u64, flags: epoll::EventFlags) {
-        let (at, end) = ((place / 2) as usize, if place % 2 == 0 { End::Near } else { End::Far });
+        let (at, end) = (
+            (place / 2) as usize,
+            if place.is_multiple_of(2) { End::Near } else { End::Far },
+        );
         let over = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR);
         if let Some(Some(pump)) = self.pumps.get_mut(at) {
             let (reads, writes) = (epoll::EventFlags::IN, epoll::EventFlags::OUT);

@@ -208,7 +208,7 @@ fn receive_with(
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(found) = header.as_ref() {
             let data = libc::CMSG_DATA(header);
-            let length = (found.cmsg_len as usize).saturating_sub(data.offset_from(header.cast()) as usize);
+            let length = found.cmsg_len.saturating_sub(data.offset_from(header.cast()) as usize);
             match (found.cmsg_level, found.cmsg_type) {
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if length >= size_of::<libc::ucred>() => {
                     let who = data.cast::<libc::ucred>().read_unaligned();

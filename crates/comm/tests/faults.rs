@@ -245,7 +245,7 @@ impl Rank {
             .map(|road| match road? {
                 Road::Local(socket) => Some(("shm", socket.into())),
                 Road::Remote { socket, .. } => Some(("tcp", socket.into())),
-                Road::Carried { .. } => unreachable!("nobody is asked to carry"),
+                Road::Carried { .. } | Road::Stored { .. } => unreachable!("these ranks have sockets of their own"),
             })
             .collect();
         let mut text = format!("{operation} {bytes} {rank}");

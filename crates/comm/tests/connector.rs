@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::PATIENCE;
-use here::{server, wait_for_ranks};
+use common::{PATIENCE, exchange, vias};
+use here::{join_all, options, server, wait_for_ranks, world};
+use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::connector::{Orders, join_through, serve};
 use mayfly_comm::rendezvous::server::Server;
 use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{Datatype, Invitation, Operation, World};
+use mayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
 use mayfly_lease::SigningKey;
 use mayfly_lease::rendezvous::vouch;
 use mayfly_protocol::error::{Code, Failure};
@@ -147,31 +148,26 @@ fn ranks_of_one_connector_share_memory_and_leave_in_order() {
 fn what_a_connector_carries_is_what_was_sent() {
     let server = server();
     let connector = Connector::start(8);
-    let with = invitation(&server, "carried", 0, 2);
-    let roads = {
-        let (other, path) = (invitation(&server, "carried", 1, 2), connector.path.clone());
-        let other = std::thread::spawn(move || {
-            let options = common::at(other.rendezvous.parse().unwrap(), "carried", 2);
-            let options = mayfly_comm::JoinOptions {
-                rank: Some(1),
-                secret: hex::decode(&other.secret).unwrap(),
-                ways: mayfly_comm::connect::plan::Ways {
-                    local: false,
-                    direct: false,
-                    ..Default::default()
-                },
-                ..options
-            };
-            mayfly_comm::join(&options)
-        });
-        let ours = join_through(&path, &with).unwrap();
-        [ours, other.join().unwrap().unwrap()]
+    let within = invitation(&server, "carried", 0, 2);
+    let outside = JoinOptions {
+        rank: Some(1),
+        secret: hex::decode(&within.secret).unwrap(),
+        ways: Ways {
+            local: false,
+            ..Ways::default()
+        },
+        ..options(&server, "carried", 2)
     };
-    let via = |at: usize, to: usize| roads[at].roads[to].as_ref().map(Road::via);
-    // Never over the loopback: by an address of the host's, or where it has none by the relay.
-    assert!(matches!(via(0, 1), Some(Via::Direct | Via::Relay)), "{:?}", via(0, 1));
-    assert_eq!(via(0, 1), via(1, 0));
+    let outside = std::thread::spawn(move || join_all(&[outside]).pop());
+    let within = join_through(&connector.path, &within).unwrap();
+    let mut roads = [within, outside.join().unwrap().unwrap().unwrap()];
     assert!(matches!(roads[0].roads[1], Some(Road::Carried { .. })));
+    // Never over the loopback: by an address of the host's, or where it has none by the relay.
+    let [(_, via)] = vias(&roads)[..] else {
+        panic!("one pair");
+    };
+    assert!(matches!(via, Via::Direct | Via::Relay), "{via:?}");
+    exchange(&mut roads);
     let [one, other] = roads.map(|joined| {
         let size = joined.size;
         let formed = mayfly_comm::Communicator::form(
@@ -261,6 +257,7 @@ fn garbage_is_answered_with_a_refusal_and_the_next_rank_is_served() {
     rustix::net::sendmsg(&socket, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
     assert!(answer(&socket).contains("protocol_violation"));
     compute(&worlds(&server, "after", &[Some(connector.path.as_path()); 2]));
+    exchange(&mut world(&options(&server, "unmoved", 2)));
 }
 
 #[test]

@@ -108,7 +108,15 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
     };
     let membership = {
         let lost = lost.clone();
-        Membership::attended(move |stop| attend(&socket, heartbeat, &lost, stop))?
+        Membership::attended(move |stop| {
+            if !attend(&socket, heartbeat, &lost, stop) {
+                // The others are told that this rank is lost, and have nothing to do with it any more.
+                let reason = "the connector of this rank's node has ended, and this rank is of the group no more";
+                (0..size)
+                    .filter(|other| *other != rank)
+                    .for_each(|other| lost.add(other, reason));
+            }
+        })?
     };
     Ok(Joined {
         rank,
@@ -139,27 +147,27 @@ fn next(socket: &OwnedFd, deadline: Instant) -> Result<(ToRank, Option<OwnedFd>)
     }
 }
 
-/// Until the rank leaves, or the connector is gone: then lost ranks show by their broken roads alone.
-fn attend(socket: &OwnedFd, heartbeat: Duration, lost: &Lost, stop: &OwnedFd) {
+/// Until the rank leaves, which is true, or the connector is gone.
+fn attend(socket: &OwnedFd, heartbeat: Duration, lost: &Lost, stop: &OwnedFd) -> bool {
     let wake = timespec(heartbeat / PINGS_PER_HEARTBEAT);
     if rustix::io::ioctl_fionbio(socket, true).is_err() {
-        return;
+        return false;
     }
     loop {
         let mut polled = [PollFd::new(socket, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut polled, Some(&wake)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return,
+            Err(_) => return false,
         }
         if !polled[1].revents().is_empty() {
-            return leave(socket);
+            leave(socket);
+            return true;
         }
         match receive::<ToRank>(socket) {
             Ok(Some((ToRank::Lost { rank, reason }, _))) => lost.add(rank, reason),
             Ok(Some(_)) => {}
-            Ok(None) => return,
             Err(error) if is_for_now(&error) => {}
-            Err(_) => return,
+            Ok(None) | Err(_) => return false,
         }
         // A socket that is full tells as well that this rank lives.
         let _ = send(socket, &FromRank::Ping, None);

@@ -42,7 +42,8 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
     tables = tmp_path / "tables.json"
     for ranks in (2, 3):
         sizes = ("--least", "64", "--most", "4K", "--step", "8", "--rounds", "1")
-        report = run_json("bench", "comm", "--tune", "--ranks", str(ranks), *sizes, "--output", str(tables), timeout=120)
+        asked = ("--tune", "--ranks", str(ranks), *sizes, "--output", str(tables))
+        report = run_json("bench", "comm", *asked, timeout=120)
         names = {2: ["allreduce_halving"], 3: ["bcast_scatter", "allgather_ring", "allreduce_halving"]}[ranks]
         assert [found["name"] for found in report["found"]] == names
         for found in report["found"]:
@@ -53,7 +54,6 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
 
     def total(size: int) -> float:
         import numpy as np
-
         from mayfly import MPI
 
         everything = np.empty(size)

@@ -11,7 +11,6 @@ import pytest
 from harness.collector import Collector
 from harness.daemons import Daemon
 from harness.programs import clean_environment, program, run
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 SERVER, CLIENT = 2, 3
@@ -28,11 +27,13 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
 ) -> None:
     up = start("up", "--listen", "127.0.0.1:0", "--readable", str(tmp_path), env=collector.environment)
     tracer = TracerProvider().get_tracer("test")
-    with mayfly.connect(up.state) as client, tracer.start_as_current_span("mine") as span:
-        # An executor that sees this is not among those that wait for a lease.
-        with client.lease(workers=1, mode="warm", readable=[tmp_path]) as lease:
+    with mayfly.connect(up.state) as client:
+        with tracer.start_as_current_span("mine") as span:
+            # An executor that sees this is not among those that wait for a lease.
+            lease = client.lease(workers=1, mode="warm", readable=[tmp_path])
+        mine = f"{span.get_span_context().trace_id:032x}"
+        with lease:
             assert lease.call(abs, -3) == 3
-            mine = f"{span.get_span_context().trace_id:032x}"
             started = collector.find(name="start an executor", trace=mine)
     assert started.attributes["mayfly.sandbox"] == "isolated"
     request = collector.find(name="POST /v1/leases", trace=mine)
@@ -88,4 +89,5 @@ def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) 
     }
     done = run(program(), "up", "--state-dir", tmp_path / "up", env=clean_environment(**environment), check=False)
     assert done.returncode == 2
-    assert "missing.pem" in done.stderr and "OTEL_EXPORTER_OTLP" in done.stderr
+    assert "missing.pem" in done.stderr
+    assert "OTEL_EXPORTER_OTLP" in done.stderr

@@ -82,9 +82,16 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let title = format!("Algorithms of {} ranks over {}", self.ranks, self.transport);
-        let mut table = Table::new(&title, &["where they change", "usual, bytes", "here, bytes", "time, of the usual"]);
+        let mut table = Table::new(
+            &title,
+            &["where they change", "usual, bytes", "here, bytes", "time, of the usual"],
+        );
         for found in &self.found {
-            let figures = [found.usual.to_string(), found.bytes.to_string(), format!("{:.2}", found.ratio)];
+            let figures = [
+                found.usual.to_string(),
+                found.bytes.to_string(),
+                format!("{:.2}", found.ratio),
+            ];
             table.row(std::iter::once(found.name.to_owned()).chain(figures));
         }
         write!(f, "{table}")
@@ -155,9 +162,18 @@ mod tests {
 
     #[test]
     fn algorithms_change_where_all_sizes_together_take_least() {
-        assert_eq!(crossing(&[(8, 1.0, 2.0), (16, 2.0, 2.5), (32, 4.0, 3.0), (64, 8.0, 5.0)]), 32);
+        assert_eq!(
+            crossing(&[(8, 1.0, 2.0), (16, 2.0, 2.5), (32, 4.0, 3.0), (64, 8.0, 5.0)]),
+            32
+        );
         // One size that was disturbed.
-        let disturbed = [(8, 1.0, 2.0), (16, 2.6, 2.5), (32, 2.0, 3.0), (64, 8.0, 5.0), (128, 16.0, 9.0)];
+        let disturbed = [
+            (8, 1.0, 2.0),
+            (16, 2.6, 2.5),
+            (32, 2.0, 3.0),
+            (64, 8.0, 5.0),
+            (128, 16.0, 9.0),
+        ];
         assert_eq!(crossing(&disturbed), 64);
     }
 

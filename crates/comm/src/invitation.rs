@@ -168,7 +168,10 @@ impl Invitation {
             deadline: Duration::from_secs(self.deadline_s),
             spin: self.spin_us.map(Duration::from_micros).or(usual.spin),
             hosts: hosts.clone(),
-            table: self.tables.as_ref().map_or(usual.table, |tables| tables.for_ranks(size)),
+            table: self
+                .tables
+                .as_ref()
+                .map_or(usual.table, |tables| tables.for_ranks(size)),
             ..usual
         };
         let ways = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();

@@ -69,21 +69,30 @@ impl Tables {
     pub fn from_json(text: &str) -> Result<Self, Failure> {
         serde_json::from_str(text).map_err(|error| {
             let advice = "take a file that `mayfly bench comm --tune --output FILE` wrote";
-            Failure::new(Code::InvalidRequest, format!("these are no tables of algorithms: {error}; {advice}"))
+            Failure::new(
+                Code::InvalidRequest,
+                format!("these are no tables of algorithms: {error}; {advice}"),
+            )
         })
     }
 
     /// That of the most ranks that are not more than these, else that of the fewest; the usual one where there is none.
     pub fn for_ranks(&self, ranks: u32) -> Table {
         let below = self.0.range(..=ranks).next_back();
-        below.or(self.0.first_key_value()).map_or_else(Table::default, |(_, table)| *table)
+        below
+            .or(self.0.first_key_value())
+            .map_or_else(Table::default, |(_, table)| *table)
     }
 
     /// A number that differs, to all practical purposes, where the tables do.
     pub fn digest(&self) -> u64 {
         let text = serde_json::to_vec(self).unwrap_or_default();
         let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-        digest.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+        digest
+            .as_ref()
+            .iter()
+            .take(8)
+            .fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 }
 
@@ -93,7 +102,10 @@ mod tests {
 
     #[test]
     fn the_table_of_the_nearest_number_of_ranks_below_counts() {
-        let table = |allreduce_halving| Table { allreduce_halving, ..Table::default() };
+        let table = |allreduce_halving| Table {
+            allreduce_halving,
+            ..Table::default()
+        };
         let tables = Tables(BTreeMap::from([(4, table(1)), (16, table(2))]));
         let chosen = [2, 4, 15, 16, 900].map(|ranks| tables.for_ranks(ranks).allreduce_halving);
         assert_eq!(chosen, [1, 1, 1, 2, 2]);
@@ -102,12 +114,21 @@ mod tests {
 
     #[test]
     fn tables_are_read_as_they_are_written_and_nothing_else_is() {
-        let tables = Tables(BTreeMap::from([(4, Table { bcast_scatter: 1, ..Table::default() })]));
+        let tables = Tables(BTreeMap::from([(
+            4,
+            Table {
+                bcast_scatter: 1,
+                ..Table::default()
+            },
+        )]));
         let text = serde_json::to_string(&tables).unwrap();
         let read = Tables::from_json(&text).unwrap();
         assert_eq!((read.digest(), &read), (tables.digest(), &tables));
         assert_ne!(read.digest(), Tables::default().digest());
-        assert_eq!(Tables::from_json(r#"{"4": {"bcast_scater": 1}}"#).unwrap_err().code, Code::InvalidRequest);
+        assert_eq!(
+            Tables::from_json(r#"{"4": {"bcast_scater": 1}}"#).unwrap_err().code,
+            Code::InvalidRequest
+        );
         assert_eq!(Tables::from_json("[]").unwrap_err().code, Code::InvalidRequest);
     }
 }

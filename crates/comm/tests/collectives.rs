@@ -34,7 +34,10 @@ fn hosts() -> impl Strategy<Value = Vec<u32>> {
 
 fn on(hosts: &[u32]) -> Options {
     let lowest = |host| (0..).zip(hosts).find(|(_, of)| *of == host).map_or(0, |(rank, _)| rank);
-    Options { hosts: hosts.iter().map(lowest).collect(), ..options() }
+    Options {
+        hosts: hosts.iter().map(lowest).collect(),
+        ..options()
+    }
 }
 
 proptest! {

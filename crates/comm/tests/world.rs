@@ -65,7 +65,10 @@ fn each_way_alone_connects_all() {
 fn ranks_that_were_told_otherwise_than_others_do_not_join() {
     let server = server();
     let options = options(&server, "unlike", 2);
-    let other = JoinOptions { alike: 7, ..options.clone() };
+    let other = JoinOptions {
+        alike: 7,
+        ..options.clone()
+    };
     for failure in join_all(&[options, other]).into_iter().map(Result::unwrap_err) {
         assert_eq!(failure.code, Code::Mismatch, "{failure}");
         assert!(failure.message.contains("give all ranks the same tables"), "{failure}");

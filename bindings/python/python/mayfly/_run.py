@@ -84,7 +84,9 @@ def run(
 
     def once(lease: Mapping[str, Any]) -> list[Any]:
         with held.gang(ranks, placement=placement, **lease) as gang:
-            group = invitation_to(held, ranks, tables) | ({} if spin is None else {"spin_us": round(spin * 1e6)}) | shared
+            group = invitation_to(held, ranks, tables) | shared
+            if spin is not None:
+                group["spin_us"] = round(spin * 1e6)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with _storage.cleared(group):
                 return gather(start(gang, group, work, checkpoint), left)

@@ -112,7 +112,10 @@ pub fn run(options: &CommArguments, json: bool) -> Result<(), Failure> {
 /// Adds a table to a file of them, or begins one.
 fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {
-        Failure::new(Code::InvalidRequest, format!("{} cannot be written: {error}", path.display()))
+        Failure::new(
+            Code::InvalidRequest,
+            format!("{} cannot be written: {error}", path.display()),
+        )
     };
     let mut tables = match std::fs::read_to_string(path) {
         Ok(text) => Tables::from_json(&text)?,
@@ -120,7 +123,8 @@ fn keep_table(path: &Path, ranks: u32, table: Table) -> Result<(), Failure> {
         Err(error) => return Err(failed(error)),
     };
     tables.0.insert(ranks, table);
-    let text = serde_json::to_string_pretty(&tables).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    let text =
+        serde_json::to_string_pretty(&tables).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     std::fs::write(path, text + "\n").map_err(failed)
 }
 

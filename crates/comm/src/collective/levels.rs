@@ -94,7 +94,11 @@ pub async fn barrier(run: Run<'_>, hosts: &Hosts) -> Result<(), Failure> {
         levels.near.receive(levels.leader, &mut []).await?;
         return Ok(());
     };
-    let others = |levels: &Levels<'_>| (0..levels.near.size).filter(|rank| *rank != levels.near.rank).collect::<Vec<_>>();
+    let others = |levels: &Levels<'_>| {
+        (0..levels.near.size)
+            .filter(|rank| *rank != levels.near.rank)
+            .collect::<Vec<_>>()
+    };
     for rank in others(&levels) {
         levels.near.receive(rank, &mut []).await?;
     }
@@ -106,13 +110,7 @@ pub async fn barrier(run: Run<'_>, hosts: &Hosts) -> Result<(), Failure> {
 }
 
 /// From the root to the other leaders, and from each leader to its host.
-pub async fn bcast(
-    run: Run<'_>,
-    hosts: &Hosts,
-    buffer: &mut [u8],
-    root: usize,
-    table: Table,
-) -> Result<(), Failure> {
+pub async fn bcast(run: Run<'_>, hosts: &Hosts, buffer: &mut [u8], root: usize, table: Table) -> Result<(), Failure> {
     let leaders = hosts.leaders(root);
     let levels = Levels::new(&run, hosts, &leaders, root);
     if let Some(far) = levels.far {

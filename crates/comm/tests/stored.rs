@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, exchange, vias};
-use here::{join_all, options, server, world};
+use here::{join_all, options, server, wait_for_ranks, world};
 use mayfly_comm::connect::Trust;
 use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::rendezvous::server::Server;
@@ -87,6 +87,7 @@ fn all_of_a_run_passes_the_store_and_nothing_stays_there() {
         exchange(&mut ranks);
         drop_together(ranks);
         assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+        wait_for_ranks(&server, 0);
     }
 }
 

@@ -90,6 +90,7 @@ fn all_of_a_run_passes_the_store_and_nothing_stays_there() {
         exchange(&mut ranks);
         drop_together(ranks);
         assert_eq!(files(store.path()), Vec::<PathBuf>::new());
+        wait_for_ranks(&server, 0);
     }
     wait_for_ranks(&server, 0);
 }

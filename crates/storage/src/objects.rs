@@ -178,9 +178,14 @@ impl Objects {
     fn failed(&self, doing: &str, name: &str, error: Error) -> Failure {
         let place = &self.place;
         let text = all_of(&error);
+        // What a listing failed of stands in its text alone.
+        let absent = matches!(error, Error::NotFound { .. }) || text.contains(NO_BUCKET);
+        let refused = matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
+            || text.contains("403 Forbidden")
+            || text.contains("401 Unauthorized");
         let (code, advice) = match &error {
-            Error::NotFound { .. } => (Code::NotFound, "there is no such bucket; make it, or name another"),
-            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
+            _ if absent => (Code::NotFound, "there is no such bucket; make it, or name another"),
+            _ if refused => (
                 Code::Forbidden,
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do: put, get, list and delete objects there",
             ),

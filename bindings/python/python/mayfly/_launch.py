@@ -86,13 +86,15 @@ def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
         entry.size, entry.mode = len(data), 0o755
         tar.addfile(entry, io.BytesIO(data))
 
-    data = None if url.endswith("/") else objects.get(name)
-    if data is not None:
-        add(name, data)
-        return name, False
     inside = objects.list(name)
     if "__main__.py" not in inside:
-        raise mayfly.Error(f"there is neither an object {url} nor a folder {url}/ with __main__.py", "not_found")
+        data = objects.get(name)
+        if data is None:
+            raise mayfly.Error(
+                f"there is neither an object {url} nor a folder of that name with __main__.py", "not_found"
+            )
+        add(name, data)
+        return name, False
     for path in inside:
         found = objects.get(f"{name}/{path}")
         if found is None:

@@ -30,7 +30,7 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
     with mayfly.connect(up.state) as client:
         with tracer.start_as_current_span("mine") as span:
             # An executor that sees this is not among those that wait for a lease.
-            lease = client.lease(workers=1, mode="warm", readable=[tmp_path])
+            lease = client.lease(workers=1, mode="warm", sandbox="isolated", readable=[tmp_path])
         mine = f"{span.get_span_context().trace_id:032x}"
         with lease:
             assert lease.call(abs, -3) == 3

@@ -144,7 +144,7 @@ def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are
     ):
         workers = [within.rank(0), within.rank(1), outside.rank(0), outside.rank(1)]
         futures = [
-            worker.submit(_run._rank, json.dumps({**group, "rank": rank}), work, None)
+            worker.submit(_run._rank, json.dumps({**group, "rank": rank}), work, {})
             for rank, worker in enumerate(workers)
         ]
         wait_until(lambda: len(os.listdir(tmp_path)) == 4, "all ranks wait")
@@ -217,7 +217,7 @@ def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
         # Its group is to form for a while before the other one dies.
         gang.rank(0).call(lambda: bool(__import__("mayfly.MPI")))
-        waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), None)
+        waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), {})
         with pytest.raises(mayfly.WorkerDied):
             gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
         begin = time.monotonic()

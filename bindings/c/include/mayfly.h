@@ -358,6 +358,24 @@ typedef struct mf_code {
     uint8_t hash[32];
 } mf_code;
 
+// How much may be leased straight from nodes. Initialise with `mf_allowance_options_init`, then change what you want.
+typedef struct mf_allowance_options {
+    // Set by `mf_allowance_options_init`.
+    size_t size;
+    // Memory of all workers together in bytes; 0 to leave it to the nodes.
+    uint64_t memory_bytes;
+    // The longest lease: an hour.
+    uint64_t duration_ms;
+    // Workers, of all leases at a time together: 1.
+    uint32_t workers;
+    // Cores of all of them together: 0 for one each.
+    uint32_t cores;
+    // Workers on one node at most: 0 for twice an even share.
+    uint32_t workers_per_node;
+    // As of a lease; all leases under the allowance have the same.
+    uint32_t sandbox;
+} mf_allowance_options;
+
 // How to open a channel. Initialise with `mf_channel_options_init`, then change what you want.
 typedef struct mf_channel_options {
     // Set by `mf_channel_options_init`.
@@ -540,6 +558,16 @@ uint32_t mf_lease_transport(const struct mf_lease *lease);
 
 // Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
 void mf_lease_free(struct mf_lease *lease);
+
+// Sets every option to its default.
+mf_status mf_allowance_options_init(struct mf_allowance_options *options);
+
+// A client whose leases come straight from nodes, under an allowance of its manager's, which hears of them afterwards: for many short
+// leases, and for leases while the manager is away. NULL for `options` means the defaults: one worker at a time. The allowance is
+// given back with the last of that client, its leases, channels and pools.
+mf_status mf_client_allowance(const struct mf_client *client,
+                              const struct mf_allowance_options *options,
+                              struct mf_client **direct);
 
 // Allocates memory of a channel, aligned to 128 bytes.
 mf_status mf_buffer_alloc(struct mf_channel *channel, size_t length, struct mf_buffer **buffer);

@@ -42,12 +42,24 @@ fn files(below: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The place in a store of the only run of a group.
-fn run_of(store: &TempDir, group: &str) -> PathBuf {
-    let runs = std::fs::read_dir(store.path().join("mayfly").join(group)).expect("the group stores something");
-    let runs: Vec<PathBuf> = runs.map(|run| run.expect("an entry").path()).collect();
-    assert_eq!(runs.len(), 1, "{runs:?}");
-    runs[0].clone()
+/// A group, and the place of its run in the store: it is seen while the ranks connect, and gone whenever nothing lies there.
+fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
+    let group = store.path().join("mayfly").join(&options.name);
+    let run = || std::fs::read_dir(&group).ok()?.next()?.ok();
+    let until = Instant::now() + PATIENCE;
+    let watch = move || {
+        while Instant::now() < until {
+            if let Some(run) = run() {
+                return run.path();
+            }
+            std::thread::yield_now();
+        }
+        panic!("nothing was stored");
+    };
+    std::thread::scope(|scope| {
+        let place = scope.spawn(watch);
+        (world(options), place.join().unwrap())
+    })
 }
 
 /// Runs a function on all ranks, each in a thread.
@@ -225,8 +237,8 @@ fn a_channel_without_its_store_is_refused() {
 /// What rank 1 hears when somebody else stores this, for each number, as rank 0's next objects.
 fn hears(name: &str, forged: impl Fn(u64) -> Vec<u8> + Sync) -> String {
     let (server, store) = (server(), tempdir().unwrap());
-    let ranks = world(&stored(&server, name, 2, store.path()));
-    let lane = run_of(&store, name).join("0-1");
+    let (ranks, run) = world_at(&stored(&server, name, 2, store.path()), &store);
+    let lane = run.join("0-1");
     let heard = over(ranks, |comm| {
         if comm.rank() == 0 {
             // Its own objects stay out of the way until the other has read the forged one.
@@ -274,8 +286,8 @@ fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
 #[test]
 fn what_else_lies_in_the_store_stays_as_it_is() {
     let (server, store) = (server(), tempdir().unwrap());
-    let ranks = world(&stored(&server, "others", 2, store.path()));
-    let notes = run_of(&store, "others").join("notes.txt");
+    let (ranks, run) = world_at(&stored(&server, "others", 2, store.path()), &store);
+    let notes = run.join("notes.txt");
     over(ranks, |comm| {
         // Directories that are empty go at any time.
         while std::fs::write(&notes, "somebody's").is_err() {

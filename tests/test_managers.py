@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +197,7 @@ def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path,
             manager.cli("node", "resume", node.ready["node"])
 
 
-def test_what_managers_ask_each_other_is_of_one_trace(
-    start: Any, state: Path, server: Postgres, leakless: Callable[..., None]
-) -> None:
+def test_what_managers_ask_each_other_is_of_one_trace(start: Any, state: Path, server: Postgres) -> None:
     with Collector() as collector:
         site = Site(start, state, server.database(), nodes=2, env=collector.environment)
         site.all_up(site.managers[0])

@@ -35,7 +35,13 @@ class Collector:
         self._changed = threading.Condition()
         collector = self
 
+        class Server(ThreadingHTTPServer):
+            # Closing waits for whatever is being answered.
+            daemon_threads = False
+
         class Handler(BaseHTTPRequestHandler):
+            timeout = 2
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 sound = self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
@@ -48,7 +54,7 @@ class Collector:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     @property

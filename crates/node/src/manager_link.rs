@@ -422,7 +422,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         } => {
             let node = node.clone();
             let step = telemetry::span!("take a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
-                "mayfly.lease.workers" = spec.workers, "mayfly.node.id" = %node.address.id);
+                "mayfly.lease.workers" = i64::from(spec.workers), "mayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             node.clone().task(async move {
                 let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms);

@@ -116,6 +116,6 @@ pub(crate) async fn trace(request: Request, next: Next) -> Response {
     let traceparent = request.headers().get(telemetry::TRACEPARENT);
     telemetry::follow(&step, traceparent.and_then(|value| value.to_str().ok()));
     let response = next.run(request).instrument(step.clone()).await;
-    step.record("http.response.status_code", response.status().as_u16());
+    step.record("http.response.status_code", i64::from(response.status().as_u16()));
     response
 }

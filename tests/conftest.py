@@ -6,17 +6,16 @@ started is ended when it ends, and the test fails if anything was left: a proces
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import daemons
 from harness.daemons import Daemon, private_directory
-from harness.leaks import Snapshot, become_subreaper, descendants, die_with_parent, kill
-from harness.programs import bin_dir, clean_environment, program
+from harness.leaks import Snapshot, become_subreaper, descendants, kill
+from harness.programs import bin_dir
 
 Start = Callable[..., Daemon]
 
@@ -99,15 +98,5 @@ def leakless() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def rendezvous() -> Iterator[dict[str, Any]]:
     """What a running rendezvous without a manager says of itself."""
-    process = subprocess.Popen(
-        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        yield json.loads(process.stdout.readline())
-        process.terminate()
-        assert process.wait(10) == 0
+    with daemons.rendezvous() as said:
+        yield said

@@ -12,7 +12,7 @@ from typing import Any
 import mayfly
 import pytest
 from harness.daemons import Daemon
-from harness.programs import clean_environment, run_json
+from harness.programs import clean_environment, program, run, run_json
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("mpirun") or importlib.util.find_spec("mpi4py") is None,
@@ -65,6 +65,14 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
         tables.write_text('{"2": {"no_such_place": 1}}')
         with pytest.raises(mayfly.Error, match="no_such_place"):
             mayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables)
+    script = tmp_path / "script.py"
+    script.write_text("from mayfly import MPI; MPI.COMM_WORLD.Barrier()")
+    environment = up.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    for target in ("mayfly.MPI:COMM_WORLD.Barrier", str(script)):
+        asked = ("run", "--ranks", "2", "--tables", str(tables), target)
+        done = run(program(), *asked, env=environment, check=False)
+        assert done.returncode
+        assert "no_such_place" in done.stdout + done.stderr, done
 
 
 def test_a_barrier_has_one_row_and_three_ranks_share_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,20 @@ class Daemon:
 def private_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory with a path short enough for Unix sockets below it, which end at 107 bytes."""
     return tempfile.TemporaryDirectory(prefix="mf-")
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[dict[str, Any]]:
+    """What a running rendezvous without a manager says of itself."""
+    process = subprocess.Popen(
+        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        yield json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(10) == 0

@@ -1,4 +1,4 @@
-"""Real stores in private directories: a Redis server, and a server that speaks S3 (``s3s-fs``)."""
+"""Real stores in private directories: a Redis server, and a server that speaks S3 (rclone's)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,17 +18,16 @@ from harness.programs import run
 READY = 20.0
 
 
-def _s3_server() -> Path:
-    cache = os.environ.get("MAYFLY_CACHE") or Path.home() / ".cache" / "mayfly"
-    return Path(cache) / "s3" / "bin" / "s3s-fs"
+#: Comes with the other Python packages of the tests.
+RCLONE = Path(sys.executable).with_name("rclone")
 
 
 def unavailable() -> str | None:
     """Why there can be none; none if there can."""
     if not shutil.which("redis-server"):
         return "Redis is not installed: sudo apt-get install redis-server"
-    if not _s3_server().exists():
-        return "the S3 server s3s-fs is not installed: scripts/bootstrap tests"
+    if not RCLONE.exists():
+        return "the S3 server of rclone is not installed: pip install -r requirements-dev.txt"
     return None
 
 
@@ -106,16 +106,9 @@ class S3(_Server):
         super().__init__(directory)
 
     def command(self) -> list[str]:
-        listens = ("--host", "127.0.0.1", "--port", str(self.port))
-        return [
-            os.fspath(_s3_server()),
-            *listens,
-            "--access-key",
-            "tests",
-            "--secret-key",
-            "secret",
-            os.fspath(self.root),
-        ]
+        # It remembers what is in its directory, and does not see what is put there by other hands.
+        options = ("--addr", f"127.0.0.1:{self.port}", "--auth-key", "tests,secret")
+        return [os.fspath(RCLONE), "serve", "s3", *options, os.fspath(self.root)]
 
     @property
     def url(self) -> str:
@@ -133,9 +126,11 @@ class S3(_Server):
 
     def put(self, name: str, data: bytes) -> None:
         """Stores an object."""
-        path = self.root / self.bucket / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        local = self.directory / "object"
+        local.write_bytes(data)
+        login = "access_key_id=tests,secret_access_key=secret,no_check_bucket=true"
+        place = f":s3,provider=Rclone,{login},endpoint='http://127.0.0.1:{self.port}':{self.bucket}/{name}"
+        run(RCLONE, "copyto", local, place)
 
     def left(self) -> list[str]:
         """What is stored there."""

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
+from harness.images import debian
 from harness.programs import bin_dir
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
@@ -31,6 +33,19 @@ def own(client: mayfly.Client) -> Iterator[mayfly.Lease]:
     """One worker for one test that does it harm."""
     with client.lease(workers=1, mode="warm") as lease:
         yield lease
+
+
+@pytest.fixture(scope="module", params=["isolated", "container"])
+def level(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What a lease asks for to be kept from others: the same holds at both levels."""
+    if request.param == "isolated":
+        return {"sandbox": "isolated"}
+    image, why = debian()
+    if why:
+        pytest.skip(why)
+    # An image has none of our modules.
+    cloudpickle.register_pickle_by_value(request.module)
+    return {"sandbox": "container", "image": str(image)}
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,9 +14,9 @@ from pathlib import Path
 import cloudpickle
 import mayfly
 import pytest
-from harness.images import debian
-from harness.leaks import descendants, die_with_parent, wait_until
-from harness.programs import clean_environment, program, run
+from harness.daemons import rendezvous
+from harness.leaks import descendants, wait_until
+from harness.programs import program, run
 from mayfly import _run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,16 +29,6 @@ SOCKET = "/mayfly/code/group.sock"
 def client():
     with mayfly.connect() as client:
         yield client
-
-
-@pytest.fixture(scope="module", params=["isolated", "container"])
-def level(request):
-    if request.param == "isolated":
-        return {"sandbox": "isolated"}
-    image, why = debian()
-    if why:
-        pytest.skip(why)
-    return {"sandbox": "container", "image": image}
 
 
 def connectors() -> list[int]:
@@ -158,7 +147,6 @@ def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are
 
 def asks(path, words, count=1):
     """What the node answers to whoever says this to it."""
-    import contextlib
     import socket
 
     said = []
@@ -207,6 +195,7 @@ def dies_while_joining(path, text):
     node = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node.connect(path)
     node.send(text.encode())
+    # Its group is to form for a while before it dies.
     time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -215,7 +204,6 @@ def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
     group = _run.invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
-        # Its group is to form for a while before the other one dies.
         gang.rank(0).call(lambda: bool(__import__("mayfly.MPI")))
         waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), {})
         with pytest.raises(mayfly.WorkerDied):
@@ -246,22 +234,6 @@ def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
             assert came is not None
             assert came.startswith("forbidden")
             assert "--no-groups" in came
-
-
-@contextlib.contextmanager
-def rendezvous():
-    """One without a manager, and what it says of itself."""
-    process = subprocess.Popen(
-        [program(), "rendezvous", "--listen", "127.0.0.1:0", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
-    )
-    with process.stdout:
-        yield json.loads(process.stdout.readline())
-        process.terminate()
-        assert process.wait(10) == 0
 
 
 def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):

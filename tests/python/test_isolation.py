@@ -6,11 +6,9 @@ import subprocess
 import sys
 import time
 
-import cloudpickle
 import mayfly
 import numpy as np
 import pytest
-from harness.images import debian
 from harness.programs import run_python
 
 
@@ -18,19 +16,6 @@ from harness.programs import run_python
 def client():
     with mayfly.connect() as client:
         yield client
-
-
-@pytest.fixture(scope="module", params=["isolated", "container"])
-def level(request):
-    """What a lease asks for to be kept from others: the same holds at both levels."""
-    if request.param == "isolated":
-        return {"sandbox": "isolated"}
-    image, why = debian()
-    if why:
-        pytest.skip(why)
-    # An image has none of our modules.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return {"sandbox": "container", "image": image}
 
 
 @pytest.fixture(scope="module")

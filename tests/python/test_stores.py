@@ -17,6 +17,7 @@ import cloudpickle
 import mayfly
 import numpy as np
 import pytest
+from harness.leaks import wait_until
 from harness.programs import program, run
 from harness.stores import S3, Redis, unavailable
 from mayfly import MPI
@@ -128,10 +129,7 @@ def test_a_store_that_stops_is_named_to_every_rank_in_time(
         with cf.ThreadPoolExecutor(1) as thread:
             through: dict[str, Any] = {"store": server.url, "channel": "stored", "client": client}
             going = thread.submit(mayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
-            until = time.monotonic() + 20
-            while not sign.exists() and not going.done():
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(lambda: sign.exists() or going.done(), "the ranks exchange", 20)
             server.stop()
             return going.result(45)
 
@@ -163,6 +161,10 @@ def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
     assert error.code == "forbidden"
     assert f"redis://127.0.0.1:{redis.port}" in str(error)
     assert "a-guess" not in str(error)
+    error = refused("s3://no-such-bucket")
+    assert error.code == "not_found", error
+    assert "s3://no-such-bucket" in str(error)
+    assert "there is no such bucket" in str(error)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-guess")
     error = refused(s3.url)
     assert error.code == "forbidden", error
@@ -191,10 +193,7 @@ def test_an_entry_that_somebody_else_adds_is_refused(client: mayfly.Client, redi
         args = (str(tmp_path), redis.url)
         through: dict[str, Any] = {"store": redis.url, "channel": "stored", "client": client, "timeout": 60}
         going = thread.submit(mayfly.run, work, ranks=2, args=args, **through)
-        until = time.monotonic() + 20
-        while not (tmp_path / "ready").exists() and not going.done():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: (tmp_path / "ready").exists() or going.done(), "rank 1 waits", 20)
         (lane,) = [key for key in redis.left() if key.endswith("/1-0")]
         redis.ask("XADD", lane, "0-1000000", "d", "not what rank 1 stored")
         # Its own lane is full up to there; it may say no more, and so ends without a word.

@@ -298,7 +298,8 @@ fn measure(op: Op, sizes: &[usize], pace: Pace, comm: &Communicator) -> Result<V
 /// Runs all ranks in processes of their own, and returns what rank 0 found.
 pub(crate) fn ours(plan: &Plan) -> Result<Vec<f64>> {
     let mut roads = roads(plan.ranks, plan.tcp)?;
-    let found = forked(plan.ranks, |rank| {
+    // Moved, so that the parent's copies close with it: a rank whose peers are gone is to notice.
+    let found = forked(plan.ranks, move |rank| {
         pin(rank);
         let own = std::mem::take(&mut roads[rank]);
         roads.clear();

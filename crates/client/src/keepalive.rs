@@ -7,10 +7,11 @@
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use mayfly_fabric::stream::wire::unacknowledged_bytes;
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::NodeAddress;
 use mayfly_protocol::error::Code;
@@ -239,12 +240,4 @@ fn first_answer(bytes: &[u8]) -> Option<usize> {
     let (length, rest) = bytes.split_first_chunk()?;
     let length = u32::from_le_bytes(*length) as usize;
     (rest.len() >= length).then_some(length + 4)
-}
-
-/// Bytes that the far host's kernel has not acknowledged.
-fn unacknowledged_bytes(socket: impl AsFd) -> u32 {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the request writes one int, which it gets.
-    let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
-    if asked == 0 { bytes.max(0) as u32 } else { 0 }
 }

@@ -151,6 +151,26 @@ impl Invitation {
     }
 
     fn form(&self, joined: Joined) -> Result<World, Failure> {
+        let usual = Options::of(self.channel);
+        let options = Options {
+            deadline: Duration::from_secs(self.deadline_s),
+            spin: self.spin_us.map(Duration::from_micros).or(usual.spin),
+            table: self
+                .tables
+                .as_ref()
+                .map_or(usual.table, |tables| tables.for_ranks(self.size)),
+            ..usual
+        };
+        World::form(joined, options)
+    }
+}
+
+impl World {
+    /// The communicator of a rank that has joined its group. The options need not say who shares a host.
+    ///
+    /// # Errors
+    /// As [`Communicator::form`].
+    pub fn form(joined: Joined, options: Options) -> Result<Self, Failure> {
         let Joined {
             rank,
             size,
@@ -160,25 +180,17 @@ impl Invitation {
             membership,
             ..
         } = joined;
-        let usual = match self.channel {
-            Channel::Direct => Options::default(),
-            Channel::Stored => Options::stored(),
-        };
+        let ways: Vec<_> = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
+        // Where all exchange through a store, those on one host are no nearer to each other than to the others.
+        let is_flat = ways.iter().flatten().all(|via| *via == Via::Stored);
         let options = Options {
-            deadline: Duration::from_secs(self.deadline_s),
-            spin: self.spin_us.map(Duration::from_micros).or(usual.spin),
-            hosts: hosts.clone(),
-            table: self
-                .tables
-                .as_ref()
-                .map_or(usual.table, |tables| tables.for_ranks(size)),
-            ..usual
+            hosts: if is_flat { Vec::new() } else { hosts.clone() },
+            ..options
         };
-        let ways = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
-        Ok(World {
-            ways,
+        Ok(Self {
             communicator: Communicator::form(rank, size, roads, lost, options)?,
             hosts,
+            ways,
             membership,
         })
     }

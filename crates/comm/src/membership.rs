@@ -86,7 +86,7 @@ fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
         // What it said before it was gone counts.
         while let Ok(Some(message)) = contact.take() {
             if let ToRank::Lost { rank, reason } = message {
-                lost.add(rank, reason);
+                lost.add_gone(rank, reason);
             }
         }
         if sound.is_err() || contact.has_ended() {

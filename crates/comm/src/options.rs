@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::join::Channel;
 use crate::table::Table;
 
 /// How a communicator waits, what it keeps, and how it chooses algorithms.
@@ -22,12 +23,16 @@ pub struct Options {
 }
 
 impl Options {
-    /// As usual, for ranks that exchange through storage: who waits sleeps, as nothing comes within microseconds.
-    pub fn stored() -> Self {
-        Self {
-            spin: Some(Duration::ZERO),
-            table: Table::stored(),
-            ..Self::default()
+    /// As usual, for ranks that exchange this way. Where they do through storage, who waits sleeps, as nothing comes within
+    /// microseconds.
+    pub fn of(channel: Channel) -> Self {
+        match channel {
+            Channel::Direct => Self::default(),
+            Channel::Stored => Self {
+                spin: Some(Duration::ZERO),
+                table: Table::stored(),
+                ..Self::default()
+            },
         }
     }
 }

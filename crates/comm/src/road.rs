@@ -86,6 +86,8 @@ pub struct Lost {
     /// Bumped with every loss, so that looking costs a load.
     count: AtomicU64,
     ranks: Mutex<Vec<(u32, String)>>,
+    /// Those whose processes are gone.
+    gone: Mutex<Vec<u32>>,
 }
 
 impl Lost {
@@ -100,6 +102,18 @@ impl Lost {
             ranks.push((rank, reason.into()));
             self.count.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// A rank is lost, and there is nobody any more who would hear what is said to it.
+    pub fn add_gone(&self, rank: u32, reason: impl Into<String>) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
+        self.add(rank, reason);
+    }
+
+    /// Whether that is known of this rank.
+    pub fn is_gone(&self, rank: u32) -> bool {
+        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        gone.contains(&rank)
     }
 
     /// How many are lost.

@@ -168,23 +168,7 @@ fn what_a_connector_carries_is_what_was_sent() {
     };
     assert!(matches!(via, Via::Direct | Via::Relay), "{via:?}");
     exchange(&mut roads);
-    let [one, other] = roads.map(|joined| {
-        let size = joined.size;
-        let formed = mayfly_comm::Communicator::form(
-            joined.rank,
-            size,
-            joined.roads,
-            joined.lost,
-            mayfly_comm::Options::default(),
-        );
-        World {
-            communicator: formed.unwrap(),
-            hosts: joined.hosts,
-            ways: Vec::new(),
-            membership: joined.membership,
-        }
-    });
-    compute(&[one, other]);
+    compute(&roads.map(|joined| World::form(joined, mayfly_comm::Options::default()).unwrap()));
     wait_for_ranks(&server, 0);
 }
 

@@ -4,6 +4,7 @@ mod common;
 #[path = "common/here.rs"]
 mod here;
 
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,10 @@ use mayfly_comm::connect::Trust;
 use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::rendezvous::server::Server;
 use mayfly_comm::road::Via;
-use mayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options};
+use mayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options, World};
 use mayfly_protocol::error::Code;
 use mayfly_storage::Place;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tempfile::{TempDir, tempdir};
 
 fn place(directory: &Path) -> Place {
@@ -42,46 +44,32 @@ fn files(below: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A group, and the place of its run in the store: it is seen while the ranks connect, and gone whenever nothing lies there.
+/// A group, and the place of its run in the store.
 fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
     let group = store.path().join("mayfly").join(&options.name);
-    let run = || std::fs::read_dir(&group).ok()?.next()?.ok();
-    let until = Instant::now() + PATIENCE;
-    let watch = move || {
-        while Instant::now() < until {
-            if let Some(run) = run() {
-                return run.path();
-            }
-            std::thread::yield_now();
-        }
-        panic!("nothing was stored");
-    };
-    std::thread::scope(|scope| {
-        let place = scope.spawn(watch);
-        (world(options), place.join().unwrap())
-    })
+    std::fs::create_dir_all(&group).unwrap();
+    // Directories that are empty go at any time: this one stays, and tells of the run's however short that is there.
+    let keeper = group.join("keeper");
+    std::fs::write(&keeper, "").unwrap();
+    let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&made, &group, WatchFlags::CREATE).unwrap();
+    let ranks = world(options);
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&made, &mut buffer);
+    let run = events.next().expect("something was stored");
+    let run = run.file_name().unwrap().to_str().unwrap().to_owned();
+    std::fs::remove_file(keeper).unwrap();
+    (ranks, group.join(run))
 }
 
 /// Runs a function on all ranks, each in a thread.
 fn over<T: Send>(ranks: Vec<Joined>, run: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     let work = |joined: Joined| {
-        let Joined {
-            rank,
-            size,
-            roads,
-            lost,
-            membership,
-            ..
-        } = joined;
         let options = Options {
             deadline: PATIENCE,
-            ..Options::stored()
+            ..Options::of(Channel::Stored)
         };
-        let communicator = Communicator::form(rank, size, roads, lost, options).unwrap();
-        let result = run(&communicator);
-        drop(communicator);
-        drop(membership);
-        result
+        run(&World::form(joined, options).unwrap().communicator)
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = ranks.into_iter().map(|joined| scope.spawn(|| work(joined))).collect();

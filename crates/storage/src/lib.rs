@@ -16,7 +16,18 @@ pub use streams::{Entry, Reader, Streams};
 
 use std::time::Duration;
 
+use mayfly_protocol::error::{Code, Failure};
+
 /// How long a store that does not answer, or answers that it cannot just now, is asked again.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// What runs the calls of one thread to a store.
+///
+/// # Errors
+/// When the system has no descriptors left.
+pub fn runtime(place: &Place) -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for the store {place}: {error}")))
+}

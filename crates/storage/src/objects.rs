@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
@@ -91,12 +91,26 @@ impl Objects {
     /// Stores an object, whole or not at all.
     pub async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         let path = self.path(name);
-        let stored = if bytes.len() <= PART_BYTES {
-            self.store.put(&path, bytes.into()).await.map(drop)
-        } else {
-            self.put_parts(&path, bytes).await
-        };
-        stored.map_err(|error| self.failed("storing", name, error))
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let bytes = bytes.clone();
+            let stored = if bytes.len() <= PART_BYTES {
+                self.store.put(&path, bytes.into()).await.map(drop)
+            } else {
+                self.put_parts(&path, bytes).await
+            };
+            match stored {
+                Err(error) if self.is_swept(&error) && Instant::now() < until => tokio::task::yield_now().await,
+                stored => return stored.map_err(|error| self.failed("storing", name, error)),
+            }
+        }
+    }
+
+    /// Whether a directory went, being empty, between its making and its first file: who deletes the last file deletes it, too.
+    fn is_swept(&self, error: &Error) -> bool {
+        let absent = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        self.directory.as_ref().is_some_and(|store| store.is_dir())
+            && causes(error).any(|cause| cause.downcast_ref().is_some_and(absent))
     }
 
     async fn put_parts(&self, path: &Path, bytes: Bytes) -> Result<(), Error> {
@@ -202,30 +216,27 @@ impl Objects {
 /// How S3 says that there is none.
 const NO_BUCKET: &str = "NoSuchBucket";
 
+/// An error, what it comes of, what that comes of, and so on.
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
 /// An error and what it comes of, in one line.
-fn all_of(error: &dyn std::error::Error) -> String {
+fn all_of(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
+    for cause in causes(error).skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
         }
-        cause = inner.source();
     }
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Whether no answer came.
 fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(inner) = cause {
-        if inner.is::<HttpError>() {
-            return true;
-        }
-        cause = inner.source();
-    }
-    false
+    causes(error).any(|cause| cause.is::<HttpError>())
 }
 
 fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
@@ -277,9 +288,7 @@ pub struct Blocking {
 impl Blocking {
     /// As [`Objects::open`].
     pub fn open(place: &Place) -> Result<Self, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|error| Failure::new(Code::Internal, format!("no runtime for a store: {error}")))?;
+        let runtime = crate::runtime(place)?;
         let objects = runtime.block_on(async { Objects::open(place) })?;
         Ok(Self { runtime, objects })
     }
@@ -329,6 +338,24 @@ mod tests {
         assert_eq!(objects.list("").unwrap(), ["other"]);
         assert!(!directory.path().join("run").exists());
         objects.clear("run").unwrap();
+    }
+
+    #[test]
+    fn what_is_put_where_another_deletes_the_last_object_is_stored_all_the_same() {
+        let (directory, _) = here();
+        let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
+        let churn = |name: &str| {
+            let objects = Blocking::open(&place).unwrap();
+            let name = format!("run/lane/{name}");
+            for _ in 0..3000 {
+                objects.put(&name, Bytes::from_static(b"x")).unwrap();
+                objects.runtime.block_on(objects.objects.delete(&name)).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| churn("a"));
+            scope.spawn(|| churn("b"));
+        });
     }
 
     #[test]

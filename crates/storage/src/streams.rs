@@ -67,6 +67,16 @@ impl Streams {
         self.line.ask("storing in", &commands, is_there_already).await.map(drop)
     }
 
+    /// Whether an entry is there.
+    pub async fn holds(&self, stream: &str, number: u64) -> Result<bool, Failure> {
+        let mut commands = redis::pipe();
+        commands.cmd("XRANGE").arg(stream).arg(id(number)).arg(id(number));
+        match self.line.ask("reading", &commands, never).await?.into_iter().next() {
+            Some(Value::Array(found)) => Ok(!found.is_empty()),
+            _ => Err(self.line.strange()),
+        }
+    }
+
     /// Removes an entry; that there is none is fine.
     pub async fn remove(&self, stream: &str, number: u64) -> Result<(), Failure> {
         let mut commands = redis::pipe();

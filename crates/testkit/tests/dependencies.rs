@@ -160,3 +160,40 @@ fn cryptography_has_one_provider() {
         "no crate may link the system's OpenSSL"
     );
 }
+
+/// What is built for these packages together: each dependency with its version and features.
+fn built_for(packages: &[&str]) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--locked",
+            "--edges",
+            "normal,build",
+            "--prefix",
+            "none",
+            "--format",
+            "{p} {f}",
+        ])
+        .args(packages.iter().flat_map(|package| ["-p", package]))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines
+        .lines()
+        .map(|line| line.trim_end_matches(" (*)").to_owned())
+        .collect()
+}
+
+#[test]
+fn what_the_programs_and_the_python_module_share_is_built_once() {
+    let programs = built_for(&["mayfly-cli", "mayfly-executor", "mayfly-c"]);
+    let name = |line: &str| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
+    let shared: BTreeSet<_> = programs.iter().map(|line| name(line)).collect();
+    for line in built_for(&["mayfly-python"]) {
+        assert!(
+            programs.contains(&line) || !shared.contains(&name(&line)),
+            "the Python module has `{line}`, and the programs have other features of it: name those in bindings/python/Cargo.toml"
+        );
+    }
+}

@@ -25,9 +25,8 @@ from typing import IO, Any, NamedTuple
 
 import mayfly
 from mayfly import MPI, _storage
-from mayfly._checkpoint import VARIABLE
 from mayfly._native import Communicator, Objects
-from mayfly._run import invitation_to, kill, restarting
+from mayfly._run import choices, invitation_to, kill, restarting, variables
 
 #: Bytes of one line that are sent at once; longer ones come in parts.
 MOST_LINE = 64 << 10
@@ -71,8 +70,7 @@ def packed(options: argparse.Namespace) -> Program:
         is_python=is_folder or name.endswith(".py"),
         arguments=options.arguments,
         directory=os.getcwd(),
-        environment=_storage.settings(options.checkpoint, options.store)
-        | ({} if options.checkpoint is None else {VARIABLE: _storage.local(options.checkpoint)}),
+        environment=variables(options.checkpoint, options.store),
     )
 
 
@@ -150,51 +148,35 @@ def run_program(
 ) -> dict[int, int]:
     """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
     program = packed(options)
-    return restarting(
-        lambda lease: _run_once(client, options, program, lease, show),
-        {"mode": "warm"} | options.lease,
-        options.restarts,
-    )
+    chosen = choices(options.spin, options.tables, options.store, options.channel)
+    # The launcher, and ranks that only pass lines on, have no business with a core. What ranks cannot reach directly,
+    # it may not either.
+    passing = choices(0, None, options.store, "direct") | {"deadline_s": 7 * 24 * 3600}
 
+    def once(lease: dict[str, Any]) -> dict[int, int]:
+        group = invitation_to(client, options.ranks) | chosen
+        console = invitation_to(client, options.ranks + 1) | passing
+        statuses: dict[int, int] = {}
+        with (
+            _storage.cleared(group),
+            _storage.cleared(console),
+            client.gang(options.ranks, placement=options.placement, **lease) as gang,
+        ):
+            futures = [
+                gang.rank(rank).submit(
+                    _rank, json.dumps(group | {"rank": rank}), json.dumps(console | {"rank": rank}), program
+                )
+                for rank in range(options.ranks)
+            ]
+            try:
+                _listen(console, options, futures, statuses, show)
+            except BaseException:
+                kill(futures)
+                raise
+        # In the order in which they ended: the first that failed is the cause of the others' failing.
+        return statuses
 
-def _run_once(
-    client: mayfly.Client,
-    options: argparse.Namespace,
-    program: Program,
-    lease: dict[str, Any],
-    show: Callable[[int, str, bytes], None],
-) -> dict[int, int]:
-    group = invitation_to(client, options.ranks, options.tables)
-    console = invitation_to(client, options.ranks + 1)
-    # The launcher, and ranks that only pass lines on, have no business with a core.
-    console |= {"spin_us": 0, "deadline_s": 7 * 24 * 3600}
-    group |= _storage.channel(options.store, options.channel)
-    # What ranks cannot reach directly, the launcher may not either.
-    console |= _storage.channel(options.store, "direct")
-    if options.spin is not None:
-        group["spin_us"] = round(options.spin * 1e6)
-    statuses: dict[int, int] = {}
-    with (
-        _storage.cleared(group),
-        _storage.cleared(console),
-        client.gang(options.ranks, placement=options.placement, **lease) as gang,
-    ):
-        futures = [
-            gang.rank(rank).submit(
-                _rank,
-                json.dumps(group | {"rank": rank}),
-                json.dumps(console | {"rank": rank}),
-                program,
-            )
-            for rank in range(options.ranks)
-        ]
-        try:
-            _listen(console, options, futures, statuses, show)
-        except BaseException:
-            kill(futures)
-            raise
-    # In the order in which they ended: the first that failed is the cause of the others' failing.
-    return statuses
+    return restarting(once, {"mode": "warm"} | options.lease, options.restarts)
 
 
 def _listen(
@@ -253,6 +235,7 @@ def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any
         placement=options.placement,
         checkpoint=options.checkpoint,
         restarts=options.restarts,
+        tables=options.tables,
         store=options.store,
         channel=options.channel,
         **options.lease,

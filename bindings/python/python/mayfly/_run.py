@@ -79,17 +79,17 @@ def run(
         asked = {name: value for name, value in locals().items() if name not in ("client", "fn", "lease")}
         with connect() as own:
             return run(fn, client=own, **asked, **lease)
-    held, work, shared = client, packed(fn, args, kwargs), _storage.channel(store, channel)
+    held, work = client, packed(fn, args, kwargs)
+    chosen = choices(spin, tables, store, channel)
+    environment = variables(checkpoint, store)
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def once(lease: Mapping[str, Any]) -> list[Any]:
         with held.gang(ranks, placement=placement, **lease) as gang:
-            group = invitation_to(held, ranks, tables) | shared
-            if spin is not None:
-                group["spin_us"] = round(spin * 1e6)
+            group = invitation_to(held, ranks) | chosen
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with _storage.cleared(group):
-                return gather(start(gang, group, work, checkpoint), left)
+                return gather(start(gang, group, work, environment), left)
 
     return restarting(once, {"mode": "warm"} | lease, restarts)
 
@@ -122,20 +122,35 @@ def packed(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str
     return work
 
 
+def variables(checkpoint: str | os.PathLike[str] | None, store: str | None) -> dict[str, str]:
+    """The environment in which ranks reach where they save and what they exchange through."""
+    saved = {} if checkpoint is None else {_checkpoint.VARIABLE: _storage.local(checkpoint)}
+    return _storage.settings(checkpoint, store) | saved
+
+
 def start(
-    gang: Gang, group: Mapping[str, Any], work: bytes, checkpoint: str | os.PathLike[str] | None = None
+    gang: Gang, group: Mapping[str, Any], work: bytes, environment: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
     """Starts what was packed on all ranks of a gang, as a group."""
-    more = _storage.settings(checkpoint, group.get("store"))
-    if checkpoint is not None:
-        more[_checkpoint.VARIABLE] = _storage.local(checkpoint)
+    more = dict(environment or {})
     return [gang.rank(rank).submit(_rank, json.dumps({**group, "rank": rank}), work, more) for rank in range(len(gang))]
 
 
-def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+def choices(
+    spin: float | None, tables: str | os.PathLike[str] | None, store: str | None, channel: str
+) -> dict[str, Any]:
+    """What an invitation says of how ranks wait and exchange."""
+    chosen: dict[str, Any] = _storage.channel(store, channel)
+    if spin is not None:
+        chosen["spin_us"] = round(spin * 1e6)
+    if tables is not None:
+        chosen["tables"] = json.loads(Path(tables).read_text())
+    return chosen
+
+
+def invitation_to(client: Client, size: int) -> dict[str, Any]:
     """What the ranks of a new group need to find each other, all but their numbers."""
     place = client.rendezvous()
-    chosen = {} if tables is None else {"tables": json.loads(Path(tables).read_text())}
     # Others meet there too, whose names are not known.
     name = f"run-{secrets.token_hex(8)}"
     return {
@@ -145,7 +160,6 @@ def invitation_to(client: Client, size: int, tables: str | os.PathLike[str] | No
         "name": name,
         "secret": secrets.token_hex(32),
         "size": size,
-        **chosen,
     }
 
 

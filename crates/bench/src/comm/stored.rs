@@ -8,9 +8,10 @@ use std::time::Duration;
 use mayfly_comm::connect::plan::Ways;
 use mayfly_comm::cost::{self, Measured, Prediction, Prices};
 use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use mayfly_comm::stored::pause;
 use mayfly_comm::table::Table as Algorithms;
-use mayfly_comm::{Channel, Communicator, JoinOptions, Joined, Options, join};
-use mayfly_storage::{Kind, Place};
+use mayfly_comm::{Channel, JoinOptions, Options, World, join};
+use mayfly_storage::Place;
 use serde::Serialize;
 
 use super::{Op, Pace, Result, complete, failed, forked, measure, median};
@@ -27,9 +28,6 @@ const PACE: Pace = Pace {
 };
 /// Until all ranks are connected, and one operation is done.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two looks at a store that is looked at.
-const S3_LOOK_S: f64 = 4e-3;
-const FILE_LOOK_S: f64 = 2e-4;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -209,27 +207,13 @@ fn round(meeting: &Meeting, plan: &Plan, op: Op, ranks: usize, sizes: &[usize], 
                 ranks as u32,
             )
         };
-        let Joined {
-            rank,
-            size,
-            roads,
-            lost,
-            membership,
-            ..
-        } = join(&options).map_err(failed)?;
-        let usual = match channel {
-            Channel::Direct => Options::default(),
-            Channel::Stored => Options::stored(),
-        };
+        let joined = join(&options).map_err(failed)?;
         let options = Options {
             deadline: PATIENCE,
-            ..usual
+            ..Options::of(channel)
         };
-        let communicator = Communicator::form(rank, size, roads, lost, options).map_err(failed)?;
-        let results = measure(op, sizes, PACE, &communicator)?;
-        drop(communicator);
-        drop(membership);
-        Ok(results)
+        let world = World::form(joined, options).map_err(failed)?;
+        measure(op, sizes, PACE, &world.communicator)
     })?;
     complete(found, sizes.len())
 }
@@ -257,11 +241,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
             rounds[at].push(round(&meeting, plan, plan.op, plan.ranks, &plan.sizes, channel)?);
         }
     }
-    let look_s = match plan.place.kind() {
-        Kind::S3 => Some(S3_LOOK_S),
-        Kind::File => Some(FILE_LOOK_S),
-        Kind::Redis => None,
-    };
+    let look_s = pause(plan.place.kind()).map(|pause| pause.as_secs_f64());
     let (stored, direct) = (measured(&probes[0], look_s, true), measured(&probes[1], None, false));
     let prices = plan.prices.unwrap_or_default();
     let way = |us: f64, bytes: usize, known: &Measured, table: Algorithms| {

@@ -37,6 +37,11 @@ pub fn rearm(socket: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
+/// Whether a connection does not leave this host.
+pub fn is_near(socket: &TcpStream) -> bool {
+    matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip())
+}
+
 fn new(to: SocketAddr) -> io::Result<OwnedFd> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::INET,

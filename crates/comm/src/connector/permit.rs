@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use mayfly_lease::rendezvous::is_vouched;
-use mayfly_protocol::api::RendezvousAddress;
+use mayfly_protocol::api::{MOST_RANKS, RendezvousAddress};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
 use crate::invitation::Invitation;
 
-/// Ranks of the largest group in which a connector joins: as many as a gang may have.
-const MOST_RANKS: u32 = 4096;
 /// Groups that are joined within this time, beyond those that may be at once, are too many.
 const PACE: Duration = Duration::from_millis(100);
 
@@ -32,9 +30,10 @@ impl Orders {
     /// Whether a rank may join this group from here.
     ///
     /// # Errors
-    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, [`Code::TooLarge`] when the group is.
+    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store; [`Code::TooLarge`] when
+    /// the group is.
     pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
-        if invitation.size > MOST_RANKS {
+        if invitation.size > u32::from(MOST_RANKS) {
             return Err(Failure::new(
                 Code::TooLarge,
                 format!(
@@ -42,6 +41,11 @@ impl Orders {
                     invitation.size
                 ),
             ));
+        }
+        if invitation.store.is_some() {
+            let text = "a rank without a network cannot exchange through a store, for its node does not go there in its place: ask for \
+                        the host's network (`network=True` of a lease, `--network` of `mayfly run`), or name no store";
+            return Err(Failure::new(Code::Forbidden, text));
         }
         let named = invitation.key.map(|key| RendezvousAddress {
             address: invitation.rendezvous.clone(),
@@ -151,6 +155,35 @@ mod tests {
         let failure = orders.check(&keyless).unwrap_err();
         assert_eq!(failure.code, Code::Forbidden);
         assert!(failure.message.contains("--rendezvous"), "{failure}");
+    }
+
+    #[test]
+    fn a_group_through_a_store_or_of_too_many_ranks_is_refused() {
+        let key = PublicKey([3; 32]);
+        let orders = Orders {
+            managers: Vec::new(),
+            places: vec![RendezvousAddress {
+                address: "a:1".into(),
+                key,
+                voucher: String::new(),
+            }],
+            most: 1,
+            user: None,
+        };
+        let good = invitation("a:1", key, None);
+        orders.check(&good).unwrap();
+        let stored = Invitation {
+            store: Some("s3://bucket".into()),
+            ..good.clone()
+        };
+        let failure = orders.check(&stored).unwrap_err();
+        assert_eq!(failure.code, Code::Forbidden);
+        assert!(failure.message.contains("store"), "{failure}");
+        let large = Invitation {
+            size: u32::from(MOST_RANKS) + 1,
+            ..good
+        };
+        assert_eq!(orders.check(&large).unwrap_err().code, Code::TooLarge);
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! It neither waits nor polls: whoever owns it says which end can go on, and it remembers that until that end says "not now".
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::stream::wire::Wire;
+use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use rustix::net::{RecvFlags, SendFlags};
 
 /// What the other host may take to acknowledge what was said last.
@@ -173,11 +173,8 @@ impl Pump {
 
     /// Whether the other host has all that was sent: closing before may throw it away.
     fn is_acknowledged(&self) -> bool {
-        let mut unsent: libc::c_int = 0;
-        // SAFETY: the call writes one int.
-        let asked = unsafe { libc::ioctl(self.far.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
         // What the session holds back keeps `far_out` false.
-        self.far_out && (asked != 0 || unsent == 0)
+        self.far_out && unacknowledged_bytes(self.far.socket()) == 0
     }
 
     fn outward(&mut self) -> bool {

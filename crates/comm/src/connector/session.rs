@@ -16,7 +16,7 @@ use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
 use super::permit::Orders;
 use super::pump::{End, Pump, Turn};
 use crate::connect::plan::Ways;
-use crate::connect::socket::timespec;
+use crate::connect::socket::{is_near, timespec};
 use crate::invitation::Invitation;
 use crate::join::{Entered, Formed, JoinOptions, form};
 use crate::rendezvous::client::Contact;
@@ -94,11 +94,6 @@ fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<Formed, Failure> {
     let asker = socket
         .try_clone()
         .map_err(|error| Failure::new(Code::Internal, format!("no descriptor is left: {error}")))?;
-    if invitation.store.is_some() {
-        let text = "a rank without a network cannot exchange through a store, for its node does not go there in its place: ask for the \
-                    host's network (`network=True` of a lease, `--network` of `mayfly run`), or name no store";
-        return Err(Failure::new(Code::Forbidden, text));
-    }
     let options = JoinOptions {
         ways: Ways {
             cautious: true,
@@ -169,8 +164,7 @@ impl Session {
                     session,
                     via,
                 }) => {
-                    let near =
-                        matches!((far.local_addr(), far.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
+                    let near = is_near(&far);
                     let (ours, theirs) =
                         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
                     let far = match session {

@@ -1,7 +1,7 @@
 //! The two lanes of a pair of ranks.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use super::frame::{HEADER_BYTES, Header};
 use super::mailbox::{Lane, Mailbox};
 use super::pump::Arrival;
-use super::{OBJECT_BYTES, Shared, WINDOW};
+use super::{GRACE, OBJECT_BYTES, Shared, WINDOW};
 
 /// Bytes that are read before the other side is told of them.
 const TELL_EVERY: u64 = WINDOW / 4;
@@ -50,6 +50,8 @@ pub struct Pair {
     ended: watch::Sender<bool>,
     /// Something was stored, to which there may be an answer.
     asked: Notify,
+    /// The number of our lane's last object, once that is stored.
+    last: OnceLock<u64>,
 }
 
 impl Pair {
@@ -65,6 +67,7 @@ impl Pair {
             tell: Notify::new(),
             ended: watch::Sender::new(false),
             asked: Notify::new(),
+            last: OnceLock::new(),
         }
     }
 
@@ -100,6 +103,23 @@ impl Pair {
         self.told.store(read, Ordering::Release);
         object[..HEADER_BYTES].copy_from_slice(&Header { number, read, last }.to_bytes());
         object.freeze()
+    }
+
+    /// Whether the other has read our lane to its end, which was stored; or cannot be asked.
+    async fn is_heard(&self) -> bool {
+        let Some(last) = self.last.get() else {
+            return false;
+        };
+        // Who has read an object deletes it.
+        self.mailbox.holds(self.lane(), *last).await.is_ok_and(|there| !there)
+    }
+
+    /// Waits while the other may still read why nothing more comes: not if its process is gone, and not for ever.
+    async fn farewell(&self) {
+        let until = Instant::now() + GRACE;
+        while !self.shared.lost.is_gone(self.peer) && !self.is_heard().await && Instant::now() < until {
+            sleep(LOSS_PAUSE).await;
+        }
     }
 
     fn owes_word(&self) -> bool {
@@ -159,8 +179,9 @@ pub async fn serve(
     match ended {
         Ok(Read::ToItsEnd) => pair.mailbox.forget(pair.opposite()).await,
         Ok(Read::Refused) => {
-            // The other may still read, and answer.
+            // The other may still answer.
             over(&mut leaving).await;
+            pair.farewell().await;
             pair.mailbox.clear(pair.lane()).await?;
             pair.mailbox.clear(pair.opposite()).await
         }
@@ -176,12 +197,13 @@ pub async fn serve(
     }
 }
 
-/// Waits until the other rank is lost; while this one has not left, its road tells what it needs.
+/// Waits until the other rank is lost and nothing more can be said to it; while this one has not left, its road tells what it needs.
 async fn lost(pair: &Pair, mut leaving: watch::Receiver<bool>) {
     over(&mut leaving).await;
     while pair.shared.lost.check(pair.peer).is_ok() {
         sleep(LOSS_PAUSE).await;
     }
+    pair.farewell().await;
 }
 
 /// Stores what comes out of the socket, until it ends.
@@ -237,6 +259,8 @@ async fn send(pair: &Pair, mut reading: ReadHalf<'_>) -> Result<(), Trouble> {
     }
     drop(under_way);
     mailbox.put(lane, number, pair.complete(number, true, empty())).await?;
+    // It is stored once.
+    let _ = pair.last.set(number);
     pair.asked.notify_one();
     Ok(())
 }

@@ -7,9 +7,16 @@ use bytes::Bytes;
 use mayfly_protocol::error::Failure;
 use mayfly_storage::{Kind, Objects, Place, Streams};
 
-/// Between two looks for an object that is not there, at least: about what the store takes to answer.
-const S3_PAUSE: Duration = Duration::from_millis(4);
-const FILE_PAUSE: Duration = Duration::from_micros(200);
+/// Between two looks for an object that is not there, at least: about what the store takes to answer. None where it tells of them by
+/// itself.
+pub fn pause(kind: Kind) -> Option<Duration> {
+    match kind {
+        Kind::S3 => Some(Duration::from_millis(4)),
+        Kind::File => Some(Duration::from_micros(200)),
+        Kind::Redis => None,
+    }
+}
+
 /// Objects of a lane that are stored, or read, at the same time. Redis stores one after the other by itself.
 const S3_AT_ONCE: usize = 8;
 const FILE_AT_ONCE: usize = 2;
@@ -74,10 +81,11 @@ impl Mailbox {
 
     /// The shortest pause between two looks.
     pub fn pause(&self) -> Duration {
-        match &self.store {
-            Store::Objects(objects) if objects.place().kind() == Kind::S3 => S3_PAUSE,
-            _ => FILE_PAUSE,
-        }
+        let kind = match &self.store {
+            Store::Objects(objects) => objects.place().kind(),
+            Store::Streams(_) => Kind::Redis,
+        };
+        pause(kind).unwrap_or_default()
     }
 
     /// Stores an object.
@@ -93,6 +101,14 @@ impl Mailbox {
         match &self.store {
             Store::Objects(objects) => objects.get(&self.object(lane, number)).await,
             Store::Streams(_) => Ok(None),
+        }
+    }
+
+    /// Whether an object is there.
+    pub async fn holds(&self, lane: Lane, number: u64) -> Result<bool, Failure> {
+        match &self.store {
+            Store::Objects(_) => Ok(self.get(lane, number).await?.is_some()),
+            Store::Streams(streams) => streams.holds(&self.name(lane), number).await,
         }
     }
 
@@ -123,13 +139,8 @@ impl Mailbox {
 
 /// Deletes what the runs of a group have left in a store, which is nothing unless all their ranks ended by force.
 pub fn clear(place: &Place, group: &str) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        let text = format!("no runtime for the store {place}: {error}");
-        Failure::new(mayfly_protocol::error::Code::Internal, text)
-    })?;
     let stem = super::stem(group);
-    runtime.block_on(async {
+    mayfly_storage::runtime(place)?.block_on(async {
         match place.kind() {
             Kind::Redis => Streams::open(place)?.clear(&format!("{stem}/")).await,
             Kind::S3 | Kind::File => Objects::open(place)?.clear(&stem).await,

@@ -24,7 +24,7 @@ use mayfly_storage::Place;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::road::Lost;
-pub use mailbox::clear;
+pub use mailbox::{clear, pause};
 use pump::Command;
 
 /// Bytes of a lane that are stored and not yet read by the other rank.

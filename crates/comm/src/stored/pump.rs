@@ -31,13 +31,9 @@ pub type Arrival = (u64, Bytes);
 
 /// Runs until the rank leaves or the store fails.
 pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands: UnboundedReceiver<Command>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = match runtime {
+    let runtime = match mayfly_storage::runtime(place) {
         Ok(runtime) => runtime,
-        Err(error) => {
-            let text = format!("no runtime for the store {place}: {error}");
-            return shared.fail(&Failure::new(Code::Internal, text));
-        }
+        Err(failure) => return shared.fail(&failure),
     };
     runtime.block_on(async {
         let mut pairs = JoinSet::new();

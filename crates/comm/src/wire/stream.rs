@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use mayfly_fabric::stream::wire::Wire;
+use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use mayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -16,6 +16,7 @@ use super::control::{self, Answer, retract, withdrawal};
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, Offer, kind};
 use super::{Outgoing, Payload};
 use crate::book::{Book, Match, RequestId, State, truncated};
+use crate::connect::socket::is_near;
 
 /// Sent without an offer.
 const EAGER_BYTES: usize = 64 << 10;
@@ -78,7 +79,7 @@ pub struct StreamLink {
 impl StreamLink {
     /// Over TCP, in clear or through a session.
     pub fn new(peer: u32, socket: TcpStream, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
-        let near = matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip());
+        let near = is_near(&socket);
         let socket = OwnedFd::from(socket);
         if near {
             // Within a host the window that the system finds by itself is at times a fraction of what is best. Elsewhere it
@@ -442,10 +443,7 @@ impl StreamLink {
 
     /// Whether the other side's system has all that was sent: closing before that may throw it away.
     pub fn is_acknowledged(&self) -> bool {
-        let mut unsent: libc::c_int = 0;
-        // SAFETY: the call writes one int.
-        let asked = unsafe { libc::ioctl(self.wire.socket().as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
-        self.deaf || self.outbox.is_empty() && (asked != 0 || unsent == 0)
+        self.deaf || self.outbox.is_empty() && unacknowledged_bytes(self.wire.socket()) == 0
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {

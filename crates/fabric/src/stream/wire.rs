@@ -1,7 +1,7 @@
 //! Bytes in and out of a non-blocking socket, in clear or through a TLS session.
 
 use std::io::{IoSlice, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,14 @@ pub fn poll(waiting: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> 
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Bytes that were sent and the other host's system has not acknowledged: closing before that may throw them away.
+pub fn unacknowledged_bytes(socket: impl AsFd) -> u32 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes one int, which it gets.
+    let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if asked == 0 { bytes.max(0).unsigned_abs() } else { 0 }
 }
 
 fn broken(error: rustls::Error) -> std::io::Error {

@@ -266,6 +266,34 @@ class Cases:
             self.finish(background, call, own, named(into, counts, displs))
         return title, into
 
+    def mixed(self) -> tuple[str, Any]:
+        """Parts that each have a type of their own, with gaps between them."""
+        ranks = range(self.size)
+        kinds = [[self.rng.choice(list(TYPES)) for _ in ranks] for _ in ranks]
+        table = [[self.rng.choice([0, 3, self.count()]) for _ in ranks] for _ in ranks]
+        background, call = self.method("Alltoallw")
+        gap, form = 16 * self.rng.randrange(2), self.rng.randrange(2)
+
+        def laid_out(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int], list[Any], Any]:
+            parts = [(table[source][target], np.dtype(kinds[source][target])) for source, target in pairs]
+            starts, at = [], 0
+            for count, dtype in parts:
+                starts.append(at)
+                at += -(-count * dtype.itemsize // 16) * 16 + gap
+            types = [TYPES[kinds[source][target]] for source, target in pairs]
+            return [count for count, _ in parts], starts, types, np.full(at, 7, "u1")
+
+        def named(counts: list[int], starts: list[int], types: list[Any], memory: Any) -> Any:
+            return [[memory, counts, starts, types], [memory, (counts, starts), types]][form]
+
+        *sent, out = laid_out([(self.rank, target) for target in ranks])
+        for target, start in enumerate(sent[1]):
+            part = self.values(self.rank, table[self.rank][target], kinds[self.rank][target]).view("u1")
+            out[start : start + len(part)] = part
+        *received, into = laid_out([(source, self.rank) for source in ranks])
+        self.finish(background, call, named(*sent, out), named(*received, into))
+        return f"Alltoallw {kinds} {table} background={background}", into
+
     def reductions(self) -> tuple[str, Any]:
         kind = self.rng.choice(["Reduce", "Allreduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"])
         name, op, datatype, values = self.reduction()
@@ -306,7 +334,7 @@ class Cases:
         own, datatype = self.values(self.rank, count, dtype), TYPES[dtype]
         ahead, back = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         into = self.empty(own, count + self.rng.randrange(3))
-        kind = self.rng.choice(["Sendrecv", "Sendrecv_replace", "Isend", "Recv", "all", "nobody", "probe"])
+        kind = self.rng.choice(["Sendrecv", "Sendrecv_replace", "Isend", "Recv", "all", "nobody", "probe", "started"])
         title = f"{kind} {dtype} {count} tag={tag}"
         send, receive = self.named(own, datatype), self.named(into, datatype)
         found: Any = None
@@ -332,6 +360,14 @@ class Cases:
             into = self.empty(own, status.Get_count(datatype))
             comm.Recv(into, status.Get_source(), status.Get_tag())
             request.Wait()
+        elif kind == "started":
+            requests = [comm.Recv_init(receive, back, tag), comm.Send_init(send, ahead, tag)]
+            found = []
+            for _ in range(3):
+                MPI.Prequest.Startall(requests)
+                MPI.Request.Waitall(requests, [status, MPI.Status()])
+                found.append(into.copy())
+                own[:] = own[::-1].copy()
         elif kind == "nobody":
             comm.Send(own, MPI.PROC_NULL)
             comm.Recv(into, MPI.PROC_NULL, status=status)
@@ -478,10 +514,11 @@ class Cases:
         return f"{kind} {colors} {keys}", found
 
     def run(self, cases: int, write: Callable[[str], Any]) -> None:
-        kinds = [self.buffers, self.varying, self.reductions, self.messages, self.objects, self.letters, self.parts]
+        kinds = [self.buffers, self.varying, self.mixed, self.reductions, self.messages, self.objects]
+        kinds += [self.letters, self.parts]
         for number in range(cases):
             self.number = number
-            title, found = self.rng.choices(kinds, [4, 3, 5, 4, 4, 2, 1])[0]()
+            title, found = self.rng.choices(kinds, [4, 3, 2, 5, 4, 4, 2, 1])[0]()
             write(f"{self.seed} {number} {title}: {digest(found)}\n")
             # Ranks that wait for nobody must not come into the next case's messages.
             self.rng = random.Random(f"{self.seed} {number}")

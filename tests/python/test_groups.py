@@ -76,6 +76,12 @@ def buffers(size_of):
     came = np.empty((rank + 1) * size, dtype="i4")
     comm.Alltoallv([out, counts, MPI.INT], [came, [rank + 1] * size, MPI.INT])
     same(came, np.repeat([rank + 10 * r for r in range(size)], rank + 1))
+    starts = [4 * sum(counts[:r]) for r in range(size)]
+    places = [4 * (rank + 1) * r for r in range(size)]
+    came[:] = -1
+    types = [MPI.INT] * size
+    comm.Ialltoallw([out, counts, starts, types], [came, ([rank + 1] * size, places), types]).Wait()
+    same(came, np.repeat([rank + 10 * r for r in range(size)], rank + 1))
     up_to = np.empty(n)
     comm.Scan(own, up_to)
     same(up_to, sum(everybody[: rank + 1]))

@@ -54,6 +54,9 @@ pub struct mf_group_options {
     pub store: *const c_char,
     /// `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
     pub channel: *const c_char,
+    /// Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
+    /// The same for all ranks, and with `trust_fabric`.
+    pub fabric: *const c_char,
 }
 
 /// What all communicators of a rank are of.
@@ -120,7 +123,7 @@ impl mf_group {
 /// The options' texts are C strings, unless they are null.
 unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
     // SAFETY: as the caller promises.
-    let (rendezvous, key, name, run, secret, store, channel) = unsafe {
+    let (rendezvous, key, name, run, secret, store, channel, fabric) = unsafe {
         (
             text(options.rendezvous, "the rendezvous")?,
             optional_text(options.key, "the rendezvous' key")?,
@@ -129,6 +132,7 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
             text(options.secret, "the group's secret")?,
             optional_text(options.store, "the store")?,
             optional_text(options.channel, "the channel")?,
+            optional_text(options.fabric, "the fabric")?,
         )
     };
     let key = key.map(str::parse).transpose();
@@ -147,6 +151,7 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
         deadline_s: options.deadline_s.into(),
         spin_us: (options.spin_us != MF_FOR_EVER).then_some(options.spin_us.into()),
         tables: None,
+        fabric: fabric.map(Into::into),
         store: store.map(Into::into),
         channel: channel.map_or(Ok(Channel::Direct), Channel::from_name)?,
     })
@@ -173,6 +178,7 @@ pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -
         trust_fabric: 0,
         store: std::ptr::null(),
         channel: std::ptr::null(),
+        fabric: std::ptr::null(),
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

@@ -1,15 +1,17 @@
 //! Clients and leases.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use mayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, Placement, PoolOptions, Runtime, Sandbox, Transport,
+    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use serde::Serialize;
 
 use crate::errors::from_error;
@@ -135,6 +137,10 @@ impl Client {
         let inner = self.inner.get(py)?;
         py.detach(|| inner.stop());
         Ok(())
+    }
+
+    fn is_embedded(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.inner.get(py)?.is_embedded())
     }
 
     fn describe(&self, py: Python<'_>) -> PyResult<String> {
@@ -320,9 +326,42 @@ impl Lease {
             .map_err(|error| from_error(py, &error))
     }
 
+    /// Reads what the workers print.
+    fn printed(&self, py: Python<'_>) -> PyResult<Printed> {
+        let inner = self.inner.get(py)?;
+        let reader = py.detach(|| inner.printed()).map_err(|error| from_error(py, &error))?;
+        Ok(Printed {
+            reader: Guarded::new(Mutex::new(reader)),
+        })
+    }
+
     /// Gives the workers back.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
         py.detach(|| inner.release()).map_err(|error| from_error(py, &error))
+    }
+}
+
+/// Reads what a lease's workers print, from the beginning.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Printed {
+    reader: Guarded<Mutex<Reader>>,
+}
+
+#[pymethods]
+impl Printed {
+    /// What was printed since the last call: whether to standard error, and bytes. Waits so many seconds for something, some at most.
+    fn next<'py>(&self, py: Python<'py>, wait: f64) -> PyResult<Vec<(bool, Bound<'py, PyBytes>)>> {
+        let (reader, wait) = (self.reader.get(py)?, seconds(wait, "wait")?);
+        let printed = py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).next(wait));
+        let printed = printed.map_err(|error| from_error(py, &error))?;
+        let piece = |piece: ClientPrinted| (piece.stream == Stream::Err, PyBytes::new(py, &piece.bytes));
+        Ok(printed.into_iter().map(piece).collect())
+    }
+
+    /// Bytes that the node did not keep until they were read.
+    fn missed(&self, py: Python<'_>) -> PyResult<u64> {
+        let reader = self.reader.get(py)?;
+        Ok(py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).missed()))
     }
 }

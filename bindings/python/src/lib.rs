@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use super::block::Block;
     #[pymodule_export]
-    use super::client::{Client, Lease};
+    use super::client::{Client, Lease, Printed};
     #[pymodule_export]
     use super::comm::{Communicator, Op, Request};
     #[pymodule_export]

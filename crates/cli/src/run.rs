@@ -53,6 +53,9 @@ pub struct Arguments {
     /// What ranks exchange through
     #[arg(long, value_enum, default_value_t = Exchange::Direct)]
     channel: Exchange,
+    /// Provider of libfabric between hosts that have it, such as verbs; nothing is encrypted then
+    #[arg(long, value_name = "PROVIDER[/DOMAIN]")]
+    fabric: Option<String>,
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -135,6 +138,9 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
     }
     if let Some(store) = &arguments.store {
         command.arg("--store").arg(store);
+    }
+    if let Some(fabric) = &arguments.fabric {
+        command.arg("--fabric").arg(fabric);
     }
     command.args(["--channel", Channel::from(arguments.channel).name()]);
     command.arg("--restarts").arg(arguments.restarts.to_string());

@@ -145,6 +145,11 @@ impl Client {
         drop(self.embedded_manager().take());
     }
 
+    /// Whether its manager is one that it started itself.
+    pub fn is_embedded(&self) -> bool {
+        self.embedded_manager().is_some()
+    }
+
     /// What it is connected to, for people.
     pub fn describe(&self) -> String {
         match &*self.inner.source {

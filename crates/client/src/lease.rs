@@ -18,7 +18,7 @@ use crate::client::{Source, parse_token};
 use crate::keepalive::Keepalive;
 use crate::node::{Control, best_transport, is_local, is_on_loopback, unexpected};
 use crate::opening::Opening;
-use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions};
+use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions, Reader};
 
 /// What to lease.
 #[derive(Debug, Clone)]
@@ -231,6 +231,13 @@ impl Lease {
         *lock(&self.inner.token) = parse_token(&grant.token)?;
         *lock(&self.inner.grant) = grant;
         Ok(())
+    }
+
+    /// Reads what the workers print, from the beginning, as far as their node keeps it: the last 256 KiB.
+    pub fn printed(&self) -> Result<Reader, Error> {
+        let node = self.inner.node.clone();
+        let watch = self.inner.keepalive(is_local(&node))?;
+        Ok(Reader::new(node, self.inner.token(), self.inner.holder.clone(), watch))
     }
 
     /// Gives the workers back. Channels end; calls that run are ended. When neither the manager nor the node can be reached, that

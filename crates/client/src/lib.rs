@@ -34,6 +34,7 @@ mod manager;
 mod node;
 mod opening;
 mod pool;
+mod printed;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
@@ -49,5 +50,7 @@ pub use mayfly_protocol::api::{
 pub use mayfly_protocol::error::{Code, Failure, Retry};
 pub use mayfly_protocol::executor::Form;
 pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+pub use mayfly_protocol::node_api::Stream;
 pub use mayfly_protocol::slot::{Geometry, Status};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
+pub use printed::{Printed, Reader};

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use mayfly_fabric::libfabric::Choice;
 use mayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
@@ -49,10 +50,10 @@ pub struct Engine {
     /// Contexts below this one are, or were, in use.
     pub next_context: u32,
     links: Vec<Option<Link>>,
-    /// Ranks that are reached through shared memory.
-    near: Vec<u32>,
-    /// Ranks that are reached through streams.
-    far: Vec<u32>,
+    /// Ranks that are reached through memory, of which nobody tells that something came.
+    polled: Vec<u32>,
+    /// Ranks that are reached through sockets.
+    told: Vec<u32>,
     /// Streams that may have more to say, by rank.
     talking: Vec<bool>,
     poller: Option<OwnedFd>,
@@ -75,8 +76,8 @@ impl Engine {
             let found = found.filter(|(_, link)| link.as_ref().is_some_and(wanted));
             found.map(|(rank, _)| rank as u32).collect()
         };
-        let near = of_kind(|link| matches!(link, Link::Shm(_)));
-        let far = of_kind(|link| matches!(link, Link::Stream(_)));
+        let polled = of_kind(|link| !link.is_told());
+        let told = of_kind(Link::is_told);
         let neighbours = of_kind(Link::is_near).len();
         let mut engine = Self {
             rank,
@@ -88,8 +89,8 @@ impl Engine {
             poller: None,
             talking: vec![true; size as usize],
             links,
-            near,
-            far,
+            polled,
+            told,
             lost,
             departed: vec![false; size as usize],
             troubled: false,
@@ -98,7 +99,7 @@ impl Engine {
             sends: 0,
             options,
         };
-        if engine.far.len() > 1 {
+        if engine.told.len() > 1 {
             engine.poller = Some(engine.watch_streams().map_err(|error| {
                 Failure::new(
                     Code::Internal,
@@ -109,9 +110,17 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The provider of libfabric over which bytes to that rank go, if they do.
+    pub fn fabric(&self, rank: u32) -> Option<Choice> {
+        match self.links.get(rank as usize)? {
+            Some(Link::Stream(link)) => link.fabric(),
+            _ => None,
+        }
+    }
+
     fn watch_streams(&self) -> std::io::Result<OwnedFd> {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for peer in &self.far {
+        for peer in &self.told {
             if let Some(link) = &self.links[*peer as usize] {
                 let data = epoll::EventData::new_u64((*peer).into());
                 epoll::add(&poller, link.socket().0, data, epoll::EventFlags::IN)?;
@@ -124,10 +133,10 @@ impl Engine {
     #[inline]
     pub fn progress(&mut self) -> bool {
         let mut moved = false;
-        for at in 0..self.near.len() {
-            moved |= self.progress_with(self.near[at]);
+        for at in 0..self.polled.len() {
+            moved |= self.progress_with(self.polled[at]);
         }
-        if !self.far.is_empty() {
+        if !self.told.is_empty() {
             moved |= self.progress_streams();
         }
         if !self.book.notes.is_empty() {
@@ -149,9 +158,9 @@ impl Engine {
             }
         }
         let mut moved = false;
-        let only = self.far.len() == 1;
-        for at in 0..self.far.len() {
-            let peer = self.far[at];
+        let only = self.told.len() == 1;
+        for at in 0..self.told.len() {
+            let peer = self.told[at];
             let unflushed = || {
                 self.links[peer as usize]
                     .as_ref()

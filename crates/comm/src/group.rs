@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mayfly_fabric::libfabric::Choice;
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::collective::Hosts;
@@ -55,11 +56,12 @@ impl Communicator {
         let hosts_of_all: Arc<[u32]> = options.hosts.as_slice().into();
         let sleeps = options.spin.is_some();
         let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
-        let mut greetings = Vec::new();
+        let (mut greetings, mut remote) = (Vec::new(), Vec::new());
         for (peer, road) in (0..).zip(roads) {
             links.push(match road {
                 None => None,
                 Some(Road::Remote { socket, session, .. }) => {
+                    remote.push(peer);
                     Some(Link::Stream(StreamLink::new(peer, socket, session)?))
                 }
                 Some(Road::Stored { socket, session }) => {
@@ -73,6 +75,9 @@ impl Communicator {
                     None
                 }
             });
+        }
+        if let Some(fabric) = options.fabric {
+            links = over_fabric(links, &remote, fabric)?;
         }
         for (peer, greeting) in greetings {
             links[peer as usize] = Some(Link::Shm(greeting.finish(until)?));
@@ -94,6 +99,11 @@ impl Communicator {
         })
     }
 
+    /// The provider of libfabric over which bytes to that rank of the whole group go, if they do.
+    pub fn fabric(&self, rank: u32) -> Option<Choice> {
+        self.core.hold().engine().fabric(rank)
+    }
+
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.rank
@@ -108,6 +118,28 @@ impl Communicator {
     pub fn members(&self) -> &[u32] {
         &self.members
     }
+}
+
+/// Has the links to these ranks go on over libfabric where both ends can: all at once, as each waits for its other end.
+fn over_fabric(links: Vec<Option<Link>>, remote: &[u32], fabric: Choice) -> Result<Vec<Option<Link>>, Failure> {
+    let change = |link| match link {
+        Some(Link::Stream(link)) => link.over_fabric(fabric).map(Link::Stream).map(Some),
+        other => Ok(other),
+    };
+    std::thread::scope(|scope| {
+        let changing: Vec<_> = (0u32..)
+            .zip(links)
+            .map(|(peer, link)| match remote.contains(&peer) {
+                true => Ok(scope.spawn(move || change(link))),
+                false => Err(link),
+            })
+            .collect();
+        let changed = changing.into_iter().map(|changing| match changing {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(link) => Ok(link),
+        });
+        changed.collect()
+    })
 }
 
 impl Drop for Communicator {

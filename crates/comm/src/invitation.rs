@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use mayfly_fabric::libfabric::Choice;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
 use mayfly_storage::Place;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
 use crate::road::{Road, Via};
-use crate::table::Tables;
+use crate::table::{Tables, digest};
 use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join};
 
 /// The environment variable that holds an [`Invitation`] as JSON.
@@ -57,6 +58,10 @@ pub struct Invitation {
     /// Which algorithms collectives use, the same for all ranks; the usual ones if it is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<Tables>,
+    /// The provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs` or
+    /// `verbs/mlx5_0`; the same for all, who trust the fabric then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<String>,
     /// URL of a store that ranks exchange through where there is no other way between them, or always: `s3://bucket/prefix`,
     /// `redis://host:port`, `rediss://`, `file:///directory`. The same for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -142,12 +147,26 @@ impl Invitation {
             } else {
                 Trust::Nobody
             },
-            alike: self.tables.as_ref().map_or(0, Tables::digest),
+            alike: self.tables.as_ref().map_or(0, Tables::digest)
+                ^ self.fabric.as_ref().map_or(0, |fabric| digest(fabric.as_bytes())),
             patience: Duration::from_secs(self.patience_s),
             store: self.store.as_deref().map(Place::parse).transpose()?,
             channel: self.channel,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
         })
+    }
+
+    fn fabric(&self) -> Result<Option<Choice>, Failure> {
+        let Some(name) = &self.fabric else {
+            return Ok(None);
+        };
+        if !self.trust_fabric {
+            let text = "libfabric encrypts nothing: a group that uses it must trust its fabric (`trust_fabric`)";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        name.parse()
+            .map(Some)
+            .map_err(|error| Failure::new(Code::InvalidRequest, format!("{error}")))
     }
 
     fn form(&self, joined: Joined) -> Result<World, Failure> {
@@ -159,6 +178,7 @@ impl Invitation {
                 .tables
                 .as_ref()
                 .map_or(usual.table, |tables| tables.for_ranks(self.size)),
+            fabric: self.fabric()?,
             ..usual
         };
         World::form(joined, options)
@@ -180,15 +200,21 @@ impl World {
             membership,
             ..
         } = joined;
-        let ways: Vec<_> = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
+        let mut ways: Vec<_> = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         // Where all exchange through a store, those on one host are no nearer to each other than to the others.
         let is_flat = ways.iter().flatten().all(|via| *via == Via::Stored);
         let options = Options {
             hosts: if is_flat { Vec::new() } else { hosts.clone() },
             ..options
         };
+        let communicator = Communicator::form(rank, size, roads, lost, options)?;
+        for (way, rank) in ways.iter_mut().zip(0..) {
+            if communicator.fabric(rank).is_some() {
+                *way = Some(Via::Fabric);
+            }
+        }
         Ok(Self {
-            communicator: Communicator::form(rank, size, roads, lost, options)?,
+            communicator,
             hosts,
             ways,
             membership,

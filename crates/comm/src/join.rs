@@ -258,7 +258,7 @@ fn enter(
         return Err(Failure::new(
             Code::Mismatch,
             format!(
-                "rank {other} was told to choose other algorithms than rank {}: give all ranks the same tables",
+                "rank {other} was told of other algorithms, or of another fabric, than rank {}: give all ranks the same tables and fabric",
                 seat.rank
             ),
         ));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mayfly_fabric::libfabric::Choice;
+
 use crate::join::Channel;
 use crate::table::Table;
 
@@ -17,6 +19,9 @@ pub struct Options {
     pub unexpected_bytes: usize,
     /// Which algorithm for which size. The same on all ranks.
     pub table: Table,
+    /// The provider of libfabric over which ranks on different hosts exchange, where both have it: in clear, as nobody listens there.
+    /// The same on all ranks.
+    pub fabric: Option<Choice>,
     /// For each rank the lowest one that shares its host, so that what leaves a host does so once; the same on all ranks, and empty
     /// where it is not known.
     pub hosts: Vec<u32>,
@@ -45,6 +50,7 @@ impl Default for Options {
             spin: None,
             unexpected_bytes: 256 << 20,
             table: Table::default(),
+            fabric: None,
             hosts: Vec::new(),
         }
     }

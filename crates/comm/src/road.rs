@@ -22,6 +22,8 @@ pub enum Via {
     Relay,
     /// A store keeps them in between, and cannot read them.
     Stored,
+    /// Remote memory over libfabric, where a connection was before.
+    Fabric,
 }
 
 impl Via {
@@ -33,6 +35,7 @@ impl Via {
             Self::Punched => "punched",
             Self::Relay => "relay",
             Self::Stored => "stored",
+            Self::Fabric => "fabric",
         }
     }
 }

@@ -86,14 +86,15 @@ impl Tables {
 
     /// A number that differs, to all practical purposes, where the tables do.
     pub fn digest(&self) -> u64 {
-        let text = serde_json::to_vec(self).unwrap_or_default();
-        let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-        digest
-            .as_ref()
-            .iter()
-            .take(8)
-            .fold(0, |number, byte| number << 8 | u64::from(*byte))
+        digest(&serde_json::to_vec(self).unwrap_or_default())
     }
+}
+
+/// A number that stands for these bytes.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let first = digest.as_ref().iter().take(8);
+    first.fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::time::Duration;
 use mayfly_comm::connector::{Orders, SOCKET};
 use mayfly_fabric::descriptors;
 use mayfly_protocol::ids::LeaseId;
+use mayfly_protocol::node_api::Stream;
 use mayfly_sandbox::Program;
 use mayfly_sandbox::cgroup::Group;
 use mayfly_sandbox::isolation::{CODE_DIR, HELPER_USER};
@@ -24,7 +25,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use crate::enclosures::Enclosure;
-use crate::executors::{Tail, drain, forget_child, start_child};
+use crate::executors::{drain, forget_child, start_child};
 use crate::leases::Run;
 use crate::node::Node;
 use crate::{Output, readable};
@@ -153,10 +154,10 @@ impl Process {
         // Into the log, whatever becomes of what workers print: these are the node's own words.
         let output = readable::watch(output)?;
         self.readers
-            .spawn(drain(output, Tail::default(), Output::Log, tokio::io::stdout()));
+            .spawn(drain(output, Arc::default(), Stream::Out, Output::Log));
         let errors = readable::watch(errors)?;
         self.readers
-            .spawn(drain(errors, Tail::default(), Output::Log, tokio::io::stderr()));
+            .spawn(drain(errors, Arc::default(), Stream::Err, Output::Log));
         if let Some(group) = lease.group.upgrade() {
             group.admit(self.pid)?;
         }

@@ -22,6 +22,8 @@ use crate::node::{Node, random};
 const FRAME_DEADLINE: Duration = Duration::from_secs(5);
 /// A released lease is gone within milliseconds; its holder waits no longer than this to hear of it.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a request waits for something to be printed.
+const MOST_WAIT: Duration = Duration::from_secs(10);
 /// How long a lease waits for its executor before it is answered.
 const EXECUTOR_PATIENCE: Duration = Duration::from_secs(12);
 
@@ -229,6 +231,16 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
             Ok(Response::Done)
         }
         Request::Fate { channel } => node.lease_or_memory(token)?.fate(channel).map(Response::Fate),
+        Request::Output { from, wait_ms } => {
+            let run = own(node.lease_or_memory(token)?, token)?;
+            let (printed, mut over) = (run.printed(), run.over.subscribe());
+            tokio::select! {
+                () = printed.wait(from, MOST_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
+                _ = over.wait_for(|over| *over) => {}
+            }
+            let (from, pieces) = run.printed().read(from);
+            Ok(Response::Output { from, pieces })
+        }
         Request::Delegate {
             holder,
             first,
@@ -259,7 +271,10 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
 
 /// The lease that a token names, for what only its own holder decides.
 fn own_lease(node: &Node, token: &Token) -> Result<Arc<Run>, Failure> {
-    let run = node.lease(token)?;
+    own(node.lease(token)?, token)
+}
+
+fn own(run: Arc<Run>, token: &Token) -> Result<Arc<Run>, Failure> {
     if run.holder() != token.holder {
         return Err(Failure::new(
             Code::Unauthorized,

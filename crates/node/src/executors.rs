@@ -1,6 +1,5 @@
 //! Executors: started, spoken to, ended.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +10,7 @@ use mayfly_fabric::descriptors;
 use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
+use mayfly_protocol::node_api::Stream;
 use mayfly_sandbox::filter::{Asking, Refusal};
 use mayfly_sandbox::isolation::Shown;
 use mayfly_sandbox::{Child, Program, Spawner, Watch};
@@ -20,6 +20,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
 
 use crate::enclosures::Enclosure;
 use crate::images::Image;
+use crate::output::Printed;
 use crate::{Output, readable};
 
 /// An executor that is not ready by then has failed: a Python on a cold network file system imports for seconds.
@@ -28,8 +29,8 @@ pub const READY_DEADLINE: Duration = Duration::from_secs(10);
 const END_DEADLINE: Duration = Duration::from_millis(500);
 /// Output that is still in a pipe when its executor has ended is waited for this long.
 const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
-/// How much of an executor's output is kept to explain its death.
-const OUTPUT_TAIL_BYTES: usize = 4 << 10;
+/// How much of an executor's output explains its death.
+const LAST_WORDS_BYTES: usize = 4 << 10;
 
 /// What an executor is, and so for which leases it will do.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -81,9 +82,6 @@ pub enum Language {
     },
 }
 
-/// What was printed last.
-pub type Tail = Arc<Mutex<VecDeque<u8>>>;
-
 /// The node's end of an executor's control socket, for whoever has a message to send.
 #[derive(Debug, Clone)]
 pub struct Control(Arc<AsyncFd<OwnedFd>>);
@@ -103,7 +101,7 @@ pub struct Executor {
     pidfd: AsyncFd<OwnedFd>,
     control: Control,
     packet: Vec<u8>,
-    tail: Tail,
+    printed: Arc<Printed>,
     readers: tokio::task::JoinSet<()>,
     reaped: bool,
     watch: Option<AsyncFd<Watch>>,
@@ -134,19 +132,19 @@ impl Executor {
         let name = program.program.display().to_string();
         let child = start_child(spawner, program).await.map_err(failed)?;
         let system = |error: std::io::Error| failed(format!("the node cannot watch `{name}`: {error}"));
-        let tail = Tail::default();
+        let printed = Arc::new(Printed::default());
         let mut readers = tokio::task::JoinSet::new();
         let pipe = readable::watch(child.output).map_err(system)?;
-        readers.spawn(drain(pipe, tail.clone(), output, tokio::io::stdout()));
+        readers.spawn(drain(pipe, printed.clone(), Stream::Out, output));
         let pipe = readable::watch(child.errors).map_err(system)?;
-        readers.spawn(drain(pipe, tail.clone(), output, tokio::io::stderr()));
+        readers.spawn(drain(pipe, printed.clone(), Stream::Err, output));
         let mut executor = Self {
             pid: child.pid,
             pidfd: readable::watch(child.pidfd).map_err(system)?,
             control: Control(Arc::new(readable::watch(child.control).map_err(system)?)),
             packet: vec![0; MAX_PACKET_BYTES],
             readers,
-            tail,
+            printed,
             reaped: false,
             watch: child.watch.map(readable::watch).transpose().map_err(system)?,
             enclosure,
@@ -188,6 +186,11 @@ impl Executor {
     /// Its process id.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// What it and its workers print.
+    pub fn printed(&self) -> &Arc<Printed> {
+        &self.printed
     }
 
     /// What to send messages with.
@@ -249,13 +252,9 @@ impl Executor {
     /// What it wrote last. A moment is allowed for words that are still in the pipe.
     pub async fn last_words(&mut self) -> String {
         self.read_to_the_end(END_DEADLINE).await;
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        let (front, back) = tail.as_slices();
-        let text = String::from_utf8_lossy(&[front, back].concat()).trim().to_string();
-        if text.is_empty() {
-            "it said nothing".into()
-        } else {
-            text
+        match self.printed.last(LAST_WORDS_BYTES) {
+            text if text.is_empty() => "it said nothing".into(),
+            text => text,
         }
     }
 
@@ -368,7 +367,11 @@ pub fn forget_child(pid: i32, pidfd: BorrowedFd<'_>) {
 }
 
 /// Reads what an executor and its workers print, keeps the last of it and hands it on.
-pub async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: impl AsyncWrite + Unpin) {
+pub async fn drain(pipe: AsyncFd<OwnedFd>, printed: Arc<Printed>, stream: Stream, output: Output) {
+    let mut own: Box<dyn AsyncWrite + Send + Unpin> = match stream {
+        Stream::Out => Box::new(tokio::io::stdout()),
+        Stream::Err => Box::new(tokio::io::stderr()),
+    };
     let mut chunk = [0u8; 4096];
     let mut budget = Budget::default();
     loop {
@@ -396,10 +399,7 @@ pub async fn drain(pipe: AsyncFd<OwnedFd>, tail: Tail, output: Output, mut own: 
                 let _ = own.flush().await;
             }
         }
-        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.extend(chunk);
-        let excess = tail.len().saturating_sub(OUTPUT_TAIL_BYTES);
-        tail.drain(..excess);
+        printed.add(stream, chunk);
     }
 }
 

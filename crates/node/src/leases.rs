@@ -35,6 +35,7 @@ use crate::door::Door;
 use crate::executors::{Control, Kind};
 use crate::hangup::Hangups;
 use crate::node::random;
+use crate::output::Printed;
 use crate::{clock, enclosures};
 
 /// A process that was killed and is not dead by then is stuck in the kernel.
@@ -132,6 +133,7 @@ struct Inner {
     /// What joins groups for isolated workers without a network.
     connector: Option<Connector>,
     failure: Option<Failure>,
+    printed: Arc<Printed>,
     slots: Vec<Slot>,
     fates: VecDeque<(ChannelId, Fate)>,
     /// What functions are charged with of what dead workers did not live to write down.
@@ -244,6 +246,7 @@ impl Run {
                 door: None,
                 connector: None,
                 failure: None,
+                printed: Arc::default(),
                 slots: (0..workers).map(|_| Slot::default()).collect(),
                 fates: VecDeque::new(),
                 lost: BTreeMap::new(),
@@ -436,8 +439,10 @@ impl Run {
     }
 
     /// An executor was assigned. Its count of incarnations starts anew, ours goes on.
-    pub fn executor_assigned(&self, control: Control) {
+    pub fn executor_assigned(&self, control: Control, printed: &Arc<Printed>) {
         let mut inner = self.inner();
+        let before = std::mem::replace(&mut inner.printed, printed.clone());
+        printed.follow(&before);
         for slot in &mut inner.slots {
             slot.base = slot.incarnation;
             slot.kill = None;
@@ -446,6 +451,11 @@ impl Run {
         inner.failure = None;
         drop(inner);
         self.announce();
+    }
+
+    /// What its workers print.
+    pub fn printed(&self) -> Arc<Printed> {
+        self.inner().printed.clone()
     }
 
     /// Kills every worker and waits until all are dead: what one of them began up to then it has begun, and nothing else will be.

@@ -30,6 +30,7 @@ mod managers;
 mod metrics;
 mod node;
 pub mod options;
+mod output;
 mod package;
 mod policy;
 mod pool;

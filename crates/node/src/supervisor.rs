@@ -102,6 +102,7 @@ pub async fn supervise(node: Arc<Node>, run: Arc<Run>, mut parked: Option<Execut
         }
     }
     run.end_channels();
+    run.printed().close();
     node.lease_over(&run);
     run.over.send_replace(true);
 }
@@ -173,7 +174,7 @@ async fn start(
             format!("a new executor does not listen: {error}; lease again"),
         ));
     }
-    run.executor_assigned(control);
+    run.executor_assigned(control, executor.printed());
     Ok(executor)
 }
 

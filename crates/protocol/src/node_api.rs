@@ -74,8 +74,34 @@ pub enum Request {
     },
     /// Where this lease's workers find this node's socket, to use what is delegated to them. Isolated ones see it from now on.
     ShowNode,
+    /// What the lease's workers print, also for a while after it is over. Waits if there is nothing yet.
+    Output {
+        /// From which byte on, counted from the lease's beginning.
+        from: u64,
+        /// How long to wait, in milliseconds; the node has a limit of its own.
+        wait_ms: u32,
+    },
     /// Nothing; whoever gets the answer knows that the node is there.
     Ping,
+}
+
+/// Where something was printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// Something that was printed, in one go or several.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where.
+    pub stream: Stream,
+    /// What, in hexadecimal.
+    pub bytes: String,
 }
 
 /// The node's answer.
@@ -102,6 +128,13 @@ pub enum Response {
     },
     /// To `Fate`.
     Fate(Fate),
+    /// To `Output`: what there is; nothing after the time to wait.
+    Output {
+        /// The number of its first byte. More than what was asked for if that is not kept any more.
+        from: u64,
+        /// What was printed, in order.
+        pieces: Vec<Piece>,
+    },
     /// To anything.
     Failed(Failure),
 }

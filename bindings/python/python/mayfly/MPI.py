@@ -25,6 +25,7 @@ from mayfly._errors import GroupError
 from mayfly._mpi.buffers import (
     _Buffer,
     _copied,
+    _each,
     _laid_out,
     _plain,
     _refusal,
@@ -34,6 +35,7 @@ from mayfly._mpi.buffers import (
 from mayfly._mpi.requests import (
     _NOTHING,
     _OVER,
+    Prequest,
     Request,
     Status,
     _Object,
@@ -166,6 +168,7 @@ __all__ = [
     "Is_finalized",
     "Is_initialized",
     "Op",
+    "Prequest",
     "Request",
     "Status",
     "Wtick",
@@ -347,6 +350,16 @@ class Comm:
             return Request(None)
         return Request(self._native.irecv(_Buffer(buf, write=True).memory, source, tag))
 
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """Sends a buffer each time that it is started, as it is then."""
+        return Prequest(functools.partial(self.Isend, buf, dest, tag))
+
+    Ssend_init = Bsend_init = Rsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+        """Receives into a buffer each time that it is started."""
+        return Prequest(functools.partial(self.Irecv, buf, source, tag))
+
     # Collectives of buffers. Each has one form that may go on in the background, which both of its methods call.
 
     def _collect(self, background: bool, name: str, *args: Any, **options: Any) -> Request:
@@ -485,6 +498,19 @@ class Comm:
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """The same in the background."""
         return self._alltoall(True, sendbuf, recvbuf, True)
+
+    def _alltoallw(self, background: bool, sendbuf: Any, recvbuf: Any) -> Request:
+        into, received = _each(recvbuf, self.size, write=True)
+        own, sent = (bytes(into), received) if sendbuf is IN_PLACE else _each(sendbuf, self.size)
+        return self._collect(background, "alltoall", own, into, sent=sent, received=received)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """The same, of parts that each have a type: ``[data, counts, displacements in bytes, types]``."""
+        self._alltoallw(False, sendbuf, recvbuf)
+
+    def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """The same in the background."""
+        return self._alltoallw(True, sendbuf, recvbuf)
 
     def _combine(self, background: bool, name: str, own: Any, into: Any, by: _Buffer, op: Op, **more: Any) -> Request:
         return self._collect(background, name, own, into, datatype=by.datatype.number, op=op._native, **more)

@@ -148,6 +148,7 @@ class Client:
         spin: float | None = 50e-6,
         depth: int = 0,
         retries: int = 3,
+        echo: bool = False,
     ) -> Lease:
         """Leases workers and opens a channel to each.
 
@@ -181,6 +182,8 @@ class Client:
             spin: seconds that a waiting thread polls before it sleeps; None for ever, which takes a core.
             depth: calls sent ahead to a worker; 0 to let measured times decide.
             retries: how often a call that was not executed is tried elsewhere.
+            echo: whether to show here what workers print, as they do; `Lease.output` has it in any case. A manager that
+                this client started writes to this terminal by itself.
         """
         wanted = {name: value for name, value in locals().items() if name != "self"}
         [lease] = self._lease(wanted, None)
@@ -218,12 +221,14 @@ class Client:
         wanted["runtime"] = json.dumps(runtime()) if wanted["runtime"] == "python" else ""
         wanted["traceparent"] = traceparent()
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
+        # It would be shown twice otherwise.
+        echo = wanted.pop("echo") and not (self._native.is_embedded() and sys.stdout is sys.__stdout__)
         channels = {
             name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
         }
         natives = self._native.lease(wanted, placement)
         pools = at_once([functools.partial(native.pool, **channels) for native in natives])
-        leases = [Lease(native, pool, self) for native, pool in zip(natives, pools, strict=True)]
+        leases = [Lease(native, pool, self, echo=echo) for native, pool in zip(natives, pools, strict=True)]
         with self._lock:
             self._leases.update(leases)
         return leases

@@ -148,7 +148,7 @@ def run_program(
 ) -> dict[int, int]:
     """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
     program = packed(options)
-    chosen = choices(options.spin, options.tables, options.store, options.channel)
+    chosen = choices(options.spin, options.tables, options.store, options.channel, options.fabric)
     # The launcher, and ranks that only pass lines on, have no business with a core. What ranks cannot reach directly,
     # it may not either.
     passing = choices(0, None, options.store, "direct") | {"deadline_s": 7 * 24 * 3600}
@@ -238,6 +238,7 @@ def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any
         tables=options.tables,
         store=options.store,
         channel=options.channel,
+        fabric=options.fabric,
         **options.lease,
     )
 
@@ -275,6 +276,7 @@ def main() -> int:
     parser.add_argument("--tables")
     parser.add_argument("--store")
     parser.add_argument("--channel", default="direct")
+    parser.add_argument("--fabric")
     parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")

@@ -11,16 +11,17 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import cloudpickle
 
-from mayfly import _map, _native, _worker
+from mayfly import _map, _native, _output, _worker
 from mayfly._delegation import Delegation
 from mayfly._errors import ConnectionFailed
 from mayfly._functions import Functions
 from mayfly._future import Future
 from mayfly._library import Library
+from mayfly._output import Echo
 from mayfly._progress import Progress
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Lease(cf.Executor):
     [1, 2, 3]
     """
 
-    def __init__(self, native: _native.Lease, pool: _native.Pool, client: Client | None) -> None:
+    def __init__(self, native: _native.Lease, pool: _native.Pool, client: Client | None, *, echo: bool = False) -> None:
         self._native = native
         self._pool = pool
         self._client = client
@@ -64,6 +65,7 @@ class Lease(cf.Executor):
         weakref.finalize(self, pool.close).atexit = False
         self._helper = threading.Thread(target=_help, args=(weakref.ref(self), pool), name="mayfly helper", daemon=True)
         self._helper.start()
+        self._echo = Echo(native) if echo else None
 
     # What it is
 
@@ -98,6 +100,17 @@ class Lease(cf.Executor):
     def incarnations(self) -> list[int]:
         """How often each worker has been started; 0 if it is gone. State in a worker lives as long as its number."""
         return self._pool.incarnations()
+
+    def output(self, stream: Literal["out", "err"] | None = None) -> str:
+        """What its workers have printed so far, also for a minute after its end.
+
+        Their node keeps the last 256 KiB, and 16 KiB of a lease that is over. ``echo=True`` of `Client.lease` shows it
+        as it is printed.
+
+        Args:
+            stream: ``out`` or ``err`` for standard output or error alone.
+        """
+        return _output.text(self._native, stream)
 
     # Calling
 
@@ -301,6 +314,8 @@ class Lease(cf.Executor):
                 pass
             finally:
                 self._pool.disconnect()
+                if self._echo is not None:
+                    self._echo.finish()
                 if self._client is not None:
                     self._client._forget(self)
 

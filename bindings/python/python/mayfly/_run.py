@@ -41,6 +41,7 @@ def run(
     tables: str | os.PathLike[str] | None = None,
     store: str | None = None,
     channel: Literal["direct", "stored"] = "direct",
+    fabric: str | None = None,
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
@@ -66,6 +67,9 @@ def run(
             ``redis://host:port``, ``rediss://`` or ``file:///directory``. For S3, the ``AWS_*`` variables of this
             process go along.
         channel: ``stored`` for ranks that exchange through the store alone.
+        fabric: provider of libfabric over which ranks on different hosts exchange, where both have it, such as
+            ``verbs`` or ``verbs/mlx5_0``. Nothing is encrypted then, whether they have it or not: nobody may listen
+            between the hosts.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -80,7 +84,7 @@ def run(
         with connect() as own:
             return run(fn, client=own, **asked, **lease)
     held, work = client, packed(fn, args, kwargs)
-    chosen = choices(spin, tables, store, channel)
+    chosen = choices(spin, tables, store, channel, fabric)
     environment = variables(checkpoint, store)
     deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -137,7 +141,11 @@ def start(
 
 
 def choices(
-    spin: float | None, tables: str | os.PathLike[str] | None, store: str | None, channel: str
+    spin: float | None,
+    tables: str | os.PathLike[str] | None,
+    store: str | None,
+    channel: str,
+    fabric: str | None = None,
 ) -> dict[str, Any]:
     """What an invitation says of how ranks wait and exchange."""
     chosen: dict[str, Any] = _storage.channel(store, channel)
@@ -145,6 +153,8 @@ def choices(
         chosen["spin_us"] = round(spin * 1e6)
     if tables is not None:
         chosen["tables"] = json.loads(Path(tables).read_text())
+    if fabric is not None:
+        chosen |= {"fabric": fabric, "trust_fabric": True}
     return chosen
 
 

@@ -30,7 +30,7 @@ impl Orders {
     /// Whether a rank may join this group from here.
     ///
     /// # Errors
-    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store; [`Code::TooLarge`] when
+    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store or libfabric; [`Code::TooLarge`] when
     /// the group is.
     pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
         if invitation.size > u32::from(MOST_RANKS) {
@@ -42,9 +42,15 @@ impl Orders {
                 ),
             ));
         }
-        if invitation.store.is_some() {
-            let text = "a rank without a network cannot exchange through a store, for its node does not go there in its place: ask for \
-                        the host's network (`network=True` of a lease, `--network` of `mayfly run`), or name no store";
+        let beyond = [
+            ("a store", invitation.store.is_some()),
+            ("libfabric", invitation.fabric.is_some()),
+        ];
+        if let Some((what, _)) = beyond.into_iter().find(|(_, wanted)| *wanted) {
+            let text = format!(
+                "a rank without a network cannot exchange through {what}, for its node does not go there in its place: ask for the host's \
+                 network (`network=True` of a lease, `--network` of `mayfly run`), or do without"
+            );
             return Err(Failure::new(Code::Forbidden, text));
         }
         let named = invitation.key.map(|key| RendezvousAddress {
@@ -158,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_through_a_store_or_of_too_many_ranks_is_refused() {
+    fn a_group_through_a_store_or_libfabric_or_of_too_many_ranks_is_refused() {
         let key = PublicKey([3; 32]);
         let orders = Orders {
             managers: Vec::new(),
@@ -179,6 +185,11 @@ mod tests {
         let failure = orders.check(&stored).unwrap_err();
         assert_eq!(failure.code, Code::Forbidden);
         assert!(failure.message.contains("store"), "{failure}");
+        let fabric = Invitation {
+            fabric: Some("verbs".into()),
+            ..good.clone()
+        };
+        assert_eq!(orders.check(&fabric).unwrap_err().code, Code::Forbidden);
         let large = Invitation {
             size: u32::from(MOST_RANKS) + 1,
             ..good

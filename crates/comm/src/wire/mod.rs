@@ -9,6 +9,7 @@ pub mod envelope;
 mod reach;
 mod shm;
 mod stream;
+mod way;
 
 use std::os::fd::BorrowedFd;
 
@@ -102,6 +103,14 @@ impl Link {
         match self {
             Self::Shm(_) => true,
             Self::Stream(link) => link.is_near(),
+        }
+    }
+
+    /// Whether a poller of sockets hears of what comes.
+    pub fn is_told(&self) -> bool {
+        match self {
+            Self::Shm(_) => false,
+            Self::Stream(link) => link.fabric().is_none(),
         }
     }
 

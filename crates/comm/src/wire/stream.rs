@@ -5,15 +5,16 @@
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
+use mayfly_fabric::libfabric::Choice;
 use mayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::control::{self, Answer, retract, withdrawal};
 use super::envelope::{ENVELOPE_BYTES, EXTRA_BYTES, Envelope, Offer, kind};
+use super::way::Way;
 use super::{Outgoing, Payload};
 use crate::book::{Book, Match, RequestId, State, truncated};
 use crate::connect::socket::is_near;
@@ -62,7 +63,7 @@ pub struct StreamLink {
     near: bool,
     /// The longest message that is sent without an offer.
     eager: usize,
-    wire: Wire,
+    way: Way,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -106,21 +107,11 @@ impl StreamLink {
         near: bool,
         eager: usize,
     ) -> Result<Self, Failure> {
-        let wire = match session {
-            Some(session) => Wire::tls(socket, *session),
-            None => Wire::plain(socket),
-        };
-        let wire = wire.map_err(|error| {
-            Failure::new(
-                Code::Unreachable,
-                format!("preparing the connection to rank {peer} failed: {error}"),
-            )
-        })?;
         Ok(Self {
             peer,
             near,
             eager,
-            wire,
+            way: Way::socket(peer, socket, session)?,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
             end: 0,
@@ -158,8 +149,8 @@ impl StreamLink {
         while sent < until && !self.deaf {
             let rest = &bytes[sent.saturating_sub(ENVELOPE_BYTES)..until.saturating_sub(ENVELOPE_BYTES)];
             let taken = match sent < ENVELOPE_BYTES {
-                true => self.wire.send(&head[sent..], rest),
-                false => self.wire.send(rest, &[]),
+                true => self.way.send(&head[sent..], rest),
+                false => self.way.send(rest, &[]),
             };
             match taken {
                 Ok(taken) => sent += taken,
@@ -171,9 +162,20 @@ impl StreamLink {
         sent
     }
 
-    /// Hands on what the session holds back.
-    fn flush_session(&mut self) {
-        if self.wire.is_encrypted() && !self.deaf && self.wire.flush().is_err() {
+    /// Goes on over libfabric, if both ends have such a fabric: the other end must ask for the same, before anything is sent.
+    pub fn over_fabric(self, wanted: Choice) -> Result<Self, Failure> {
+        let way = self.way.over_fabric(self.peer, wanted)?;
+        Ok(Self { way, ..self })
+    }
+
+    /// The provider, if it goes over libfabric.
+    pub fn fabric(&self) -> Option<Choice> {
+        self.way.fabric()
+    }
+
+    /// Hands on what is held back.
+    fn flush_way(&mut self) {
+        if !self.deaf && self.way.flush().is_err() {
             self.deaf = true;
         }
     }
@@ -227,7 +229,7 @@ impl StreamLink {
                 book.complete(request);
             }
         }
-        self.flush_session();
+        self.flush_way();
         moved
     }
 
@@ -237,7 +239,7 @@ impl StreamLink {
         if !self.outbox.is_empty() {
             moved = self.flush(book);
         } else {
-            self.flush_session();
+            self.flush_way();
         }
         if self.start < self.end && self.body.is_none() && self.parse(book)? {
             return Ok(true);
@@ -265,7 +267,7 @@ impl StreamLink {
                     // A message waits for room; see `Book::admits`.
                     return Ok(false);
                 }
-                self.wire
+                self.way
                     .receive(&mut self.buffer[self.end..])
                     .inspect(|came| self.end += came)
             }
@@ -287,7 +289,7 @@ impl StreamLink {
                     Target::Own(bytes) => &mut bytes[body.filled..],
                     Target::Sink => sink(&mut self.sink, rest),
                 };
-                self.wire.receive(into).inspect(|came| body.filled += came)
+                self.way.receive(into).inspect(|came| body.filled += came)
             }
         };
         match came {
@@ -443,15 +445,15 @@ impl StreamLink {
 
     /// Whether the other side's system has all that was sent: closing before that may throw it away.
     pub fn is_acknowledged(&self) -> bool {
-        self.deaf || self.outbox.is_empty() && unacknowledged_bytes(self.wire.socket()) == 0
+        self.deaf || self.outbox.is_empty() && self.way.is_delivered()
     }
 
     pub fn socket(&self) -> (BorrowedFd<'_>, bool) {
-        (self.wire.socket().as_fd(), !self.outbox.is_empty())
+        (self.way.news(), !self.outbox.is_empty())
     }
 
     pub fn fall_asleep(&mut self) -> bool {
-        !self.wire.has_plaintext() || self.body.is_none() && self.end == self.buffer.len()
+        self.way.may_sleep() || self.body.is_none() && self.end == self.buffer.len()
     }
 
     pub fn is_closed(&self) -> bool {

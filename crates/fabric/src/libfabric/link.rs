@@ -26,6 +26,7 @@ use zerocopy::IntoBytes;
 use super::choice::Choice;
 use super::ffi::{Context, Endpoint, Entry, Region, Target};
 use super::landing::{Arrival, Landings, Now};
+use super::opening::remove_name;
 use super::registration::Registered;
 use super::sending::{Item, Large};
 use super::{Control, FabricError};
@@ -34,13 +35,13 @@ use crate::stream::wire;
 use crate::{Allocator, Current, Link, LinkError, Meta, Payload, Room, Transport};
 
 /// Between two looks whether the peer has greeted: connecting takes tens of these.
-const GREETING_NAP: Duration = Duration::from_micros(20);
+pub(super) const GREETING_NAP: Duration = Duration::from_micros(20);
 /// Both ends are open by then, and connecting takes milliseconds.
-const GREETING_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(3);
 /// Completions taken at a time.
 const AT_A_TIME: usize = 16;
 /// How often a poller that finds nothing looks at the connection beside: every 1024th time, some 0.3 ms.
-const LOOK_EVERY: u32 = 1024;
+pub(super) const LOOK_EVERY: u32 = 1024;
 /// Naps of a waiter whose provider has nothing to block on: between these two, twice as long each time.
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
 /// The longest such nap; what a message at the wrong moment waits for.
@@ -48,7 +49,7 @@ pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// A sender that sees no progress for this long leaves the rest to later polls.
 const PATIENCE: Duration = Duration::from_micros(200);
 /// What the peer sent before it went is looked for this long after it has.
-const AFTERMATH: Duration = Duration::from_millis(20);
+pub(super) const AFTERMATH: Duration = Duration::from_millis(20);
 /// How long the last messages of a link that is closed may take to leave.
 const LINGER: Duration = Duration::from_millis(100);
 
@@ -209,18 +210,8 @@ impl FabricLink {
                 )));
             }
         }
-        self.remove_name();
+        remove_name(&self.endpoint);
         Ok(self)
-    }
-
-    /// The shm provider finds its peer by a file, which would outlive a process that is killed. Both ends have it mapped by now.
-    fn remove_name(&self) {
-        let name = self.endpoint.name().unwrap_or_default();
-        let name = String::from_utf8_lossy(&name).into_owned();
-        let file = name.strip_prefix("fi_shm://").map(|rest| rest.trim_end_matches('\0'));
-        if let Some(file) = file.filter(|file| !file.is_empty() && !file.contains('/')) {
-            let _ = std::fs::remove_file(std::path::Path::new("/dev/shm").join(file));
-        }
     }
 
     /// Starts numbering both directions after `sequence`, so that tests can cross the wrap. Both ends must do it.

@@ -8,6 +8,7 @@ pub mod ffi;
 mod landing;
 mod link;
 mod opening;
+mod pipe;
 mod registration;
 mod sending;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod tests;
 pub use choice::{Choice, ChoiceError};
 pub(crate) use link::LONGEST_NAP;
 pub use link::{FabricLink, FabricSleeper};
+pub use pipe::{Opened, Pipe};
 
 /// The connection on which a channel was opened, for as long as the channel lasts.
 struct Control(crate::stream::wire::Wire);

@@ -130,14 +130,9 @@ struct Opened {
 
 impl Opened {
     fn new(control: &Control, geometry: Geometry, wanted: Choice, never_sleeps: bool) -> Result<Self, LinkError> {
-        let provider = Library::get()
-            .and_then(|library| library.provider(&wanted.provider(), wanted.domain().as_deref(), control.address()))
-            .map_err(cannot)?;
-        let wait = if never_sleeps { Wait::Never } else { Wait::Descriptor };
         // Slots, parts and grants of the peer's, and parts of ours.
         let completions = 4 * geometry.slots as usize + most_grants(geometry.slots);
-        let seed = RandomState::new().build_hasher().finish();
-        let mut endpoint = Endpoint::open(provider, completions, wait, seed).map_err(cannot)?;
+        let mut endpoint = open_endpoint(control, wanted, completions, never_sleeps)?;
         let layout = Layout::new(geometry);
         let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
         let mut register = |(start, length): (usize, usize)| {
@@ -154,25 +149,7 @@ impl Opened {
     }
 
     fn card(&self, wanted: Choice) -> Result<Card, LinkError> {
-        let own = self.endpoint.name().map_err(cannot)?;
-        let provider = self.endpoint.provider();
-        let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
-        let mut card = question(wanted);
-        let (protocol, version) = provider.protocol();
-        card.protocol.set(protocol);
-        card.protocol_version.set(version);
-        card.provider = field(&provider.name())?;
-        card.domain = field(&provider.domain())?;
-        let Target { address, key } = self.fixed[0].target();
-        card.address.set(address);
-        card.key.set(key);
-        card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
-        card.length.set(own.len() as u16);
-        let place = card.endpoint.get_mut(..own.len());
-        place
-            .ok_or_else(|| refused("the endpoint's name is too long"))?
-            .copy_from_slice(&own);
-        Ok(card)
+        introduce(&self.endpoint, self.fixed[0].target(), wanted)
     }
 
     /// Checks the other's card, tells ours, and puts the link together.
@@ -183,17 +160,11 @@ impl Opened {
         geometry: Geometry,
         tell: impl FnOnce(&mut Control) -> Result<(), LinkError>,
     ) -> Result<FabricLink, LinkError> {
-        let provider = self.endpoint.provider();
-        if provider.protocol() != (theirs.protocol.get(), theirs.protocol_version.get()) {
-            let why = format!(
-                "the two ends of the channel have different kinds of libfabric: `{}` here and `{}` there do not understand \
-                 each other; use the same version of it on both, or another provider",
-                provider.name(),
-                text(&theirs.provider)
-            );
-            control.send(&refusal(&why), Instant::now() + LIMIT)?;
-            return Err(refused(why));
+        if let Err(why) = understand(&self.endpoint, theirs) {
+            control.send(&refusal(&why.to_string()), Instant::now() + LIMIT)?;
+            return Err(why);
         }
+        let provider = self.endpoint.provider();
         let largest = (provider.largest_write() as u64)
             .min(LARGEST_WRITE)
             .min(theirs.largest.get());
@@ -222,8 +193,69 @@ impl Opened {
     }
 }
 
+/// Opens an endpoint of the wanted provider, on the network that the connection beside it uses.
+pub(super) fn open_endpoint(
+    control: &Control,
+    wanted: Choice,
+    completions: usize,
+    never_sleeps: bool,
+) -> Result<Endpoint, LinkError> {
+    let provider = Library::get()
+        .and_then(|library| library.provider(&wanted.provider(), wanted.domain().as_deref(), control.address()))
+        .map_err(cannot)?;
+    let wait = if never_sleeps { Wait::Never } else { Wait::Descriptor };
+    let seed = RandomState::new().build_hasher().finish();
+    Endpoint::open(provider, completions, wait, seed).map_err(cannot)
+}
+
+/// What the other end must know of this one, and where it may write.
+pub(super) fn introduce(endpoint: &Endpoint, to: Target, wanted: Choice) -> Result<Card, LinkError> {
+    let own = endpoint.name().map_err(cannot)?;
+    let provider = endpoint.provider();
+    let field = |text: &str| name(text).ok_or_else(|| refused(format!("the name `{text}` is too long")));
+    let mut card = question(wanted);
+    let (protocol, version) = provider.protocol();
+    card.protocol.set(protocol);
+    card.protocol_version.set(version);
+    card.provider = field(&provider.name())?;
+    card.domain = field(&provider.domain())?;
+    card.address.set(to.address);
+    card.key.set(to.key);
+    card.largest.set((provider.largest_write() as u64).min(LARGEST_WRITE));
+    card.length.set(own.len() as u16);
+    let place = card.endpoint.get_mut(..own.len());
+    place
+        .ok_or_else(|| refused("the endpoint's name is too long"))?
+        .copy_from_slice(&own);
+    Ok(card)
+}
+
+/// Whether both ends speak the same on the wire.
+pub(super) fn understand(endpoint: &Endpoint, theirs: &Card) -> Result<(), LinkError> {
+    let provider = endpoint.provider();
+    if provider.protocol() == (theirs.protocol.get(), theirs.protocol_version.get()) {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "the two ends have different kinds of libfabric: `{}` here and `{}` there do not understand each other; use the same version \
+         of it on both, or another provider",
+        provider.name(),
+        text(&theirs.provider)
+    )))
+}
+
+/// The shm provider finds its peer by a file, which would outlive a process that is killed. Both ends have it mapped by now.
+pub(super) fn remove_name(endpoint: &Endpoint) {
+    let name = endpoint.name().unwrap_or_default();
+    let name = String::from_utf8_lossy(&name).into_owned();
+    let file = name.strip_prefix("fi_shm://").map(|rest| rest.trim_end_matches('\0'));
+    if let Some(file) = file.filter(|file| !file.is_empty() && !file.contains('/')) {
+        let _ = std::fs::remove_file(std::path::Path::new("/dev/shm").join(file));
+    }
+}
+
 /// What a client asks for, and the beginning of every card.
-fn question(wanted: Choice) -> Card {
+pub(super) fn question(wanted: Choice) -> Card {
     let mut card = Card::new_zeroed();
     card.magic = MAGIC;
     card.version.set(WIRE_VERSION);
@@ -231,7 +263,7 @@ fn question(wanted: Choice) -> Card {
     card
 }
 
-fn refusal(why: &str) -> Card {
+pub(super) fn refusal(why: &str) -> Card {
     let mut card = question(Choice::ANY);
     card.refused.set(1);
     let mut length = why.len().min(ENDPOINT_BYTES);
@@ -244,7 +276,7 @@ fn refusal(why: &str) -> Card {
 }
 
 /// What is read from a card.
-trait Told: Sized {
+pub(super) trait Told: Sized {
     /// The endpoint's name, or why there is none.
     fn told(&self) -> Result<&[u8], LinkError>;
     /// The card, unless it is a refusal.
@@ -263,9 +295,7 @@ impl Told for Card {
             0 => Ok(self),
             _ => {
                 let why = String::from_utf8_lossy(self.told()?).into_owned();
-                Err(refused(format!(
-                    "the other end of the channel cannot use libfabric: {why}"
-                )))
+                Err(refused(format!("the other end cannot use libfabric: {why}")))
             }
         }
     }
@@ -289,7 +319,7 @@ impl Control {
         self.0.socket()
     }
 
-    fn send(&mut self, card: &Card, until: Instant) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self, card: &Card, until: Instant) -> Result<(), LinkError> {
         let bytes = card.as_bytes();
         let mut sent = 0;
         while sent < bytes.len() || !self.0.flush()? {
@@ -302,7 +332,7 @@ impl Control {
         Ok(())
     }
 
-    fn receive(&mut self, until: Instant) -> Result<Card, LinkError> {
+    pub(super) fn receive(&mut self, until: Instant) -> Result<Card, LinkError> {
         let mut bytes = [0; CARD_BYTES];
         let mut filled = 0;
         while filled < bytes.len() {

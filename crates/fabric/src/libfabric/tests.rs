@@ -8,7 +8,8 @@ use mayfly_protocol::slot::{Geometry, HEADER_BYTES, Header};
 use zerocopy::IntoBytes;
 
 use super::ffi::Library;
-use super::{Choice, FabricLink};
+use super::{Choice, FabricLink, Opened, Pipe};
+use crate::stream::wire::Wire;
 use crate::{Link, LinkError, tls};
 
 const GEOMETRY: Geometry = Geometry {
@@ -139,4 +140,67 @@ fn what_contradicts_the_channel_is_malformed_or_a_violation() {
             other => panic!("{header:?}: {other}"),
         }
     }
+}
+
+fn pipes() -> Option<[Box<Pipe>; 2]> {
+    Library::get().ok()?;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let other = listener.accept().unwrap().0;
+    let open = |socket: TcpStream| {
+        let opened = Pipe::open(Wire::plain(socket.into()).unwrap(), "tcp".parse().unwrap());
+        match opened.unwrap() {
+            Opened::Pipe(pipe) => pipe,
+            Opened::Refused(_, why) => panic!("{why}"),
+        }
+    };
+    let worker = std::thread::spawn(move || open(other));
+    Some([open(socket), worker.join().unwrap()])
+}
+
+#[test]
+fn garbage_written_into_a_pipe_is_read_as_bytes_or_is_an_error_and_no_panic() {
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut noise = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let (mut errors, mut into) = (0, vec![0; 100_000]);
+    for round in 0..24 {
+        let Some([mut attacker, mut victim]) = pipes() else {
+            return eprintln!("left out: there is no libfabric");
+        };
+        let until = Instant::now() + Duration::from_millis(200);
+        for _ in 0..20 {
+            // Slots with any length, in any order; credit for anything; greetings; at times nothing that makes sense.
+            let number = match round % 3 {
+                0 => notice::of(notice::SLOT, noise() as u32 % 4),
+                1 => notice::of((noise() % 4) as u32, noise() as u32 % 80),
+                _ => noise() as u32,
+            };
+            let bytes = noise().to_le_bytes();
+            attacker.attack((noise() % 4) as usize * 32_768, &bytes, number);
+            match victim.receive(&mut into) {
+                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                    errors += 1;
+                    break;
+                }
+                _ if Instant::now() > until => break,
+                _ => {}
+            }
+        }
+        while Instant::now() < until {
+            if victim
+                .receive(&mut into)
+                .is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+            {
+                errors += 1;
+                break;
+            }
+        }
+        let _ = victim.send(b"still", b"alive");
+    }
+    assert!(errors > 12, "{errors} of 24 rounds were noticed");
 }

@@ -98,6 +98,37 @@ class _Buffer:
         return [(start if length else 0, length) for start, length in blocks]
 
 
+def _each(named: Any, parts: int, *, write: bool = False) -> tuple[memoryview, list[tuple[int, int]]]:
+    """Memory, and start and length in bytes of each rank's block, where each has a type of its own.
+
+    Args:
+        named: ``[data, counts, displacements, types]``, or with a pair of these, or without them: ``[data, types]``;
+            the displacements in bytes.
+        parts: ranks that have a part of it.
+        write: whether it is received into.
+    """
+    if not isinstance(named, (list, tuple)) or not 2 <= len(named) <= 4:
+        raise _refusal("parts of several types are named as [data, counts, displacements in bytes, types]")
+    data, *places, types = named
+    memory = Memory.of(b"" if data is None else data)
+    if write and memory.readonly and data is not None:
+        raise _refusal(f"{type(data).__name__} is read-only; receive into memory that may be written to")
+    counts, displs = (places[0] if len(places) == 1 else places) if places else ([1] * parts, [0] * parts)
+    types = [types] * parts if isinstance(types, (Datatype, str)) else list(types)
+    if not len(counts) == len(displs) == len(types) == parts:
+        raise _refusal(
+            f"{len(counts)} counts, {len(displs)} displacements and {len(types)} types for {parts} ranks; give one of "
+            "each for each"
+        )
+    view, blocks = memoryview(memory), []
+    for rank, (count, start, datatype) in enumerate(zip(counts, displs, types, strict=True)):
+        length = int(count) * _datatype(datatype, memory).size
+        if length and (start < 0 or length < 0 or start + length > view.nbytes):
+            raise _refusal(f"{length} bytes from {start} on for rank {rank}, of a buffer of {view.nbytes}")
+        blocks.append((int(start) if length else 0, length))
+    return view, blocks
+
+
 def _plain(buffer: Any) -> bool:
     """Whether it is just an array, which needs no words of Python's: that is where time goes, of short messages."""
     return not isinstance(buffer, (list, tuple, _InPlace))

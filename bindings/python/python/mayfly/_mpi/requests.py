@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mayfly._errors import RequestError
 from mayfly._mpi.types import (
     ANY_SOURCE,
     ANY_TAG,
@@ -205,6 +206,27 @@ class Request:
 
     def Free(self) -> None:
         """Does nothing: it goes when nobody has it any more."""
+
+
+class Prequest(Request):
+    """An operation that is started again and again, each time after it was over."""
+
+    def __init__(self, begin: Callable[[], Request]) -> None:
+        super().__init__(None)
+        self._begin = begin
+
+    def Start(self) -> None:
+        """Starts it."""
+        if not self._done:
+            raise RequestError("this request is under way; wait for it before it is started again", "invalid_request")
+        self._native = self._begin()._native
+        self._done = self._native is None
+
+    @staticmethod
+    def Startall(requests: Iterable[Prequest]) -> None:
+        """Starts all of them."""
+        for request in requests:
+            request.Start()
 
 
 #: Of an operation that did not go to the background.

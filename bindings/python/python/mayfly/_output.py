@@ -1,0 +1,72 @@
+"""What workers print."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import threading
+from typing import Literal
+
+from mayfly import _native
+from mayfly._errors import ConnectionFailed, Error
+
+#: Seconds that the node is asked to wait for something at a time.
+WAIT = 5.0
+#: Seconds until a node that cannot be reached is asked again.
+PAUSE = 1.0
+#: What was printed before a call's result may come a moment after it.
+MOMENT = 0.02
+
+
+def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
+    """What a lease's workers have printed so far, as far as it is kept."""
+    if stream not in (None, "out", "err"):
+        raise ValueError(f"stream={stream!r}: ask for 'out', 'err' or None for both")
+    reader, kept = native.printed(), b""
+    while pieces := reader.next(MOMENT):
+        kept += b"".join(data for is_error, data in pieces if stream is None or is_error == (stream == "err"))
+    return kept.decode(errors="replace")
+
+
+class Echo:
+    """Shows here what a lease's workers print, as they do."""
+
+    def __init__(self, native: _native.Lease) -> None:
+        self._reader = native.printed()
+        self._decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in range(2)]
+        self._missed = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mayfly output", daemon=True)
+        self._thread.start()
+
+    def _show(self, wait: float) -> bool:
+        pieces = self._reader.next(wait)
+        if missed := self._reader.missed() - self._missed:
+            self._missed += missed
+            print(f"mayfly: {missed} bytes of output came too fast to be kept", file=sys.stderr)
+        for is_error, data in pieces:
+            stream = sys.stderr if is_error else sys.stdout
+            stream.write(self._decoders[is_error].decode(data))
+            stream.flush()
+        return bool(pieces)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._show(WAIT)
+            except ConnectionFailed:
+                self._over.wait(PAUSE)
+            except (Error, OSError, ValueError):
+                # The lease has been over for long, or nobody reads here any more.
+                return
+
+    def finish(self) -> None:
+        """Shows the rest, when the lease was released: then its node waits for nothing more."""
+        self._over.set()
+        self._thread.join()
+        try:
+            while self._show(MOMENT):
+                pass
+        except (Error, OSError, ValueError):
+            # A node that is gone takes what it kept with it.
+            pass

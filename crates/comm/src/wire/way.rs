@@ -1,0 +1,104 @@
+//! The bytes of a stream: through a socket, or past it through remote memory.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use mayfly_fabric::libfabric::{Choice, Opened, Pipe};
+use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
+use mayfly_protocol::error::{Code, Failure};
+
+/// How the bytes of a stream travel.
+#[derive(Debug)]
+pub enum Way {
+    Socket(Wire),
+    /// With the socket beside it, which tells of the other end's death.
+    Fabric(Box<Pipe>),
+}
+
+impl Way {
+    /// Through a socket, and the session over it if there is one.
+    pub fn socket(peer: u32, socket: OwnedFd, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
+        let wire = match session {
+            Some(session) => Wire::tls(socket, *session),
+            None => Wire::plain(socket),
+        };
+        wire.map(Self::Socket).map_err(|error| {
+            Failure::new(
+                Code::Unreachable,
+                format!("preparing the connection to rank {peer} failed: {error}"),
+            )
+        })
+    }
+
+    /// Through remote memory from now on, if both ends have such a fabric; the other end must ask for the same.
+    pub fn over_fabric(self, peer: u32, wanted: Choice) -> Result<Self, Failure> {
+        let Self::Socket(wire) = self else {
+            return Ok(self);
+        };
+        match Pipe::open(wire, wanted) {
+            Ok(Opened::Pipe(pipe)) => Ok(Self::Fabric(pipe)),
+            Ok(Opened::Refused(wire, _)) => Ok(Self::Socket(wire)),
+            Err(error) => Err(Failure::new(
+                Code::Unreachable,
+                format!("rank {peer} was lost while a way over libfabric was opened: {error}"),
+            )),
+        }
+    }
+
+    #[inline]
+    pub fn send(&mut self, first: &[u8], second: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Socket(wire) => wire.send(first, second),
+            Self::Fabric(pipe) => pipe.send(first, second),
+        }
+    }
+
+    #[inline]
+    pub fn receive(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Socket(wire) => wire.receive(target),
+            Self::Fabric(pipe) => pipe.receive(target),
+        }
+    }
+
+    /// Hands on what is held back here. An error once nothing can be sent any more.
+    #[inline]
+    pub fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Socket(wire) if wire.is_encrypted() => wire.flush().map(drop),
+            Self::Socket(_) => Ok(()),
+            Self::Fabric(pipe) => pipe.flush().map(drop),
+        }
+    }
+
+    /// Whether the other side has all that was sent: closing before that may throw it away.
+    pub fn is_delivered(&self) -> bool {
+        match self {
+            Self::Socket(wire) => unacknowledged_bytes(wire.socket()) == 0,
+            Self::Fabric(pipe) => pipe.is_read(),
+        }
+    }
+
+    /// What to poll for while asleep.
+    pub fn news(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(wire) => wire.socket().as_fd(),
+            Self::Fabric(pipe) => pipe.news(),
+        }
+    }
+
+    /// Whether one may sleep until there are news, without missing anything.
+    pub fn may_sleep(&mut self) -> bool {
+        match self {
+            Self::Socket(wire) => !wire.has_plaintext(),
+            Self::Fabric(pipe) => pipe.may_sleep(),
+        }
+    }
+
+    /// The provider, if it goes over libfabric.
+    pub fn fabric(&self) -> Option<Choice> {
+        match self {
+            Self::Socket(_) => None,
+            Self::Fabric(pipe) => Some(pipe.choice()),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What an executor and its workers print: kept up to a bound, for the lease's holder to read, live or afterwards, and for the node to
+//! explain a death.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mayfly_protocol::node_api::{Piece, Stream};
+use tokio::sync::watch;
+
+/// What is kept of a lease that lives: the last of it.
+const KEPT_BYTES: usize = 256 << 10;
+/// What is kept of one that is over, for as long as its calls' fates are.
+const LEFT_BYTES: usize = 16 << 10;
+/// What goes into one answer, twice as long there.
+const ANSWER_BYTES: usize = 128 << 10;
+/// What one piece grows to: it is dropped as a whole.
+const PIECE_BYTES: usize = 4 << 10;
+
+/// The last of what was printed.
+#[derive(Debug)]
+pub struct Printed {
+    kept: Mutex<Kept>,
+    /// How many bytes were printed in all.
+    count: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    pieces: VecDeque<(Stream, Vec<u8>)>,
+    bytes: usize,
+    /// The number of the first of them, counted over all that was printed.
+    first: u64,
+}
+
+impl Kept {
+    fn trim(&mut self, most: usize) {
+        while self.bytes > most
+            && let Some((_, piece)) = self.pieces.pop_front()
+        {
+            self.bytes -= piece.len();
+            self.first += piece.len() as u64;
+        }
+    }
+}
+
+impl Default for Printed {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+            count: watch::channel(0).0,
+        }
+    }
+}
+
+impl Printed {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something was printed.
+    pub fn add(&self, stream: Stream, bytes: &[u8]) {
+        let mut kept = self.kept();
+        match kept.pieces.back_mut() {
+            Some((last, piece)) if *last == stream && piece.len() + bytes.len() <= PIECE_BYTES => piece.extend(bytes),
+            _ => kept.pieces.push_back((stream, bytes.to_vec())),
+        }
+        kept.bytes += bytes.len();
+        kept.trim(KEPT_BYTES);
+        self.count.send_modify(|count| *count += bytes.len() as u64);
+    }
+
+    /// Goes on where another ended, whose executor is replaced by this one's.
+    pub fn follow(&self, before: &Self) {
+        let mut before = std::mem::take(&mut *before.kept());
+        let mut kept = self.kept();
+        let printed = before.first + before.bytes as u64;
+        before.pieces.append(&mut kept.pieces);
+        before.bytes += kept.bytes;
+        *kept = before;
+        kept.trim(KEPT_BYTES);
+        self.count.send_modify(|count| *count += printed);
+    }
+
+    /// Nobody prints any more.
+    pub fn close(&self) {
+        self.kept().trim(LEFT_BYTES);
+    }
+
+    /// What was printed from byte `from` on, as far as it is kept and fits an answer, and the number of its first byte.
+    pub fn read(&self, from: u64) -> (u64, Vec<Piece>) {
+        let kept = self.kept();
+        let start = from.clamp(kept.first, kept.first + kept.bytes as u64);
+        let (mut skip, mut room) = ((start - kept.first) as usize, ANSWER_BYTES);
+        let mut pieces = Vec::new();
+        for (stream, piece) in &kept.pieces {
+            let Some(wanted) = piece.get(skip..).filter(|wanted| !wanted.is_empty()) else {
+                skip -= piece.len();
+                continue;
+            };
+            skip = 0;
+            let wanted = &wanted[..wanted.len().min(room)];
+            room -= wanted.len();
+            if wanted.is_empty() {
+                break;
+            }
+            pieces.push(Piece {
+                stream: *stream,
+                bytes: hex::encode(wanted),
+            });
+        }
+        (start, pieces)
+    }
+
+    /// The end of it, to read.
+    pub fn last(&self, most: usize) -> String {
+        let kept = self.kept();
+        let all: Vec<u8> = kept.pieces.iter().flat_map(|(_, piece)| piece).copied().collect();
+        let last = &all[all.len().saturating_sub(most)..];
+        String::from_utf8_lossy(last).trim().to_owned()
+    }
+
+    /// Waits until there is something from byte `from` on, no longer than this.
+    pub async fn wait(&self, from: u64, limit: Duration) {
+        let mut count = self.count.subscribe();
+        let _ = tokio::time::timeout(limit, count.wait_for(|count| *count > from)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(pieces: &[Piece]) -> String {
+        let bytes = pieces.iter().flat_map(|piece| hex::decode(&piece.bytes).unwrap());
+        String::from_utf8(bytes.collect()).unwrap()
+    }
+
+    #[test]
+    fn what_was_printed_is_read_in_order_from_anywhere() {
+        let printed = Printed::default();
+        printed.add(Stream::Out, b"one ");
+        printed.add(Stream::Out, b"two ");
+        printed.add(Stream::Err, b"three");
+        let (from, pieces) = printed.read(0);
+        assert_eq!((from, text(&pieces).as_str()), (0, "one two three"));
+        assert_eq!(
+            pieces.iter().map(|piece| piece.stream).collect::<Vec<_>>(),
+            [Stream::Out, Stream::Err]
+        );
+        for from in 0..=13 {
+            assert_eq!(text(&printed.read(from).1), &"one two three"[from as usize..]);
+        }
+        assert_eq!(printed.read(99), (13, Vec::new()));
+        assert_eq!(printed.last(5), "three");
+    }
+
+    #[test]
+    fn of_too_much_the_last_is_kept_and_the_numbers_tell_what_is_missing() {
+        let printed = Printed::default();
+        for _ in 0..KEPT_BYTES / 1000 + 100 {
+            printed.add(Stream::Out, &[b'x'; 1000]);
+        }
+        let all = ((KEPT_BYTES / 1000 + 100) * 1000) as u64;
+        let (mut from, mut read) = (0, 0);
+        loop {
+            let (start, pieces) = printed.read(from);
+            let length = text(&pieces).len();
+            if length == 0 {
+                break;
+            }
+            assert!(length <= ANSWER_BYTES);
+            assert!(from == 0 || start == from, "nothing is missing in the middle");
+            read += length;
+            from = start + length as u64;
+        }
+        assert_eq!(from, all);
+        assert!(read <= KEPT_BYTES && read > KEPT_BYTES - 2 * PIECE_BYTES, "{read}");
+        printed.close();
+        assert!(text(&printed.read(0).1).len() <= LEFT_BYTES);
+    }
+
+    #[test]
+    fn what_an_executor_printed_comes_before_what_the_next_one_does() {
+        let (first, second) = (Printed::default(), Printed::default());
+        first.add(Stream::Out, b"before ");
+        second.add(Stream::Out, b"after");
+        second.follow(&first);
+        second.add(Stream::Out, b"wards");
+        assert_eq!(text(&second.read(0).1), "before afterwards");
+        assert_eq!(second.read(7).0, 7);
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_woken_by_what_is_printed() {
+        let printed = std::sync::Arc::new(Printed::default());
+        printed.add(Stream::Out, b"old");
+        let waiting = tokio::spawn({
+            let printed = printed.clone();
+            async move { printed.wait(3, Duration::from_secs(20)).await }
+        });
+        tokio::task::yield_now().await;
+        printed.add(Stream::Err, b"new");
+        waiting.await.unwrap();
+        assert_eq!(text(&printed.read(3).1), "new");
+    }
+}

@@ -77,7 +77,7 @@ impl Communicator {
             });
         }
         if let Some(fabric) = options.fabric {
-            links = over_fabric(links, &remote, fabric)?;
+            over_fabric(&mut links, &remote, fabric)?;
         }
         for (peer, greeting) in greetings {
             links[peer as usize] = Some(Link::Shm(greeting.finish(until)?));
@@ -121,24 +121,22 @@ impl Communicator {
 }
 
 /// Has the links to these ranks go on over libfabric where both ends can: all at once, as each waits for its other end.
-fn over_fabric(links: Vec<Option<Link>>, remote: &[u32], fabric: Choice) -> Result<Vec<Option<Link>>, Failure> {
+fn over_fabric(links: &mut [Option<Link>], remote: &[u32], fabric: Choice) -> Result<(), Failure> {
     let change = |link| match link {
         Some(Link::Stream(link)) => link.over_fabric(fabric).map(Link::Stream).map(Some),
         other => Ok(other),
     };
     std::thread::scope(|scope| {
-        let changing: Vec<_> = (0u32..)
-            .zip(links)
-            .map(|(peer, link)| match remote.contains(&peer) {
-                true => Ok(scope.spawn(move || change(link))),
-                false => Err(link),
-            })
-            .collect();
-        let changed = changing.into_iter().map(|changing| match changing {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Err(link) => Ok(link),
-        });
-        changed.collect()
+        let mut changing = Vec::with_capacity(remote.len());
+        for peer in remote {
+            let link = links[*peer as usize].take();
+            changing.push((*peer, scope.spawn(move || change(link))));
+        }
+        for (peer, changed) in changing {
+            let changed = changed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            links[peer as usize] = changed?;
+        }
+        Ok(())
     })
 }
 

@@ -1,5 +1,6 @@
 //! Objects by name, in a bucket or a directory.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,7 +109,8 @@ impl Objects {
 
     /// Whether a directory went, being empty, between its making and its first file: who deletes the last file deletes it, too.
     fn is_swept(&self, error: &Error) -> bool {
-        let absent = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        // Or between another's making and a look at what the other made.
+        let absent = |error: &std::io::Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
         self.directory.as_ref().is_some_and(|store| store.is_dir())
             && causes(error).any(|cause| cause.downcast_ref().is_some_and(absent))
     }
@@ -171,7 +173,7 @@ impl Objects {
             // A half-stored object is not listed.
             let directory = directory.join(self.path(under).as_ref());
             return match tokio::fs::remove_dir_all(&directory).await {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
                     let text = format!("deleting {} failed: {error}", directory.display());
                     Err(Failure::new(Code::StoreFailed, text))
                 }

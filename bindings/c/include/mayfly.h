@@ -469,6 +469,9 @@ typedef struct mf_group_options {
     const char *store;
     // `direct`, or `stored` for ranks that exchange through the store alone; NULL for `direct`. The same for all ranks.
     const char *channel;
+    // Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
+    // The same for all ranks, and with `trust_fabric`.
+    const char *fabric;
 } mf_group_options;
 
 // A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It

@@ -107,6 +107,14 @@ def test_a_reader_that_is_too_slow_is_told_what_it_missed(client, capsys: pytest
     assert shown.out.endswith("line 0099999\n")
 
 
+def test_who_follows_a_lease_that_expires_stops_with_it(client):
+    lease = client.lease(mode="warm", duration=1, echo=True)
+    lease.call(speak, "short")
+    # Its thread ends by itself, rather than ask for ever.
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "mayfly output"], "nobody follows it", 20)
+    lease.shutdown()
+
+
 def peek(part: mayfly.Delegation) -> str:
     with part.open() as workers:
         try:

@@ -359,6 +359,12 @@ impl Printed {
         Ok(printed.into_iter().map(piece).collect())
     }
 
+    /// Whether the lease is over, and all was read.
+    fn is_over(&self, py: Python<'_>) -> PyResult<bool> {
+        let reader = self.reader.get(py)?;
+        Ok(py.detach(|| reader.lock().unwrap_or_else(PoisonError::into_inner).is_over()))
+    }
+
     /// Bytes that the node did not keep until they were read.
     fn missed(&self, py: Python<'_>) -> PyResult<u64> {
         let reader = self.reader.get(py)?;

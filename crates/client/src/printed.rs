@@ -34,6 +34,7 @@ pub struct Reader {
     control: Option<Control>,
     from: u64,
     missed: u64,
+    over: bool,
 }
 
 impl Reader {
@@ -46,6 +47,7 @@ impl Reader {
             control: None,
             from: 0,
             missed: 0,
+            over: false,
         }
     }
 
@@ -61,7 +63,10 @@ impl Reader {
         };
         let asked = self.control()?.ask(&request);
         let (from, pieces) = match asked {
-            Ok(Response::Output { from, pieces }) => (from, pieces),
+            Ok(Response::Output { from, pieces, over }) => {
+                self.over = over;
+                (from, pieces)
+            }
             Ok(other) => return Err(unexpected("what was printed", &other)),
             Err(error) => {
                 // The next call tries over a new one.
@@ -95,6 +100,11 @@ impl Reader {
     /// Bytes that the node did not keep until they were read.
     pub fn missed(&self) -> u64 {
         self.missed
+    }
+
+    /// Whether the lease is over, and all was read.
+    pub fn is_over(&self) -> bool {
+        self.over
     }
 
     fn control(&mut self) -> Result<&mut Control, Error> {

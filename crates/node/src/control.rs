@@ -238,8 +238,11 @@ async fn with_lease(node: &Arc<Node>, token: &Token, request: Request) -> Result
                 () = printed.wait(from, MOST_WAIT.min(Duration::from_millis(wait_ms.into()))) => {}
                 _ = over.wait_for(|over| *over) => {}
             }
+            // Asked first: what is read then is all.
+            let is_over = *run.over.borrow();
             let (from, pieces) = run.printed().read(from);
-            Ok(Response::Output { from, pieces })
+            let over = is_over && pieces.is_empty();
+            Ok(Response::Output { from, pieces, over })
         }
         Request::Delegate {
             holder,

@@ -134,6 +134,8 @@ pub enum Response {
         from: u64,
         /// What was printed, in order.
         pieces: Vec<Piece>,
+        /// Whether the lease is over and this was the last of it.
+        over: bool,
     },
     /// To anything.
     Failed(Failure),

@@ -53,7 +53,8 @@ class Echo:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                self._show(WAIT)
+                if not self._show(WAIT) and self._reader.is_over():
+                    return
             except ConnectionFailed:
                 self._over.wait(PAUSE)
             except (Error, OSError, ValueError):

@@ -18,12 +18,6 @@ from mayfly import _output
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture
-def client(up: Daemon):
-    with mayfly.connect(up.state) as client:
-        yield client
-
-
 def speak(text: str) -> None:
     print(text)
     print(text.upper(), file=sys.stderr)
@@ -49,12 +43,12 @@ def say_and_wait(text: str, until: str) -> str:
         return pipe.read()
 
 
-def test_output_is_shown_while_the_call_still_runs(client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_output_is_shown_while_the_call_still_runs(up: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
-    with client.lease(mode="warm", echo=True) as lease:
+    with mayfly.connect(up.state) as client, client.lease(mode="warm", echo=True) as lease:
         future = lease.submit(say_and_wait, "under way…", str(fifo))
         wait_until(lambda: "under way…\n" in screen.getvalue(), "it is shown")
         assert not future.done()

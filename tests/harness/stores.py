@@ -135,4 +135,6 @@ class S3(_Server):
     def left(self) -> list[str]:
         """What is stored there."""
         bucket = self.root / self.bucket
-        return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
+        stored = (path for path in bucket.rglob("*") if path.is_file())
+        # Of a request that is cut off rclone leaves a file of its own, which is no object.
+        return sorted(str(path.relative_to(bucket)) for path in stored if not path.name.startswith(".rclone_temp"))

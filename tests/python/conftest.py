@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -36,7 +37,7 @@ def own(client: mayfly.Client) -> Iterator[mayfly.Lease]:
 
 
 @pytest.fixture(scope="module", params=["isolated", "container"])
-def level(request: pytest.FixtureRequest) -> dict[str, str]:
+def level(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a lease asks for to be kept from others: the same holds at both levels."""
     if request.param == "isolated":
         return {"sandbox": "isolated"}
@@ -45,7 +46,7 @@ def level(request: pytest.FixtureRequest) -> dict[str, str]:
         pytest.skip(why)
     # An image has none of our modules.
     cloudpickle.register_pickle_by_value(request.module)
-    return {"sandbox": "container", "image": str(image)}
+    return {"sandbox": "container", "image": image}
 
 
 @pytest.fixture(scope="session")

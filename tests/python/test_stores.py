@@ -47,7 +47,11 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     server.stop()
 
 
-@pytest.fixture(params=["redis", "s3"])
+#: Once in some tens of groups rclone does not show an object that was stored: long tests alone exchange through it.
+EACH = ["redis", pytest.param("s3", marks=pytest.mark.soak)]
+
+
+@pytest.fixture(params=EACH)
 def store(request: pytest.FixtureRequest) -> Redis | S3:
     server: Redis | S3 = request.getfixturevalue(request.param)
     return server
@@ -115,32 +119,27 @@ def until_the_store_is_gone(sign: str) -> tuple[str, str]:
         return error.code, str(error)
 
 
+@pytest.mark.parametrize("kind", EACH)
 def test_a_store_that_stops_is_named_to_every_rank_in_time(
-    client: mayfly.Client, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: mayfly.Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("r", "s"):
-        (tmp_path / name).mkdir()
-    stopping = [Redis(tmp_path / "r"), S3(tmp_path / "s")]
-    for name, value in stopping[1].environment().items():  # type: ignore[attr-defined]
-        monkeypatch.setenv(name, value)
-
-    def stopped(server: Redis | S3) -> list[tuple[str, str]]:
-        sign = server.directory / "sign"
-        with cf.ThreadPoolExecutor(1) as thread:
-            through: dict[str, Any] = {"store": server.url, "channel": "stored", "client": client}
-            going = thread.submit(mayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
-            wait_until(lambda: sign.exists() or going.done(), "the ranks exchange", 20)
-            server.stop()
-            return going.result(45)
-
-    with cf.ThreadPoolExecutor(2) as threads:
-        for server, found in zip(stopping, threads.map(stopped, stopping), strict=True):
-            shown = server.url.replace(f":{Redis.password}@", "")
-            for code, text in found:
-                assert code == "rank_lost"
-                assert shown in text or "its process ended" in text or "left" in text, text
-                assert Redis.password not in text
-            assert any(shown in text for _, text in found), found
+    server: Redis | S3 = {"redis": Redis, "s3": S3}[kind](tmp_path)
+    if isinstance(server, S3):
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+    sign = tmp_path / "sign"
+    with cf.ThreadPoolExecutor(1) as thread:
+        through: dict[str, Any] = {"store": server.url, "channel": "stored", "client": client}
+        going = thread.submit(mayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
+        wait_until(lambda: sign.exists() or going.done(), "the ranks exchange", 20)
+        server.stop()
+        found = going.result(45)
+    shown = server.url.replace(f":{Redis.password}@", "")
+    for code, text in found:
+        assert code == "rank_lost"
+        assert shown in text or "its process ended" in text or "left" in text, text
+        assert Redis.password not in text
+    assert any(shown in text for _, text in found), found
 
 
 def nothing() -> None:

@@ -362,7 +362,7 @@ impl Communicator {
         self.hosts.clone()
     }
 
-    /// How the bytes to each rank travel: `local`, `direct`, `punched`, `relay` or `stored`; none to this one.
+    /// How the bytes to each rank travel: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`; none to this one.
     #[getter]
     fn ways(&self) -> Vec<Option<&'static str>> {
         self.ways.iter().map(|way| way.map(Via::name)).collect()

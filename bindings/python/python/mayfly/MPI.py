@@ -728,7 +728,8 @@ class Comm:
         """How the bytes to each rank travel, which mpi4py has no name for.
 
         ``local`` within a host, ``direct`` over a connection that one of the two dialled, ``punched`` over one through
-        the NATs of both, ``relay`` where nothing else was left, ``stored`` through a store; None to this rank itself.
+        the NATs of both, ``relay`` where nothing else was left, ``stored`` through a store, ``fabric`` over
+        libfabric; None to this rank itself.
         """
         return self._native.ways
 

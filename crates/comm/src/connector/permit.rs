@@ -30,8 +30,8 @@ impl Orders {
     /// Whether a rank may join this group from here.
     ///
     /// # Errors
-    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store or libfabric; [`Code::TooLarge`] when
-    /// the group is.
+    /// [`Code::Forbidden`] when the rendezvous is not one of the site's, or it is to exchange through a store or libfabric;
+    /// [`Code::TooLarge`] when the group is.
     pub fn check(&self, invitation: &Invitation) -> Result<(), Failure> {
         if invitation.size > u32::from(MOST_RANKS) {
             return Err(Failure::new(

@@ -167,10 +167,7 @@ impl Session {
                     let near = is_near(&far);
                     let (ours, theirs) =
                         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-                    let far = match session {
-                        Some(session) => Wire::tls(far.into(), *session),
-                        None => Wire::plain(far.into()),
-                    }?;
+                    let far = Wire::over(far.into(), session)?;
                     send(&socket, &said(via, false, near), Some(theirs.as_fd()))?;
                     pumps.push(Some(Pump::new(ours, far, buffer)));
                 }

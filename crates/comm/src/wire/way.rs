@@ -17,11 +17,7 @@ pub enum Way {
 impl Way {
     /// Through a socket, and the session over it if there is one.
     pub fn socket(peer: u32, socket: OwnedFd, session: Option<Box<rustls::Connection>>) -> Result<Self, Failure> {
-        let wire = match session {
-            Some(session) => Wire::tls(socket, *session),
-            None => Wire::plain(socket),
-        };
-        wire.map(Self::Socket).map_err(|error| {
+        Wire::over(socket, session).map(Self::Socket).map_err(|error| {
             Failure::new(
                 Code::Unreachable,
                 format!("preparing the connection to rank {peer} failed: {error}"),

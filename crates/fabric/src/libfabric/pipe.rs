@@ -237,6 +237,7 @@ impl Pipe {
                     "the two ends do not reach each other over {choice}"
                 )));
             }
+            // Not on the connection: the other end's verdict may be there already, to be read after this.
             std::thread::sleep(GREETING_NAP);
         }
     }

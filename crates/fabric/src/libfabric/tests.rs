@@ -66,15 +66,19 @@ fn send(attacker: &mut FabricLink, at: usize, bytes: &[u8], number: u32) {
     }
 }
 
-#[test]
-fn garbage_in_slots_grants_and_notices_is_an_error_and_no_panic() {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut noise = || {
+/// Numbers that follow no pattern of the protocol, the same each time.
+fn noise(mut state: u64) -> impl FnMut() -> u64 {
+    move || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state
-    };
+    }
+}
+
+#[test]
+fn garbage_in_slots_grants_and_notices_is_an_error_and_no_panic() {
+    let mut noise = noise(0x9e37_79b9_7f4a_7c15);
     for round in 0..24 {
         let Some([mut attacker, mut victim]) = pair() else {
             return;
@@ -160,13 +164,7 @@ fn pipes() -> Option<[Box<Pipe>; 2]> {
 
 #[test]
 fn garbage_written_into_a_pipe_is_read_as_bytes_or_is_an_error_and_no_panic() {
-    let mut state = 0x1234_5678_9abc_def1u64;
-    let mut noise = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut noise = noise(0x1234_5678_9abc_def1);
     let (mut errors, mut into) = (0, vec![0; 100_000]);
     for round in 0..24 {
         let Some([mut attacker, mut victim]) = pipes() else {

@@ -80,11 +80,13 @@ impl Wire {
 
     /// Over a socket with a session, whose handshake may still be to come.
     pub fn tls(socket: OwnedFd, session: rustls::Connection) -> std::io::Result<Self> {
+        Self::over(socket, Some(Box::new(session)))
+    }
+
+    /// Over a socket, with a session if there is one.
+    pub fn over(socket: OwnedFd, session: Option<Box<rustls::Connection>>) -> std::io::Result<Self> {
         let wire = Self::plain(socket)?;
-        Ok(Self {
-            session: Some(Box::new(session)),
-            ..wire
-        })
+        Ok(Self { session, ..wire })
     }
 
     /// Whether there is a session.

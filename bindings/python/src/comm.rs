@@ -212,8 +212,6 @@ pub struct Communicator {
     inner: Guarded<Arc<Inner>>,
     /// For each rank of it the lowest one of the whole group that runs on the same host.
     hosts: Vec<u32>,
-    /// How the bytes to each rank of it travel.
-    ways: Vec<Option<Via>>,
     /// The place in the group, left when the last of its communicators is dropped.
     membership: Option<Arc<Membership>>,
 }
@@ -222,14 +220,12 @@ impl Communicator {
     fn part(&self, inner: Inner) -> Self {
         let place = |member: &u32| self.inner.members().iter().position(|known| known == member);
         let host = |member: &u32| place(member).and_then(|place| self.hosts.get(place)).copied();
-        let way = |member: &u32| place(member).and_then(|place| self.ways.get(place)).copied().flatten();
         Self {
             hosts: inner
                 .members()
                 .iter()
                 .map(|member| host(member).unwrap_or(*member))
                 .collect(),
-            ways: inner.members().iter().map(way).collect(),
             inner: Guarded::new(Arc::new(inner)),
             membership: self.membership.clone(),
         }
@@ -283,13 +279,11 @@ impl Communicator {
         let World {
             communicator,
             hosts,
-            ways,
             membership,
         } = world;
         Ok(Self {
             inner: Guarded::new(Arc::new(communicator)),
             hosts,
-            ways,
             membership: Some(Arc::new(membership)),
         })
     }
@@ -301,7 +295,6 @@ impl Communicator {
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
             hosts: vec![0],
-            ways: vec![None],
             membership: None,
         })
     }
@@ -324,7 +317,6 @@ impl Communicator {
         };
         let size = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
         let roads: Vec<Option<Road>> = sockets.into_iter().map(road).collect();
-        let ways = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         let formed = Inner::form(rank, size, roads, Arc::new(Lost::default()), Options::default());
         Ok(Self {
             inner: Guarded::new(Arc::new(formed.map_err(|failure| failed(py, &failure))?)),
@@ -333,7 +325,6 @@ impl Communicator {
             } else {
                 vec![0; size as usize]
             },
-            ways,
             membership: None,
         })
     }
@@ -362,10 +353,13 @@ impl Communicator {
         self.hosts.clone()
     }
 
-    /// How the bytes to each rank travel: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`; none to this one.
+    /// How the bytes to each rank travel: `local`, `direct`, `punched`, `relay`, `stored` or `fabric`; none to this one, nor to
+    /// those with which it is not connected yet.
     #[getter]
-    fn ways(&self) -> Vec<Option<&'static str>> {
-        self.ways.iter().map(|way| way.map(Via::name)).collect()
+    fn ways(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
+        self.with(py, |inner| {
+            Ok(inner.ways().into_iter().map(|way| way.map(Via::name)).collect())
+        })
     }
 
     /// Sends the bytes of a buffer.

@@ -1,5 +1,6 @@
 //! The one place where everything moves: links, requests, and what is known of the ranks.
 
+mod lazily;
 mod troubles;
 mod wait;
 
@@ -16,9 +17,10 @@ use rustix::event::epoll;
 use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status, Wanted};
 use crate::nonblocking::Tasks;
 use crate::options::Options;
-use crate::road::Lost;
+use crate::road::{Lost, Via};
 use crate::wire::envelope::{Envelope, Offer, kind};
 use crate::wire::{Link, Outgoing, Payload};
+use lazily::Lazily;
 pub use troubles::Record;
 pub use wait::Patience;
 
@@ -50,6 +52,9 @@ pub struct Engine {
     /// Contexts below this one are, or were, in use.
     pub next_context: u32,
     links: Vec<Option<Link>>,
+    vias: Vec<Option<Via>>,
+    /// Where ranks connect when they need each other.
+    lazily: Option<Box<Lazily>>,
     /// Ranks that are reached through memory, of which nobody tells that something came.
     polled: Vec<u32>,
     /// Ranks that are reached through sockets.
@@ -69,7 +74,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(rank: u32, links: Vec<Option<Link>>, lost: Arc<Lost>, options: Options) -> Result<Self, Failure> {
+    pub fn new(
+        rank: u32,
+        links: Vec<Option<Link>>,
+        vias: Vec<Option<Via>>,
+        lost: Arc<Lost>,
+        options: Options,
+    ) -> Result<Self, Failure> {
         let size = links.len() as u32;
         let of_kind = |wanted: fn(&Link) -> bool| -> Vec<u32> {
             let found = links.iter().enumerate();
@@ -89,6 +100,8 @@ impl Engine {
             poller: None,
             talking: vec![true; size as usize],
             links,
+            vias,
+            lazily: None,
             polled,
             told,
             lost,
@@ -99,14 +112,7 @@ impl Engine {
             sends: 0,
             options,
         };
-        if engine.told.len() > 1 {
-            engine.poller = Some(engine.watch_streams().map_err(|error| {
-                Failure::new(
-                    Code::Internal,
-                    format!("watching the group's connections failed: {error}"),
-                )
-            })?);
-        }
+        engine.watch_streams()?;
         Ok(engine)
     }
 
@@ -118,21 +124,41 @@ impl Engine {
         }
     }
 
-    fn watch_streams(&self) -> std::io::Result<OwnedFd> {
-        let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for peer in &self.told {
-            if let Some(link) = &self.links[*peer as usize] {
-                let data = epoll::EventData::new_u64((*peer).into());
-                epoll::add(&poller, link.socket().0, data, epoll::EventFlags::IN)?;
-            }
+    /// How bytes to that rank travel.
+    pub fn via(&self, rank: u32) -> Option<Via> {
+        match self.fabric(rank) {
+            Some(_) => Some(Via::Fabric),
+            None => *self.vias.get(rank as usize)?,
         }
-        Ok(poller)
+    }
+
+    /// Where there are several streams, one call tells which of them have something to say.
+    fn watch_streams(&mut self) -> Result<(), Failure> {
+        if self.told.len() < 2 {
+            return Ok(());
+        }
+        let watch = || -> std::io::Result<OwnedFd> {
+            let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            for peer in &self.told {
+                if let Some(link) = &self.links[*peer as usize] {
+                    let data = epoll::EventData::new_u64((*peer).into());
+                    epoll::add(&poller, link.socket().0, data, epoll::EventFlags::IN)?;
+                }
+            }
+            Ok(poller)
+        };
+        let poller = watch().map_err(|error| {
+            let text = format!("watching the group's connections failed: {error}");
+            Failure::new(Code::Internal, text)
+        })?;
+        self.poller = Some(poller);
+        Ok(())
     }
 
     /// Moves what can be moved. Whether anything did.
     #[inline]
     pub fn progress(&mut self) -> bool {
-        let mut moved = false;
+        let mut moved = self.lazily.is_some() && self.connect_more();
         for at in 0..self.polled.len() {
             moved |= self.progress_with(self.polled[at]);
         }
@@ -224,7 +250,7 @@ impl Engine {
             return Ok(Started::Done(Status::default()));
         }
         let Some(Some(link)) = self.links.get_mut(peer as usize) else {
-            return Err(self.no_road(peer));
+            return self.send_when_connected(peer, envelope, start, length);
         };
         if length <= link.immediate_bytes() {
             // SAFETY: the caller's promise.
@@ -254,11 +280,24 @@ impl Engine {
     fn send_later(
         &mut self,
         peer: u32,
-        mut envelope: Envelope,
+        envelope: Envelope,
         start: *const u8,
         length: usize,
     ) -> Result<Started, Failure> {
         let id = self.book.add_send(peer, &envelope, start, length)?;
+        self.send_as(id, peer, envelope, start, length)?;
+        Ok(Started::Pending(id))
+    }
+
+    /// Hands a send to its link.
+    fn send_as(
+        &mut self,
+        id: RequestId,
+        peer: u32,
+        mut envelope: Envelope,
+        start: *const u8,
+        length: usize,
+    ) -> Result<(), Failure> {
         let Some(Some(link)) = self.links.get_mut(peer as usize) else {
             return Err(self.no_road(peer));
         };
@@ -286,7 +325,7 @@ impl Engine {
             self.lose(peer, failure.message);
             return Err(self.lost_or_left(peer));
         }
-        Ok(Started::Pending(id))
+        Ok(())
     }
 
     /// Starts a receive.
@@ -315,6 +354,9 @@ impl Engine {
         let waiting = self.book.take_unexpected(peer, address.context, address.tag);
         if self.troubled && waiting.is_none() {
             self.check(peer, &address)?;
+        }
+        if self.lazily.is_some() && waiting.is_none() {
+            self.want(peer);
         }
         let id = self.book.post(peer, address, start, length)?;
         if let Some((source, message)) = waiting {
@@ -356,6 +398,7 @@ impl Engine {
         {
             link.cancel(id, &self.book);
         }
+        self.take_back(id);
         self.book.forget(id);
     }
 
@@ -367,15 +410,19 @@ impl Engine {
         {
             link.cancel(id, &self.book);
         }
+        self.take_back(id);
         self.book.fail(id, failure);
     }
 
     /// A control message to another rank. One that cannot be reached hears nothing.
     pub fn tell(&mut self, peer: u32, message: Outgoing) {
-        if let Some(Some(link)) = self.links.get_mut(peer as usize)
-            && let Err(failure) = link.send(message, &mut self.book)
-        {
-            self.lose(peer, failure.message);
+        match self.links.get_mut(peer as usize) {
+            Some(Some(link)) => {
+                if let Err(failure) = link.send(message, &mut self.book) {
+                    self.lose(peer, failure.message);
+                }
+            }
+            _ => self.tell_when_connected(peer, message),
         }
     }
 
@@ -414,7 +461,7 @@ impl Engine {
     /// Says good-bye to everybody.
     fn leave(&mut self) {
         for peer in 0..self.size {
-            if peer != self.rank && !self.departed[peer as usize] {
+            if self.links[peer as usize].is_some() && !self.departed[peer as usize] {
                 let farewell = Envelope {
                     kind: kind::LEAVES,
                     ..Envelope::default()
@@ -425,7 +472,7 @@ impl Engine {
         let until = Instant::now() + LEAVE_LIMIT;
         let unflushed = |engine: &Self| {
             let mut links = engine.links.iter().flatten();
-            links.any(|link| !link.may_close() && !link.is_closed())
+            engine.has_unsent() || links.any(|link| !link.may_close() && !link.is_closed())
         };
         while unflushed(self) && Instant::now() < until {
             if !self.progress() {

@@ -9,7 +9,8 @@ use mayfly_protocol::error::{Code, Failure};
 use crate::collective::Hosts;
 use crate::engine::{Core, Engine, Record};
 use crate::options::Options;
-use crate::road::{Lost, Road};
+use crate::road::{Lost, Road, Via};
+use crate::switchboard::Switchboard;
 use crate::table::Table;
 use crate::wire::{Greeting, Link, StreamLink};
 
@@ -52,28 +53,21 @@ impl Communicator {
             ));
         }
         let until = Instant::now() + options.deadline;
-        let table = options.table;
-        let hosts_of_all: Arc<[u32]> = options.hosts.as_slice().into();
         let sleeps = options.spin.is_some();
+        let vias = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         let mut links: Vec<Option<Link>> = Vec::with_capacity(roads.len());
         let (mut greetings, mut remote) = (Vec::new(), Vec::new());
         for (peer, road) in (0..).zip(roads) {
+            if matches!(road, Some(Road::Remote { .. })) {
+                remote.push(peer);
+            }
             links.push(match road {
                 None => None,
-                Some(Road::Remote { socket, session, .. }) => {
-                    remote.push(peer);
-                    Some(Link::Stream(StreamLink::new(peer, socket, session)?))
-                }
-                Some(Road::Stored { socket, session }) => {
-                    Some(Link::Stream(StreamLink::stored(peer, socket, session)?))
-                }
-                Some(Road::Carried { socket, near, .. }) => {
-                    Some(Link::Stream(StreamLink::carried(peer, socket, near)?))
-                }
                 Some(Road::Local(socket)) => {
                     greetings.push((peer, Greeting::send(rank, peer, socket, sleeps)?));
                     None
                 }
+                Some(road) => Some(Link::Stream(stream(peer, road)?)),
             });
         }
         if let Some(fabric) = options.fabric {
@@ -82,21 +76,50 @@ impl Communicator {
         for (peer, greeting) in greetings {
             links[peer as usize] = Some(Link::Shm(greeting.finish(until)?));
         }
-        let mut engine = Engine::new(rank, links, lost, options)?;
-        let members: Arc<[u32]> = (0..size).collect();
+        Ok(Self::over(Engine::new(rank, links, vias, lost, options)?))
+    }
+
+    /// Makes a communicator of all ranks, each of which is connected when one of the two first needs the other. All ranks must do so.
+    ///
+    /// # Errors
+    /// When the system has no more memory or descriptors.
+    pub fn form_lazily(
+        rank: u32,
+        size: u32,
+        board: Arc<Switchboard>,
+        lost: Arc<Lost>,
+        options: Options,
+    ) -> Result<Self, Failure> {
+        let links = (0..size).map(|_| None).collect();
+        let vias = vec![None; size as usize];
+        let mut engine = Engine::new(rank, links, vias, lost, options)?;
+        engine.connect_lazily(board);
+        Ok(Self::over(engine))
+    }
+
+    fn over(mut engine: Engine) -> Self {
+        let members: Arc<[u32]> = (0..engine.size).collect();
+        let hosts_of_all: Arc<[u32]> = engine.options.hosts.as_slice().into();
         let context = engine.next_context;
         engine.next_context += 1;
         engine.records.push(Record::new(context, members.clone()));
-        Ok(Self {
-            core: Arc::new(Core::new(engine)),
+        Self {
             record: 0,
             context,
-            rank,
+            rank: engine.rank,
             hosts: Hosts::of(&members, &hosts_of_all).map(Arc::new),
             hosts_of_all,
             members,
-            table,
-        })
+            table: engine.options.table,
+            core: Arc::new(Core::new(engine)),
+        }
+    }
+
+    /// How the bytes to each of its ranks travel; none to this one, and to those with which it is not connected yet.
+    pub fn ways(&self) -> Vec<Option<Via>> {
+        let mut held = self.core.hold();
+        let engine = held.engine();
+        self.members.iter().map(|member| engine.via(*member)).collect()
     }
 
     /// The provider of libfabric over which bytes to that rank of the whole group go, if they do.
@@ -117,6 +140,35 @@ impl Communicator {
     /// The ranks of this communicator as ranks of the whole group.
     pub fn members(&self) -> &[u32] {
         &self.members
+    }
+}
+
+/// Messages over a road that leads to another process' socket.
+fn stream(peer: u32, road: Road) -> Result<StreamLink, Failure> {
+    match road {
+        Road::Remote { socket, session, .. } => StreamLink::new(peer, socket, session),
+        Road::Stored { socket, session } => StreamLink::stored(peer, socket, session),
+        Road::Carried { socket, near, .. } => StreamLink::carried(peer, socket, near),
+        Road::Local(socket) => StreamLink::carried(peer, socket, true),
+    }
+}
+
+/// A link over a road that has just been made; the other rank makes the same.
+pub(crate) fn link(rank: u32, peer: u32, road: Road, options: &Options, until: Instant) -> Result<Link, Failure> {
+    match road {
+        Road::Local(socket) => {
+            let greeting = Greeting::send(rank, peer, socket, options.spin.is_some())?;
+            greeting.finish(until).map(Link::Shm)
+        }
+        Road::Remote { .. } => {
+            let link = stream(peer, road)?;
+            let link = match options.fabric {
+                Some(fabric) => link.over_fabric(fabric)?,
+                None => link,
+            };
+            Ok(Link::Stream(link))
+        }
+        road => stream(peer, road).map(Link::Stream),
     }
 }
 

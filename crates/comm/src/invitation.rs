@@ -10,7 +10,6 @@ use mayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
-use crate::road::{Road, Via};
 use crate::table::{Tables, digest};
 use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join};
 
@@ -69,6 +68,9 @@ pub struct Invitation {
     /// Whether they always do; the same for all.
     #[serde(default)]
     pub channel: Channel,
+    /// Whether two ranks are connected when one of them first needs the other, instead of all with all at once; the same for all.
+    #[serde(default)]
+    pub lazily: bool,
 }
 
 fn half_a_minute() -> u64 {
@@ -86,8 +88,6 @@ pub struct World {
     pub communicator: Communicator,
     /// For each rank the lowest one that runs on the same host.
     pub hosts: Vec<u32>,
-    /// How the bytes to each rank travel; none to this one.
-    pub ways: Vec<Option<Via>>,
     /// To be kept while the communicator is used.
     pub membership: crate::membership::Membership,
 }
@@ -148,10 +148,12 @@ impl Invitation {
                 Trust::Nobody
             },
             alike: self.tables.as_ref().map_or(0, Tables::digest)
-                ^ self.fabric.as_ref().map_or(0, |fabric| digest(fabric.as_bytes())),
+                ^ self.fabric.as_ref().map_or(0, |fabric| digest(fabric.as_bytes()))
+                ^ if self.lazily { digest(b"lazily") } else { 0 },
             patience: Duration::from_secs(self.patience_s),
             store: self.store.as_deref().map(Place::parse).transpose()?,
             channel: self.channel,
+            lazily: self.lazily,
             ..JoinOptions::new(self.rendezvous.clone(), self.name.clone(), secret, self.size)
         })
     }
@@ -195,28 +197,25 @@ impl World {
             rank,
             size,
             roads,
+            board,
+            only_stored,
             hosts,
             lost,
             membership,
             ..
         } = joined;
-        let mut ways: Vec<_> = roads.iter().map(|road| road.as_ref().map(Road::via)).collect();
         // Where all exchange through a store, those on one host are no nearer to each other than to the others.
-        let is_flat = ways.iter().flatten().all(|via| *via == Via::Stored);
         let options = Options {
-            hosts: if is_flat { Vec::new() } else { hosts.clone() },
+            hosts: if only_stored { Vec::new() } else { hosts.clone() },
             ..options
         };
-        let communicator = Communicator::form(rank, size, roads, lost, options)?;
-        for (way, rank) in ways.iter_mut().zip(0..) {
-            if communicator.fabric(rank).is_some() {
-                *way = Some(Via::Fabric);
-            }
-        }
+        let communicator = match board {
+            Some(board) => Communicator::form_lazily(rank, size, board, lost, options)?,
+            None => Communicator::form(rank, size, roads, lost, options)?,
+        };
         Ok(Self {
             communicator,
             hosts,
-            ways,
             membership,
         })
     }

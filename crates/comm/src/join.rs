@@ -13,15 +13,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::listeners::{Listeners, listen};
 use crate::connect::plan::Ways;
-use crate::connect::{self, Places, Setting, Trust, host};
+use crate::connect::{self, Lazily, Places, Setting, Trust, host};
 use crate::keys::{GroupKeys, new_identity, random, same_tag};
-use crate::membership::Membership;
+use crate::membership::{self, Membership};
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages::{
     Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
 };
 use crate::road::{Lost, Road};
 use crate::stored::Stored;
+use crate::switchboard::Switchboard;
 
 /// What ranks exchange through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -86,7 +87,10 @@ pub struct JoinOptions {
     pub store: Option<Place>,
     /// What they exchange through; the same for all.
     pub channel: Channel,
-    /// How long all of it may take.
+    /// Whether two ranks are connected when one of them first needs the other, instead of all with all at once; the same for all.
+    /// Ranks in a sandbox without a network, whose node connects for them, are connected with all even so.
+    pub lazily: bool,
+    /// How long all of it may take; and where ranks connect lazily, how long connecting two may.
     pub patience: Duration,
 }
 
@@ -106,12 +110,13 @@ impl JoinOptions {
             alike: 0,
             store: None,
             channel: Channel::Direct,
+            lazily: false,
             patience: Duration::from_secs(30),
         }
     }
 }
 
-/// A rank that is connected with all others.
+/// A rank that is connected with all others, or will be when it needs them.
 #[derive(Debug)]
 pub struct Joined {
     /// Which rank this is.
@@ -120,6 +125,10 @@ pub struct Joined {
     pub size: u32,
     /// A road to each rank, none to this one. Sockets block, as the system makes them.
     pub roads: Vec<Option<Road>>,
+    /// Where roads come from when they are needed; none where all are there.
+    pub board: Option<Arc<Switchboard>>,
+    /// Whether all exchange through the store, also those of one host.
+    pub only_stored: bool,
     /// For each rank the lowest one that runs on the same host, by its own account.
     pub hosts: Vec<u32>,
     /// How long connecting took, from the rendezvous' telling where the others are.
@@ -135,22 +144,28 @@ pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Where another waits for it, the rendezvous is to be reached within this.
 const REACH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Joins a group: comes back once all ranks are there and this one is connected with each, or with what went wrong. It takes no longer
-/// than `patience`.
+/// Joins a group: comes back once all ranks are there and this one is connected with each, unless they connect lazily; or with what
+/// went wrong. It takes no longer than `patience`.
 pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
     let lost = Arc::new(Lost::default());
-    let Formed { entered, contact } = form(options, &lost, None)?;
-    let Entered {
+    let (met, contact) = meet(options, &lost, None)?;
+    if options.lazily {
+        return connect_lazily(options, met, contact, lost);
+    }
+    let Formed {
         seat,
         roads,
         hosts,
         stored,
         connecting,
-    } = entered;
+        contact,
+    } = connect_all(met, contact)?;
     Ok(Joined {
         rank: seat.rank,
         size: seat.size,
         roads,
+        board: None,
+        only_stored: options.channel == Channel::Stored,
         hosts,
         connecting,
         membership: Membership::keep(contact, lost.clone(), stored)?,
@@ -160,12 +175,64 @@ pub fn join(options: &JoinOptions) -> Result<Joined, Failure> {
 
 /// A rank that is connected with all others, and whose place in the group nobody keeps yet.
 pub(crate) struct Formed {
-    pub entered: Entered,
+    pub seat: Seat,
+    pub roads: Vec<Option<Road>>,
+    pub hosts: Vec<u32>,
+    pub stored: Option<Arc<Stored>>,
+    pub connecting: Duration,
     pub contact: Contact,
 }
 
-/// Joins a group; for as long as nobody closes the other end of `asker`, where it is done for somebody else.
-pub(crate) fn form(options: &JoinOptions, lost: &Arc<Lost>, asker: Option<OwnedFd>) -> Result<Formed, Failure> {
+/// Joins a group for somebody else, and connects with all; for as long as nobody closes the other end of `asker`.
+pub(crate) fn form(options: &JoinOptions, asker: OwnedFd) -> Result<Formed, Failure> {
+    let (met, contact) = meet(options, &Arc::new(Lost::default()), Some(asker))?;
+    let mut formed = connect_all(met, contact)?;
+    formed.contact.act_for(None);
+    Ok(formed)
+}
+
+/// A rank that knows of all others.
+struct Met {
+    keys: GroupKeys,
+    identity: Identity,
+    run: [u8; 16],
+    seat: Seat,
+    cards: Vec<Card>,
+    hosts: Vec<u32>,
+    ways: Ways,
+    trust: Trust,
+    lazily: bool,
+    listeners: Listeners,
+    stored: Option<Arc<Stored>>,
+    told: Instant,
+    deadline: Instant,
+}
+
+impl Met {
+    fn setting(&self, contact: &Contact, patience: Duration) -> Setting<'_> {
+        Setting {
+            keys: &self.keys,
+            identity: &self.identity,
+            run: self.run,
+            rank: self.seat.rank,
+            cards: &self.cards,
+            ways: self.ways,
+            trust: self.trust,
+            port: contact.local().port(),
+            patience,
+            lazily: self.lazily,
+        }
+    }
+
+    fn places(&self) -> Places<'_> {
+        Places {
+            listeners: &self.listeners,
+            stored: self.stored.as_deref(),
+        }
+    }
+}
+
+fn meet(options: &JoinOptions, lost: &Arc<Lost>, asker: Option<OwnedFd>) -> Result<(Met, Contact), Failure> {
     let deadline = Instant::now() + options.patience.min(LONGEST_PATIENCE);
     if options.channel == Channel::Stored && options.store.is_none() {
         let text = "the channel `stored` needs a store: name one, such as s3://bucket/prefix or redis://host:port";
@@ -178,33 +245,78 @@ pub(crate) fn form(options: &JoinOptions, lost: &Arc<Lost>, asker: Option<OwnedF
     };
     let mut contact = Contact::open(&options.rendezvous, options.server_key.as_ref(), &keys, by)?;
     contact.act_for(asker);
-    match enter(options, &keys, &mut contact, lost, deadline) {
-        Ok(entered) => {
-            contact.act_for(None);
-            Ok(Formed { entered, contact })
-        }
-        Err(failure) => {
-            contact.leave(Some(format!("it could not join: {}", failure.message)));
-            Err(failure)
-        }
+    match enter(options, keys, &mut contact, lost, deadline) {
+        Ok(met) => Ok((met, contact)),
+        Err(failure) => Err(leave(contact, failure)),
     }
 }
 
-pub(crate) struct Entered {
-    pub seat: Seat,
-    pub roads: Vec<Option<Road>>,
-    pub hosts: Vec<u32>,
-    pub stored: Option<Stored>,
-    pub connecting: Duration,
+/// Tells the others why this rank is not one of them.
+fn leave(contact: Contact, failure: Failure) -> Failure {
+    contact.leave(Some(format!("it could not join: {}", failure.message)));
+    failure
+}
+
+fn connect_all(met: Met, mut contact: Contact) -> Result<Formed, Failure> {
+    let left = met.deadline.saturating_duration_since(Instant::now());
+    let connected = connect::connect(&met.setting(&contact, left), met.places(), &mut contact);
+    match connected {
+        Ok(roads) => Ok(Formed {
+            connecting: met.told.elapsed(),
+            seat: met.seat,
+            roads,
+            hosts: met.hosts,
+            stored: met.stored,
+            contact,
+        }),
+        Err(failure) => Err(leave(contact, failure)),
+    }
+}
+
+/// A thread connects the rank with those that it needs, or that need it.
+fn connect_lazily(options: &JoinOptions, met: Met, mut contact: Contact, lost: Arc<Lost>) -> Result<Joined, Failure> {
+    let board = Arc::new(Switchboard::new()?);
+    let patience = options.patience.min(LONGEST_PATIENCE);
+    let (rank, size, hosts) = (met.seat.rank, met.seat.size, met.hosts.clone());
+    let (connecting, stored) = (met.told.elapsed(), met.stored.clone());
+    let (its_board, its_lost) = (board.clone(), lost.clone());
+    let membership = Membership::attended(move |stop| {
+        let (board, lost) = (&*its_board, &*its_lost);
+        let attended = connect::attend(
+            &met.setting(&contact, patience),
+            met.places(),
+            &mut contact,
+            Lazily { board, lost, stop },
+        );
+        match attended {
+            Ok(()) => contact.leave(None),
+            Err(failure) => {
+                // It connects with nobody any more, and is of the group with those that it is connected with.
+                board.fail(failure);
+                membership::attend(contact, lost, stop);
+            }
+        }
+    })?;
+    Ok(Joined {
+        rank,
+        size,
+        roads: (0..size).map(|_| None).collect(),
+        board: Some(board),
+        only_stored: options.channel == Channel::Stored,
+        hosts,
+        connecting,
+        lost,
+        membership: membership.with_store(stored),
+    })
 }
 
 fn enter(
     options: &JoinOptions,
-    keys: &GroupKeys,
+    keys: GroupKeys,
     contact: &mut Contact,
     lost: &Arc<Lost>,
     deadline: Instant,
-) -> Result<Entered, Failure> {
+) -> Result<Met, Failure> {
     contact.say(&FromRank::Join(Join {
         version: VERSION,
         name: options.name.clone(),
@@ -253,12 +365,12 @@ fn enter(
     contact.say(&FromRank::Card(Sealed { card: text, mac }))?;
     let cards = await_world(options, contact, &seat, deadline)?;
     let told = Instant::now();
-    let cards = open_cards(keys, &run, &seat, &cards)?;
+    let cards = open_cards(&keys, &run, &seat, &cards)?;
     if let Some(other) = cards.iter().position(|card| card.alike != options.alike) {
         return Err(Failure::new(
             Code::Mismatch,
             format!(
-                "rank {other} was told of other algorithms, or of another fabric, than rank {}: give all ranks the same tables and fabric",
+                "rank {other} was told of other algorithms or another fabric than rank {}, or to connect otherwise: give all ranks the same tables and fabric, and connect all lazily or none",
                 seat.rank
             ),
         ));
@@ -273,31 +385,21 @@ fn enter(
         },
     };
     let new = |place: &Place| Stored::new(place.clone(), &options.name, &run, seat.rank, seat.size, lost.clone());
-    let mut stored = options.store.as_ref().map(new);
-    let roads = connect::connect(
-        &Setting {
-            keys,
-            identity: &identity,
-            run,
-            rank: seat.rank,
-            cards: &cards,
-            ways,
-            trust: options.trust,
-            port: contact.local().port(),
-            deadline,
-        },
-        Places {
-            listeners: &listeners,
-            stored: stored.as_mut(),
-        },
-        contact,
-    )?;
-    Ok(Entered {
+    let stored = options.store.as_ref().map(new).map(Arc::new);
+    Ok(Met {
+        keys,
+        identity,
+        run,
         seat,
-        roads,
+        cards,
         hosts,
+        ways,
+        trust: options.trust,
+        lazily: options.lazily,
+        listeners,
         stored,
-        connecting: told.elapsed(),
+        told,
+        deadline,
     })
 }
 

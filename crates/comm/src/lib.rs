@@ -52,6 +52,7 @@ mod nonblocking;
 pub mod operation;
 pub mod options;
 mod shrink;
+pub mod switchboard;
 pub mod table;
 mod wire;
 

@@ -25,7 +25,7 @@ const STACK: usize = 512 << 10;
 #[derive(Debug)]
 pub struct Membership {
     /// Ends before the rank leaves: while what was sent is stored, it tells who is lost.
-    stored: Option<Stored>,
+    stored: Option<Arc<Stored>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// The thread is this process' own; one that was forked off has neither it nor a place in the group.
@@ -34,10 +34,14 @@ pub struct Membership {
 
 impl Membership {
     /// Keeps a connection, and puts into `lost` what comes over it; and the store that roads go through.
-    pub fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Stored>) -> Result<Self, Failure> {
-        let mut kept = Self::attended(move |stopped| attend(contact, &lost, stopped))?;
-        kept.stored = stored;
-        Ok(kept)
+    pub(crate) fn keep(contact: Contact, lost: Arc<Lost>, stored: Option<Arc<Stored>>) -> Result<Self, Failure> {
+        Ok(Self::attended(move |stopped| attend(contact, &lost, stopped))?.with_store(stored))
+    }
+
+    /// With the store that roads go through.
+    pub(crate) fn with_store(mut self, stored: Option<Arc<Stored>>) -> Self {
+        self.stored = stored;
+        self
     }
 
     /// Keeps what `attend` attends to, until the descriptor that it is given can be read.
@@ -70,7 +74,9 @@ impl Drop for Membership {
         if self.process != std::process::id() {
             return;
         }
-        drop(self.stored.take());
+        if let Some(stored) = self.stored.take() {
+            stored.leave();
+        }
         // It takes one such; and were it full, that would wake the thread too.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -80,7 +86,7 @@ impl Drop for Membership {
 }
 
 /// Until the rank leaves, or the rendezvous is gone.
-fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
+pub(crate) fn attend(mut contact: Contact, lost: &Lost, stop: &OwnedFd) {
     loop {
         let sound = contact.pump();
         // What it said before it was gone counts.

@@ -1,7 +1,8 @@
 //! Connects a rank to all others of its group at once.
 //!
 //! One loop over non-blocking sockets: it accepts, dials what the [plan](mod@plan) of each pair says, and drives every
-//! [attempt] until each pair has a road, or the deadline has passed.
+//! [attempt] until each pair has a road, or the deadline has passed. [`attend`] runs the same loop for as long as the rank is of the
+//! group, and connects each pair when one of the two needs the other.
 
 pub mod attempt;
 pub mod hello;
@@ -27,8 +28,9 @@ use self::plan::{Party, Step, Target, Ways, plan};
 use crate::keys::GroupKeys;
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
-use crate::road::{Road, Via};
+use crate::road::{Lost, Road, Via};
 use crate::stored::Stored;
+use crate::switchboard::{News, Switchboard};
 
 /// What may lie between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,13 +54,21 @@ const TOGETHER: Duration = Duration::from_millis(200);
 const SWEEP: Duration = Duration::from_millis(250);
 /// Callers that have not said who they are, beyond four for each rank.
 const MOST_STRANGERS: usize = 256;
+/// The longest wait where nothing is to be done.
+const LONG: Duration = Duration::from_secs(60);
+/// Events that are heard of at a time.
+const EVENTS: usize = 1024;
 /// Calls that are accepted in one go, so that others have their turn.
 const ACCEPTS: usize = 64;
 /// Pairs and addresses that an error names.
 const MOST_NAMED: usize = 4;
+/// A rank that was called and is not connected yet is called again: it may have left meanwhile.
+const CALL_AGAIN: Duration = Duration::from_secs(1);
 
 const CONTACT: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
+const WISHES: u64 = 14;
+const STOP: u64 = 15;
 const FIRST_ATTEMPT: u64 = 16;
 
 /// What connecting needs to know.
@@ -79,8 +89,10 @@ pub struct Setting<'a> {
     pub trust: Trust,
     /// The port that the NAT, if there is one, knows.
     pub port: u16,
-    /// When all must be connected.
-    pub deadline: Instant,
+    /// How long connecting may take: all pairs together, or each since one of the two wanted it.
+    pub patience: Duration,
+    /// Whether other ranks wait until they are called.
+    pub lazily: bool,
 }
 
 /// A rank's places where others meet it.
@@ -88,7 +100,18 @@ pub struct Places<'a> {
     /// Where it can be called.
     pub listeners: &'a Listeners,
     /// Where it stores what nobody takes directly.
-    pub stored: Option<&'a mut Stored>,
+    pub stored: Option<&'a Stored>,
+}
+
+/// Connects when it is wanted.
+#[derive(Clone, Copy)]
+pub struct Lazily<'a> {
+    /// What is wanted, and what comes of it.
+    pub board: &'a Switchboard,
+    /// Who cannot be reached.
+    pub lost: &'a Lost,
+    /// Can be read when it is over.
+    pub stop: &'a OwnedFd,
 }
 
 struct Pair {
@@ -98,6 +121,12 @@ struct Pair {
     notes: BTreeMap<String, String>,
     attempts: Vec<u64>,
     chosen: bool,
+    /// Since when its steps are gone.
+    begun: Option<Instant>,
+    /// Where it was wanted before all are connected: by when it must be, and when the other was called.
+    until: Option<Instant>,
+    called: Option<Instant>,
+    connected: bool,
     road: Option<Road>,
 }
 
@@ -106,11 +135,16 @@ struct Loop<'a> {
     setting: &'a Setting<'a>,
     contact: &'a mut Contact,
     listeners: &'a Listeners,
-    stored: Option<&'a mut Stored>,
+    stored: Option<&'a Stored>,
+    lazily: Option<Lazily<'a>>,
+    /// Whether the rendezvous is gone.
+    alone: bool,
+    stopped: bool,
     epoll: OwnedFd,
     pairs: Vec<Pair>,
     open: usize,
     begun: Instant,
+    swept: Instant,
     attempts: HashMap<u64, Attempt>,
     strangers: usize,
     next: u64,
@@ -141,122 +175,231 @@ impl Step {
 
 /// Connects to all others: a road for each rank, none for this one.
 pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact) -> Result<Vec<Option<Road>>, Failure> {
-    let me = setting.rank;
-    let parties = setting
-        .cards
-        .iter()
-        .zip(0u32..)
-        .map(|(card, rank)| Party { rank, card });
-    let mine = &setting.cards[me as usize];
-    let mut timers = BinaryHeap::new();
-    let now = Instant::now();
-    let pairs: Vec<Pair> = parties
-        .map(|peer| {
-            let steps = match peer.rank {
-                rank if rank == me => Vec::new(),
-                _ => plan(Party { rank: me, card: mine }, peer, &setting.ways),
-            };
-            timers.extend(
-                steps
-                    .iter()
-                    .enumerate()
-                    .map(|(at, step)| Reverse((now + step.after, peer.rank, at))),
-            );
-            Pair {
-                pauses: vec![FIRST_PAUSE; steps.len()],
-                steps,
-                notes: BTreeMap::new(),
-                attempts: Vec::new(),
-                chosen: false,
-                road: None,
-            }
-        })
-        .collect();
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed("epoll", error))?;
-    let open = pairs.len() - 1;
-    let common = Common {
-        keys: setting.keys,
-        identity: setting.identity,
-        run: setting.run,
-        rank: me,
-        cards: setting.cards,
-        trust: setting.trust,
-    };
-    let mut run = Loop {
-        common,
-        setting,
-        contact,
-        listeners: places.listeners,
-        stored: places.stored,
-        epoll,
-        pairs,
-        open,
-        begun: now,
-        attempts: HashMap::new(),
-        strangers: 0,
-        next: FIRST_ATTEMPT,
-        timers,
-        writing: false,
-    };
-    run.watch()?;
+    let mut run = Loop::new(setting, places, contact, None)?;
+    let now = run.begun;
+    for peer in (0..).take(run.pairs.len()).filter(|peer| *peer != setting.rank) {
+        run.begin_pair(peer, now);
+        if setting.lazily {
+            run.contact.say(&FromRank::Call { to: peer })?;
+        }
+    }
     run.run()?;
     Ok(run.pairs.into_iter().map(|pair| pair.road).collect())
 }
 
-impl Loop<'_> {
+/// Connects with whom it is told to, or is called by, until it is told to stop; and keeps the rank's place in the group meanwhile.
+pub fn attend(
+    setting: &Setting<'_>,
+    places: Places<'_>,
+    contact: &mut Contact,
+    lazily: Lazily<'_>,
+) -> Result<(), Failure> {
+    let mut run = Loop::new(setting, places, contact, Some(lazily))?;
+    run.add(lazily.board.wake(), WISHES, epoll::EventFlags::IN)?;
+    run.add(lazily.stop, STOP, epoll::EventFlags::IN)?;
+    while !run.stopped {
+        run.hear_wishes(lazily.board)?;
+        run.advance()?;
+        run.give_up_late(lazily.lost);
+        run.wait()?;
+    }
+    Ok(())
+}
+
+impl<'a> Loop<'a> {
+    fn new(
+        setting: &'a Setting<'a>,
+        places: Places<'a>,
+        contact: &'a mut Contact,
+        lazily: Option<Lazily<'a>>,
+    ) -> Result<Self, Failure> {
+        let me = setting.rank;
+        let mine = &setting.cards[me as usize];
+        let parties = setting.cards.iter().zip(0u32..);
+        let pairs: Vec<Pair> = parties
+            .map(|(card, rank)| {
+                let steps = match rank {
+                    rank if rank == me => Vec::new(),
+                    _ => plan(Party { rank: me, card: mine }, Party { rank, card }, &setting.ways),
+                };
+                Pair {
+                    pauses: vec![FIRST_PAUSE; steps.len()],
+                    steps,
+                    notes: BTreeMap::new(),
+                    attempts: Vec::new(),
+                    chosen: false,
+                    begun: None,
+                    until: None,
+                    called: None,
+                    connected: false,
+                    road: None,
+                }
+            })
+            .collect();
+        let now = Instant::now();
+        let run = Self {
+            common: Common {
+                keys: setting.keys,
+                identity: setting.identity,
+                run: setting.run,
+                rank: me,
+                cards: setting.cards,
+                trust: setting.trust,
+            },
+            setting,
+            contact,
+            listeners: places.listeners,
+            stored: places.stored,
+            lazily,
+            alone: false,
+            stopped: false,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed("epoll", error))?,
+            open: pairs.len() - 1,
+            pairs,
+            begun: now,
+            swept: now,
+            attempts: HashMap::new(),
+            strangers: 0,
+            next: FIRST_ATTEMPT,
+            timers: BinaryHeap::new(),
+            writing: false,
+        };
+        run.add(run.contact.socket(), CONTACT, epoll::EventFlags::IN)?;
+        for (listener, token) in run.listeners.all().zip(FIRST_LISTENER..) {
+            run.add(listener, token, epoll::EventFlags::IN)?;
+        }
+        Ok(run)
+    }
+
     fn add(&self, socket: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<(), Failure> {
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags).map_err(|error| failed("epoll", error))
     }
 
-    fn watch(&mut self) -> Result<(), Failure> {
-        self.add(self.contact.socket(), CONTACT, epoll::EventFlags::IN)?;
-        for (listener, token) in self.listeners.all().zip(FIRST_LISTENER..) {
-            self.add(listener, token, epoll::EventFlags::IN)?;
+    /// Its steps are due from now on.
+    fn begin_pair(&mut self, peer: u32, now: Instant) {
+        let pair = &mut self.pairs[peer as usize];
+        if pair.begun.is_some() {
+            return;
+        }
+        pair.begun = Some(now);
+        let due = |(at, step): (usize, &Step)| Reverse((now + step.after, peer, at));
+        self.timers.extend(pair.steps.iter().enumerate().map(due));
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        while self.open > 0 {
+            if Instant::now() >= self.begun + self.setting.patience {
+                return Err(self.late());
+            }
+            self.advance()?;
+            if self.open > 0 {
+                self.wait()?;
+            }
         }
         Ok(())
     }
 
-    fn run(&mut self) -> Result<(), Failure> {
-        let mut events = Vec::with_capacity(1024);
-        let mut sweep = Instant::now() + SWEEP;
-        while self.open > 0 {
-            let now = Instant::now();
-            if now >= self.setting.deadline {
-                return Err(self.late());
-            }
-            self.dial_what_is_due(now)?;
-            if now >= sweep {
-                self.sweep(now);
-                sweep = now + SWEEP;
-            }
-            self.attend_contact()?;
-            self.look_at_store()?;
-            if self.open == 0 {
-                break;
-            }
-            let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
-            let wake = [
-                Some(sweep),
-                timer,
-                self.contact.next_ping(),
-                Some(self.setting.deadline),
-            ];
-            let wake = wake.into_iter().flatten().min().unwrap_or(sweep);
-            let timeout = socket::timespec(wake.saturating_duration_since(Instant::now()));
-            events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed("epoll", error)),
-            }
-            for event in &events {
-                match event.data.u64() {
-                    CONTACT => {}
-                    token if token < FIRST_ATTEMPT => self.accept(token)?,
-                    token => self.drive(token)?,
+    /// Does all that is due.
+    fn advance(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        self.dial_what_is_due(now)?;
+        if now >= self.swept + SWEEP {
+            self.swept = now;
+            self.sweep(now);
+        }
+        if !self.alone {
+            match self.attend_contact() {
+                // The group goes on without its rendezvous.
+                Err(_) if self.lazily.is_some() => {
+                    self.alone = true;
+                    let _ = epoll::delete(&self.epoll, self.contact.socket());
                 }
+                attended => attended?,
+            }
+        }
+        self.look_at_store()
+    }
+
+    /// Waits until something happens, or is due.
+    fn wait(&mut self) -> Result<(), Failure> {
+        let limit = match self.lazily {
+            None => Some(self.begun + self.setting.patience),
+            Some(_) => self.pairs.iter().filter_map(|pair| pair.until).min(),
+        };
+        let busy = limit.is_some() || !self.attempts.is_empty();
+        let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
+        let sweep = busy.then_some(self.swept + SWEEP);
+        let ping = self.contact.next_ping().filter(|_| !self.alone);
+        let now = Instant::now();
+        let wake = [sweep, timer, ping, limit].into_iter().flatten().min();
+        let timeout = wake.map_or(LONG, |wake| wake.saturating_duration_since(now));
+        let mut events = Vec::with_capacity(EVENTS);
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&socket::timespec(timeout)),
+        ) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(failed("epoll", error)),
+        }
+        for event in &events {
+            match event.data.u64() {
+                CONTACT | WISHES => {}
+                STOP => self.stopped = true,
+                token if token < FIRST_ATTEMPT => self.accept(token)?,
+                token => self.drive(token)?,
             }
         }
         Ok(())
+    }
+
+    /// Calls those that are wanted.
+    fn hear_wishes(&mut self, board: &Switchboard) -> Result<(), Failure> {
+        let now = Instant::now();
+        for peer in board.take_wishes() {
+            if peer != self.setting.rank && (peer as usize) < self.pairs.len() {
+                self.call(peer, now)?;
+            }
+        }
+        let again = |pair: &Pair| pair.until.is_some() && pair.called.is_some_and(|at| now >= at + CALL_AGAIN);
+        let again: Vec<u32> = (0..)
+            .zip(&self.pairs)
+            .filter(|(_, pair)| again(pair))
+            .map(|(peer, _)| peer)
+            .collect();
+        again.into_iter().try_for_each(|peer| self.call(peer, now))
+    }
+
+    fn call(&mut self, peer: u32, now: Instant) -> Result<(), Failure> {
+        let pair = &mut self.pairs[peer as usize];
+        if pair.connected {
+            return Ok(());
+        }
+        pair.until.get_or_insert(now + self.setting.patience);
+        pair.called = Some(now);
+        if self.alone {
+            // Nobody passes the call on; the other may be there all the same.
+            self.begin_pair(peer, now);
+            return Ok(());
+        }
+        self.contact.say(&FromRank::Call { to: peer })
+    }
+
+    /// Those that were not reached in time are lost.
+    fn give_up_late(&mut self, lost: &Lost) {
+        let now = Instant::now();
+        let broken = self.stored.filter(|_| self.setting.ways.are_only_stored());
+        let broken = broken.and_then(|stored| stored.failure()).is_some();
+        for peer in (0..).take(self.pairs.len()) {
+            let late = self.pairs[peer as usize]
+                .until
+                .is_some_and(|until| broken || now >= until);
+            if late {
+                self.note_what_is_open();
+                self.pairs[peer as usize].until = None;
+                lost.add(peer, format!("it could not be reached: {}", self.tried(peer)));
+            }
+        }
     }
 
     /// Reads what the rendezvous says: a loss ends all of it.
@@ -264,7 +407,18 @@ impl Loop<'_> {
         self.contact.pump()?;
         while let Some(message) = self.contact.take()? {
             match message {
-                ToRank::Lost { rank, reason } => return Err(lost(rank, &reason)),
+                ToRank::Lost { rank, reason } => match self.lazily {
+                    Some(lazily) => {
+                        self.pairs
+                            .get_mut(rank as usize)
+                            .into_iter()
+                            .for_each(|pair| pair.until = None);
+                        lazily.lost.add_gone(rank, reason);
+                    }
+                    None => return Err(lost(rank, &reason)),
+                },
+                ToRank::Called { rank } => self.answer(rank),
+                ToRank::Left { rank } => self.forget(rank),
                 ToRank::Ticket { to, ticket } => self.dial_relay(to, ticket.as_deref())?,
                 _ => {}
             }
@@ -283,10 +437,32 @@ impl Loop<'_> {
         Ok(())
     }
 
+    /// One of the two has called the other.
+    fn answer(&mut self, peer: u32) {
+        let now = Instant::now();
+        match self.pairs.get_mut(peer as usize) {
+            Some(pair) if self.lazily.is_some() && peer != self.setting.rank && !pair.connected => {
+                pair.until.get_or_insert(now + self.setting.patience);
+                self.begin_pair(peer, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// A rank that was called is not there any more.
+    fn forget(&mut self, peer: u32) {
+        if let (Some(pair), Some(lazily)) = (self.pairs.get_mut(peer as usize), self.lazily)
+            && !pair.connected
+        {
+            pair.until = None;
+            lazily.board.tell(News::Left(peer));
+        }
+    }
+
     /// Where all goes through the store, what is wrong with it ends all of it.
     fn look_at_store(&self) -> Result<(), Failure> {
-        match self.stored.as_ref().and_then(|stored| stored.failure()) {
-            Some(failure) if self.setting.ways.are_only_stored() => Err(failure.clone()),
+        match self.stored.and_then(|stored| stored.failure()) {
+            Some(failure) if self.setting.ways.are_only_stored() && self.lazily.is_none() => Err(failure.clone()),
             _ => Ok(()),
         }
     }
@@ -298,7 +474,8 @@ impl Loop<'_> {
             }
             self.timers.pop();
             let pair = &self.pairs[peer as usize];
-            if pair.road.is_some() {
+            // Whom nobody wants any more is lost, or has left.
+            if pair.connected || self.lazily.is_some() && pair.until.is_none() {
                 continue;
             }
             if pair.chosen {
@@ -320,7 +497,7 @@ impl Loop<'_> {
                 socket::dial(*address, from).map(Socket::Tcp)
             }
             Target::Relay => return self.contact.say(&FromRank::Relay { to: peer }),
-            Target::Store => match &mut self.stored {
+            Target::Store => match self.stored {
                 Some(stored) => stored.dial(peer).map(Socket::Stored),
                 None => return Ok(()),
             },
@@ -347,7 +524,7 @@ impl Loop<'_> {
         let Some(at) = pair.steps.iter().position(|step| step.target == Target::Relay) else {
             return Ok(());
         };
-        if pair.road.is_some() || pair.chosen {
+        if pair.connected || pair.chosen {
             return Ok(());
         }
         let Some(ticket) = ticket
@@ -432,7 +609,7 @@ impl Loop<'_> {
         if attempt.chosen && !chosen {
             self.pairs[peer as usize].chosen = true;
         }
-        if self.pairs[peer as usize].road.is_some() {
+        if self.pairs[peer as usize].connected {
             self.drop_attempt(token);
             return Ok(());
         }
@@ -497,11 +674,7 @@ impl Loop<'_> {
             return;
         };
         let stored = pair.steps[at].way == Way::Stored;
-        let failure = self
-            .stored
-            .as_ref()
-            .filter(|_| stored)
-            .and_then(|stored| stored.failure());
+        let failure = self.stored.filter(|_| stored).and_then(|stored| stored.failure());
         let why = failure.map_or(why, |failure| failure.message.clone());
         pair.notes.insert(pair.steps[at].name(), why);
         if stored {
@@ -510,8 +683,9 @@ impl Loop<'_> {
         }
         let now = Instant::now();
         let again = if pair.steps[at].way == Way::Punch {
-            let rounds = now.duration_since(self.begun).as_millis() / TOGETHER.as_millis() + 1;
-            self.begun + TOGETHER * u32::try_from(rounds).unwrap_or(u32::MAX)
+            let begun = pair.begun.unwrap_or(self.begun);
+            let rounds = now.duration_since(begun).as_millis() / TOGETHER.as_millis() + 1;
+            begun + TOGETHER * u32::try_from(rounds).unwrap_or(u32::MAX)
         } else {
             let pause = pair.pauses[at];
             pair.pauses[at] = (pause * 2).min(LONGEST_PAUSE);
@@ -528,11 +702,15 @@ impl Loop<'_> {
         let _ = epoll::delete(&self.epoll, attempt.socket());
         match attempt.into_road() {
             Ok(road) => {
-                if let (Via::Stored, Some(stored)) = (road.via(), &self.stored) {
+                if let (Via::Stored, Some(stored)) = (road.via(), self.stored) {
                     stored.keep(peer);
                 }
                 let pair = &mut self.pairs[peer as usize];
-                pair.road = Some(road);
+                (pair.connected, pair.until) = (true, None);
+                match self.lazily {
+                    Some(lazily) => lazily.board.tell(News::Road(peer, road)),
+                    None => pair.road = Some(road),
+                }
                 self.open -= 1;
                 for other in std::mem::take(&mut pair.attempts) {
                     self.attempts.remove(&other);
@@ -560,8 +738,8 @@ impl Loop<'_> {
         }
     }
 
-    /// Says of the first pairs that are not connected what was tried and what came of it.
-    fn late(&mut self) -> Failure {
+    /// Notes what attempts wait for, as what came of them.
+    fn note_what_is_open(&mut self) {
         for attempt in self.attempts.values() {
             if let (Some(peer), Some(at)) = (attempt.peer, attempt.step) {
                 let pair = &mut self.pairs[peer as usize];
@@ -569,30 +747,31 @@ impl Loop<'_> {
                 pair.notes.insert(name, attempt.waits_for().into());
             }
         }
+    }
+
+    /// What was tried to reach a rank, and what came of it.
+    fn tried(&self, peer: u32) -> String {
+        let notes = &self.pairs[peer as usize].notes;
+        if self.setting.ways.cautious {
+            return format!("{} ways tried", notes.len());
+        }
+        let tried: Vec<String> = notes.iter().map(|(target, why)| format!("{target}: {why}")).collect();
+        match tried.len() {
+            0 => "nothing could be tried".into(),
+            _ => tried.join("; "),
+        }
+    }
+
+    /// Says of the first pairs that are not connected what was tried and what came of it.
+    fn late(&mut self) -> Failure {
+        self.note_what_is_open();
         let me = self.setting.rank;
-        let open = |(pair, rank): &(&Pair, u32)| pair.road.is_none() && *rank != me;
-        let pairs: Vec<String> = self
-            .pairs
-            .iter()
-            .zip(0u32..)
-            .filter(open)
+        let open = (0..)
+            .zip(&self.pairs)
+            .filter(|(rank, pair)| !pair.connected && *rank != me);
+        let pairs: Vec<String> = open
             .take(MOST_NAMED)
-            .map(|(pair, rank)| {
-                if self.setting.ways.cautious {
-                    return format!("rank {me} to rank {rank} ({} ways tried)", pair.notes.len());
-                }
-                let tried: Vec<String> = pair
-                    .notes
-                    .iter()
-                    .map(|(target, why)| format!("{target}: {why}"))
-                    .collect();
-                let tried = if tried.is_empty() {
-                    "nothing could be tried".into()
-                } else {
-                    tried.join("; ")
-                };
-                format!("rank {me} to rank {rank} ({tried})")
-            })
+            .map(|(rank, _)| format!("rank {me} to rank {rank} ({})", self.tried(rank)))
             .collect();
         let more = if self.open > pairs.len() { ", and others" } else { "" };
         Failure::new(

@@ -122,6 +122,8 @@ pub fn join_through(path: &Path, invitation: &Invitation) -> Result<Joined, Fail
         rank,
         size,
         roads,
+        board: None,
+        only_stored: false,
         hosts,
         connecting,
         lost,

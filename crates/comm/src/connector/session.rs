@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::stream::wire::Wire;
@@ -18,10 +17,10 @@ use super::pump::{End, Pump, Turn};
 use crate::connect::plan::Ways;
 use crate::connect::socket::{is_near, timespec};
 use crate::invitation::Invitation;
-use crate::join::{Entered, Formed, JoinOptions, form};
+use crate::join::{Formed, JoinOptions, form};
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages;
-use crate::road::{Lost, Road, Via};
+use crate::road::{Road, Via};
 
 /// A rank says within this what it wants, and takes within it what it is given.
 const WORD: Duration = Duration::from_secs(5);
@@ -101,7 +100,7 @@ fn join(socket: &OwnedFd, invitation: &Invitation) -> Result<Formed, Failure> {
         },
         ..invitation.options()?
     };
-    form(&options, &Arc::new(Lost::default()), Some(asker))
+    form(&options, asker)
 }
 
 /// A rank that is of a group.
@@ -125,14 +124,14 @@ struct Session {
 impl Session {
     /// Gives the rank its place and its sockets.
     fn begin(socket: OwnedFd, formed: Formed) -> io::Result<Self> {
-        let Formed { entered, contact } = formed;
-        let Entered {
+        let Formed {
             seat,
             roads,
             hosts,
             connecting,
+            contact,
             ..
-        } = entered;
+        } = formed;
         let heartbeat = contact.heartbeat().unwrap_or(LONG);
         let host = |rank: usize| hosts.get(rank).copied().unwrap_or(seat.rank);
         let said = ToRank::Seat {

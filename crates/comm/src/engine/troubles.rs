@@ -251,12 +251,17 @@ impl Engine {
         }
     }
 
+    /// A rank has ended its work.
+    pub(super) fn depart(&mut self, peer: u32) {
+        self.departed[peer as usize] = true;
+        self.troubled = true;
+        self.fail_doomed();
+    }
+
     fn read_note(&mut self, note: Note) {
         let Note { source, tag, call, .. } = note;
         if let NoteKind::Leaves = note.kind {
-            self.departed[source as usize] = true;
-            self.troubled = true;
-            self.fail_doomed();
+            self.depart(source);
             return;
         }
         let Some(at) = self.record_of(note.context) else {
@@ -344,11 +349,11 @@ impl Engine {
             .book
             .pending()
             .filter(|(_, request)| request.context & COLLECTIVE != 0);
-        let waiting: Vec<(u32, u32, u64)> = waiting
-            .map(|(_, request)| (request.context, request.tag, request.call))
+        let waiting: Vec<(u32, u32, u64, u32)> = waiting
+            .map(|(_, request)| (request.context, request.tag, request.call, request.peer))
             .collect();
-        for (context, tag, call) in waiting {
-            let Some(at) = self.record_of(context) else {
+        for &(of, tag, call, _) in &waiting {
+            let Some(at) = self.record_of(of) else {
                 continue;
             };
             let record = &mut self.records[at];
@@ -361,10 +366,19 @@ impl Engine {
             }
             record.announced = tag;
             let (context, members) = (record.context, record.members.clone());
+            // Where ranks connect when they need each other, those concerned are the ones that something is expected of.
+            let expected = |peer: u32| {
+                waiting
+                    .iter()
+                    .any(|(other, under, _, from)| (*other, *under, *from) == (of, tag, peer))
+            };
             let own_rank = self.rank;
-            for peer in members.iter().filter(|peer| **peer != own_rank) {
+            for peer in members.iter().copied().filter(|peer| *peer != own_rank) {
+                if self.links[peer as usize].is_none() && !expected(peer) {
+                    continue;
+                }
                 self.tell(
-                    *peer,
+                    peer,
                     Outgoing::control(Envelope {
                         kind: kind::CALLED,
                         context,

@@ -7,7 +7,7 @@ use mayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
 /// What both sides must agree on.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// A longer frame from a rank is none of ours.
 pub const MOST_FROM_RANK: usize = 16 << 10;
 /// A longer frame from the rendezvous is none of ours: some 700 bytes for each of the largest group.
@@ -39,6 +39,12 @@ pub enum FromRank {
     Card(Sealed),
     /// It lives; answered by [`ToRank::Pong`].
     Ping,
+    /// It wants to be connected with a rank now, where ranks connect when they first need each other; answered by
+    /// [`ToRank::Called`] or [`ToRank::Left`].
+    Call {
+        /// With this one.
+        to: u32,
+    },
     /// It wants a ticket for the relay.
     Relay {
         /// To this rank.
@@ -165,6 +171,16 @@ pub enum ToRank {
         rank: u32,
         /// Why.
         reason: String,
+    },
+    /// One of the two has called the other: both begin to connect.
+    Called {
+        /// The other one.
+        rank: u32,
+    },
+    /// A rank that was called has ended, and all is well.
+    Left {
+        /// Which.
+        rank: u32,
     },
     /// Answers [`FromRank::Relay`].
     Ticket {

@@ -403,12 +403,27 @@ impl Attendance {
             };
             let begun = Instant::now();
             match timeout(heartbeat, put(writing, &frame)).await {
-                Ok(written) => written.map_err(broken)?,
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return self.hear_last_word(reader, error).await,
                 Err(_) => return Err(silent(heartbeat)),
             }
             // While it was written to, nobody listened.
             heard += begun.elapsed();
         }
+    }
+
+    /// A rank that hears nothing any more may have said that it leaves.
+    async fn hear_last_word<R>(&mut self, reader: &mut Reader<R>, error: std::io::Error) -> Result<(), Failure>
+    where
+        R: AsyncRead + Unpin,
+    {
+        let until = Instant::now() + self.shared.options.heartbeat;
+        while let Ok(Ok(Some(message))) = timeout_at(until, reader.next()).await {
+            if matches!(message, FromRank::Leave { .. }) {
+                return self.answer(message).map(drop);
+            }
+        }
+        Err(broken(error))
     }
 
     fn answer(&mut self, message: FromRank) -> Result<Option<ToRank>, Failure> {
@@ -423,6 +438,11 @@ impl Attendance {
             FromRank::Ping => {
                 let (missing, missing_count) = desk.state.missing(self.conn)?;
                 Ok(Some(ToRank::Pong { missing, missing_count }))
+            }
+            FromRank::Call { to } => {
+                let effects = desk.state.call(self.conn, to)?;
+                desk.deliver(effects);
+                Ok(None)
             }
             FromRank::Relay { to } => {
                 let (nonce, from, to) = desk.state.pair(self.conn, to)?;

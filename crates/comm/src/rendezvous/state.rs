@@ -256,6 +256,23 @@ impl State {
         Ok((group.nonce, rank, to))
     }
 
+    /// A rank wants to be connected with another: both hear of it at the same time, which opening to each other through NATs needs.
+    pub fn call(&mut self, conn: Conn, to: u32) -> Result<Vec<Effect>, Failure> {
+        let (group, rank) = self.group_of(conn)?;
+        if !group.formed || to >= group.size || to == rank {
+            return refused(Code::ProtocolViolation, format!("rank {rank} cannot call {to}"));
+        }
+        let effect = |to, say| Effect { to: vec![to], say };
+        Ok(match group.members.get(&to) {
+            Some(other) => vec![
+                effect(other.conn, ToRank::Called { rank }),
+                effect(conn, ToRank::Called { rank: to }),
+            ],
+            // Of one that is lost all have heard.
+            None => vec![effect(conn, ToRank::Left { rank: to })],
+        })
+    }
+
     /// A connection ended, or fell silent: its rank is lost, which all others of its group hear.
     pub fn gone(&mut self, conn: Conn, reason: &str) -> Vec<Effect> {
         let Some((key, rank)) = self.seats.remove(&conn) else {

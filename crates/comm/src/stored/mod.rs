@@ -82,7 +82,7 @@ pub struct Stored {
     place: Place,
     run: String,
     size: u32,
-    pump: Option<Pump>,
+    pump: Mutex<Option<Pump>>,
 }
 
 struct Pump {
@@ -122,7 +122,7 @@ impl Stored {
             run: format!("{}/{}", stem(group), hex::encode(run)),
             place,
             size,
-            pump: None,
+            pump: Mutex::default(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Stored {
     }
 
     /// The local end of a way to another rank, non-blocking. There is one for each rank, once.
-    pub fn dial(&mut self, peer: u32) -> io::Result<UnixStream> {
+    pub fn dial(&self, peer: u32) -> io::Result<UnixStream> {
         if let Some(failure) = self.failure() {
             return Err(io::Error::other(failure.message.clone()));
         }
@@ -142,7 +142,8 @@ impl Stored {
         let (near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
-        let pump = match &mut self.pump {
+        let mut pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner);
+        let pump = match &mut *pump {
             Some(pump) => pump,
             none => none.insert(Pump::start(self.shared.clone(), &self.place, &self.run, self.size)?),
         };
@@ -180,10 +181,11 @@ impl Pump {
     }
 }
 
-impl Drop for Stored {
-    /// Waits until what was sent is stored, and what is left is deleted; not for ever.
-    fn drop(&mut self) {
-        let Some(pump) = self.pump.take() else {
+impl Stored {
+    /// Waits until what was sent is stored, and what is left is deleted; not for ever. Nothing may be dialled any more.
+    pub fn leave(&self) {
+        let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(pump) = pump else {
             return;
         };
         if pump.process != std::process::id() {
@@ -195,5 +197,11 @@ impl Drop for Stored {
         if ended.recv_timeout(GRACE + CLEANING).is_ok() {
             let _ = pump.thread.join();
         }
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -1,0 +1,234 @@
+//! Ranks that are connected when they need each other: what is to be sent waits meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use mayfly_protocol::error::{Code, Failure};
+
+use super::{Engine, Started, online_cores};
+use crate::book::{ANY_SOURCE, RequestId};
+use crate::group::link;
+use crate::road::Via;
+use crate::switchboard::{News, Switchboard};
+use crate::wire::envelope::Envelope;
+use crate::wire::{Link, Outgoing};
+
+/// A send, or a word of the engine's own, to a rank that is not connected yet.
+#[derive(Debug)]
+enum Waiting {
+    Send {
+        id: RequestId,
+        envelope: Envelope,
+        start: *const u8,
+        length: usize,
+    },
+    Word(Outgoing),
+}
+
+// SAFETY: the memory that a send names stays until its request is complete or cancelled, and is tied to no thread.
+unsafe impl Send for Waiting {}
+
+/// A link that is made of a road, or what went wrong.
+type Made = (u32, Via, Result<Link, Failure>);
+
+/// What is under way.
+#[derive(Debug)]
+pub(super) struct Lazily {
+    board: Arc<Switchboard>,
+    /// For each rank, what is to be sent to it.
+    waiting: Vec<VecDeque<Waiting>>,
+    /// Whether it was said that the rank is wanted.
+    wanted: Vec<bool>,
+    /// Links that threads are making, as each waits for its other end; and where they come from.
+    making: usize,
+    made: Receiver<Made>,
+    maker: Sender<Made>,
+}
+
+impl Engine {
+    /// Ranks are connected by whoever listens at this switchboard.
+    pub fn connect_lazily(&mut self, board: Arc<Switchboard>) {
+        let (maker, made) = channel();
+        self.lazily = Some(Box::new(Lazily {
+            board,
+            waiting: (0..self.size).map(|_| VecDeque::new()).collect(),
+            wanted: vec![false; self.size as usize],
+            making: 0,
+            made,
+            maker,
+        }));
+    }
+
+    /// A rank is needed.
+    #[cold]
+    pub(super) fn want(&mut self, peer: u32) {
+        let Some(lazily) = &mut self.lazily else {
+            return;
+        };
+        if peer == ANY_SOURCE || peer == self.rank || self.links.get(peer as usize).is_none_or(Option::is_some) {
+            return;
+        }
+        if !std::mem::replace(&mut lazily.wanted[peer as usize], true) {
+            lazily.board.wish(peer);
+        }
+    }
+
+    /// A send to a rank with which there is no connection.
+    #[cold]
+    pub(super) fn send_when_connected(
+        &mut self,
+        peer: u32,
+        envelope: Envelope,
+        start: *const u8,
+        length: usize,
+    ) -> Result<Started, Failure> {
+        if self.lazily.is_none() || peer >= self.size {
+            return Err(self.no_road(peer));
+        }
+        let id = self.book.add_send(peer, &envelope, start, length)?;
+        self.wait_for(
+            peer,
+            Waiting::Send {
+                id,
+                envelope,
+                start,
+                length,
+            },
+        );
+        Ok(Started::Pending(id))
+    }
+
+    /// A word of the engine's own to such a rank.
+    #[cold]
+    pub(super) fn tell_when_connected(&mut self, peer: u32, message: Outgoing) {
+        if peer < self.size && peer != self.rank && !self.is_gone(peer) {
+            self.wait_for(peer, Waiting::Word(message));
+        }
+    }
+
+    fn wait_for(&mut self, peer: u32, waiting: Waiting) {
+        if let Some(lazily) = &mut self.lazily {
+            lazily.waiting[peer as usize].push_back(waiting);
+            self.want(peer);
+        }
+    }
+
+    /// A send that will not be completed.
+    pub(super) fn take_back(&mut self, request: RequestId) {
+        if let Some(lazily) = &mut self.lazily {
+            for waiting in &mut lazily.waiting {
+                waiting.retain(|waiting| !matches!(waiting, Waiting::Send { id, .. } if *id == request));
+            }
+        }
+    }
+
+    /// Whether something waits for a connection that may still come.
+    pub(super) fn has_unsent(&self) -> bool {
+        let Some(lazily) = &self.lazily else {
+            return false;
+        };
+        let waits = |(peer, waiting): (u32, &VecDeque<Waiting>)| !waiting.is_empty() && !self.is_gone(peer);
+        lazily.making > 0 || (0..).zip(&lazily.waiting).any(waits)
+    }
+
+    /// Takes over what has been connected meanwhile. Whether anything was.
+    pub(super) fn connect_more(&mut self) -> bool {
+        match &self.lazily {
+            Some(lazily) if lazily.making > 0 || lazily.board.has_news() => self.hear_news(),
+            _ => false,
+        }
+    }
+
+    #[cold]
+    fn hear_news(&mut self) -> bool {
+        let Some(lazily) = &mut self.lazily else {
+            return false;
+        };
+        let news = lazily.board.take_news();
+        let mut moved = !news.is_empty();
+        for news in news {
+            match news {
+                News::Road(peer, road) => {
+                    let Some(lazily) = &mut self.lazily else {
+                        return moved;
+                    };
+                    let (rank, options, until) =
+                        (self.rank, self.options.clone(), Instant::now() + self.options.deadline);
+                    let maker = lazily.maker.clone();
+                    let via = road.via();
+                    // Whoever is not there any more to take it needs it no more.
+                    let make = move || drop(maker.send((peer, via, link(rank, peer, road, &options, until))));
+                    match std::thread::Builder::new().name("link".into()).spawn(make) {
+                        Ok(_) => lazily.making += 1,
+                        Err(error) => {
+                            self.lose(peer, format!("no thread could be started to connect with it: {error}"))
+                        }
+                    }
+                }
+                News::Left(peer) => self.depart(peer),
+                News::Failed(failure) => {
+                    for peer in 0..self.size {
+                        if peer != self.rank && self.links[peer as usize].is_none() {
+                            self.lost
+                                .add(peer, format!("it cannot be connected: {}", failure.message));
+                        }
+                    }
+                    self.look_for_trouble();
+                }
+            }
+        }
+        while let Some((peer, via, made)) = self.next_made() {
+            moved = true;
+            match made.and_then(|link| self.install(peer, via, link)) {
+                Ok(()) => {}
+                Err(failure) => self.lose(peer, failure.message),
+            }
+        }
+        moved
+    }
+
+    fn next_made(&mut self) -> Option<Made> {
+        let lazily = self.lazily.as_mut()?;
+        let made = lazily.made.try_recv().ok()?;
+        lazily.making -= 1;
+        Some(made)
+    }
+
+    /// Puts a link into its place, and sends what has waited for it.
+    fn install(&mut self, peer: u32, via: Via, link: Link) -> Result<(), Failure> {
+        let at = peer as usize;
+        if !matches!(self.links.get(at), Some(None)) {
+            return Err(Failure::new(Code::Internal, "it was connected twice; report this"));
+        }
+        if link.is_told() {
+            self.told.push(peer);
+        } else {
+            self.polled.push(peer);
+        }
+        self.links[at] = Some(link);
+        self.vias[at] = Some(via);
+        self.talking[at] = true;
+        let near = self.links.iter().flatten().filter(|link| link.is_near()).count();
+        self.crowded = near + 1 > online_cores();
+        self.watch_streams()?;
+        let waiting = self
+            .lazily
+            .as_mut()
+            .map(|lazily| std::mem::take(&mut lazily.waiting[at]));
+        for waiting in waiting.unwrap_or_default() {
+            match waiting {
+                // One that cannot be sent has made the rank lost, and ends with that.
+                Waiting::Send {
+                    id,
+                    envelope,
+                    start,
+                    length,
+                } => self.send_as(id, peer, envelope, start, length)?,
+                Waiting::Word(message) => self.tell(peer, message),
+            }
+        }
+        Ok(())
+    }
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures as cf
+import json
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.programs import program, run
-from harness.sites import several_nodes
+from harness.sites import several_nodes, up
 from mayfly import _run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -80,6 +81,34 @@ def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
             client.gang(2, placement="near", mode="warm")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="bogus"):
             client.gang(2, bogus=1)
+
+
+def test_a_gang_of_one_fabric_has_no_node_of_another(start: Callable[..., Daemon]) -> None:
+    manager, _ = several_nodes(start, 1, 2, "process", "--on-fabric", "east")
+    for name, fabrics in (("n1", ("west",)), ("n2", ("east", "west"))):
+        join = manager.state / f"join-{name}.json"
+        join.write_text(json.dumps(manager.cli("manager", "join-token", "--for", "10m")))
+        on = [option for fabric in fabrics for option in ("--on-fabric", fabric)]
+        start(
+            "node", "--join", str(join), "--name", name, "--cores", "0", "--workers", "2", "--sandbox", "process", *on
+        )
+    wait_until(lambda: len(up(manager)) == 3, "three nodes")
+    with mayfly.connect(manager.state) as client:
+        assert {node["address"]["name"]: node["address"]["fabrics"] for node in client.nodes()}["n2"] == [
+            "east",
+            "west",
+        ]
+        with client.gang(3, placement="fabric", mode="warm") as gang:
+            assert set(gang.nodes) in ({"n0", "n2"}, {"n1", "n2"})
+        with pytest.raises(mayfly.RequestError, match="room for 4"):
+            client.gang(5, placement="fabric", mode="warm")
+        assert mayfly.run(sum_of_ranks, ranks=4, client=client, placement="fabric") == [(rank, 6) for rank in range(4)]
+
+
+def test_a_gang_of_one_fabric_needs_nodes_that_say_on_which_they_are(site: Site) -> None:
+    manager, _ = site
+    with mayfly.connect(manager.state) as client, pytest.raises(mayfly.RequestError, match="--on-fabric"):
+        client.gang(2, placement="fabric", mode="warm")
 
 
 def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(site: Site) -> None:

@@ -117,7 +117,15 @@ class S3(_Server):
 
     def command(self) -> list[str]:
         host = "127.0.0.1"
-        options = ["-dir=data", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3", "-s3.config=s3.json", "-s3.autoCreateBucket=false"]
+        options = [
+            "-dir=data",
+            f"-ip={host}",
+            f"-ip.bind={host}",
+            "-filer",
+            "-s3",
+            "-s3.config=s3.json",
+            "-s3.autoCreateBucket=false",
+        ]
         small = ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         ports = [f"-s3.port={self.port}", f"-filer.port={self.filer}"]
         own = ("s3.port.grpc", "filer.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")

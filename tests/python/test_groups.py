@@ -225,6 +225,45 @@ def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(cli
         assert total == 2
 
 
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_ranks_that_connect_when_they_need_each_other_do_all_that_others_do(client, sandbox):
+    lazily = {"client": client, "sandbox": sandbox, "lazily": True, "timeout": 60}
+    assert mayfly.run(buffers, ranks=3, args=(1000,), **lazily) == [0, 1, 2]
+    assert mayfly.run(objects, ranks=4, **lazily) == ["done"] * 4
+
+
+def test_they_are_connected_with_no_others_than_they_need(client):
+    def work():
+        comm = MPI.COMM_WORLD
+        before = comm.ways
+        if comm.rank < 2:
+            comm.sendrecv(comm.rank, 1 - comm.rank)
+        return before, comm.ways
+
+    found = mayfly.run(work, ranks=3, client=client, timeout=60, lazily=True)
+    assert [before for before, _ in found] == [[None] * 3] * 3
+    assert [after for _, after in found] == [[None, "local", None], ["local", None, None], [None] * 3]
+
+
+def test_a_rank_that_is_killed_before_anybody_met_it_is_named_to_the_others(client, tmp_path):
+    def work():
+        comm = MPI.COMM_WORLD
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            comm.Barrier()
+        except MPI.Exception as error:
+            left = comm.Shrink()
+            (tmp_path / str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
+
+    with pytest.raises(mayfly.WorkerDied):
+        mayfly.run(work, ranks=4, client=client, timeout=60, lazily=True)
+    for rank in (0, 2, 3):
+        code, text, total = json.loads((tmp_path / str(rank)).read_text())
+        assert (code, total) == ("rank_lost", 5)
+        assert "rank 1" in text
+
+
 def test_a_process_of_no_group_is_a_world_of_its_own():
     run_python(
         """

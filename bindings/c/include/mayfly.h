@@ -472,6 +472,9 @@ typedef struct mf_group_options {
     // Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
     // The same for all ranks, and with `trust_fabric`.
     const char *fabric;
+    // 1 if two ranks are connected when one of them first needs the other, instead of all with all at the start; else 0. The same
+    // for all ranks.
+    uint32_t lazily;
 } mf_group_options;
 
 // A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It

@@ -57,6 +57,9 @@ pub struct mf_group_options {
     /// Provider of libfabric over which ranks on different hosts exchange, where both have it, such as `verbs`; NULL for none.
     /// The same for all ranks, and with `trust_fabric`.
     pub fabric: *const c_char,
+    /// 1 if two ranks are connected when one of them first needs the other, instead of all with all at the start; else 0. The same
+    /// for all ranks.
+    pub lazily: u32,
 }
 
 /// What all communicators of a rank are of.
@@ -152,6 +155,7 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
         spin_us: (options.spin_us != MF_FOR_EVER).then_some(options.spin_us.into()),
         tables: None,
         fabric: fabric.map(Into::into),
+        lazily: options.lazily != 0,
         store: store.map(Into::into),
         channel: channel.map_or(Ok(Channel::Direct), Channel::from_name)?,
     })
@@ -179,6 +183,7 @@ pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -
         store: std::ptr::null(),
         channel: std::ptr::null(),
         fabric: std::ptr::null(),
+        lazily: 0,
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))

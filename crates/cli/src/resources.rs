@@ -8,7 +8,7 @@ use mayfly_client::Choice;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
 use mayfly_node::Options;
 use mayfly_node::images::{Allowed, Reference};
-use mayfly_protocol::api::{RendezvousAddress, Sandbox};
+use mayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 
 use crate::lease::Level;
@@ -99,6 +99,19 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     fabric: Vec<Choice>,
+    /// Fabric that this node is on, as the site calls it (an island, a switch, a partition); may be repeated. Gangs may ask for nodes
+    /// of one fabric [default: the providers of --fabric]
+    #[arg(long, value_name = "NAME", value_parser = fabric_name)]
+    on_fabric: Vec<String>,
+}
+
+fn fabric_name(name: &str) -> Result<String, String> {
+    if name.is_empty() || name.len() > MOST_FABRIC_NAME || name.chars().any(char::is_control) {
+        return Err(format!(
+            "a fabric's name has 1 to {MOST_FABRIC_NAME} bytes and no control characters"
+        ));
+    }
+    Ok(name.into())
 }
 
 impl NodeArguments {
@@ -122,6 +135,7 @@ impl NodeArguments {
         options.calls_per_core = self.calls_per_core;
         options.trust_fabric = self.trust_fabric;
         options.fabrics = self.fabric.clone();
+        options.on_fabrics = self.on_fabric.clone();
         let mut sandboxes = self.sandboxes();
         if !sandboxes.is_empty() {
             if self.has_images() && !sandboxes.contains(&Sandbox::Container) {

@@ -56,6 +56,9 @@ pub struct Arguments {
     /// Provider of libfabric between hosts that have it, such as verbs; nothing is encrypted then
     #[arg(long, value_name = "PROVIDER[/DOMAIN]")]
     fabric: Option<String>,
+    /// Connect two ranks when one of them first needs the other, instead of all with all at the start
+    #[arg(long)]
+    lazily: bool,
     /// How isolated the ranks are [default: as the site has it]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Option<Level>,
@@ -106,6 +109,8 @@ enum Place {
     Spread,
     /// On one node
     Together,
+    /// On nodes of one fabric, as few of them as possible
+    Fabric,
 }
 
 impl From<Place> for Placement {
@@ -114,6 +119,7 @@ impl From<Place> for Placement {
             Place::Packed => Self::Packed,
             Place::Spread => Self::Spread,
             Place::Together => Self::Together,
+            Place::Fabric => Self::Fabric,
         }
     }
 }
@@ -148,6 +154,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
         command.arg("--sandbox").arg(Sandbox::from(sandbox).name());
     }
     let switches = [
+        ("--lazily", arguments.lazily),
         ("--network", arguments.network),
         ("--no-label", arguments.no_label),
         ("--json", global.json),

@@ -30,11 +30,13 @@ struct Room {
 /// between equal nodes, so that they take turns.
 ///
 /// Packed takes the fewest nodes there can be: the largest rooms first, and for the rest the smallest that holds it, so that large
-/// rooms stay large. Spread gives each node one worker in turn.
+/// rooms stay large. Spread gives each node one worker in turn. Of the fabrics, each of which is the nodes that are on it, the one is
+/// taken where the fewest nodes do, packed.
 pub fn divide(
     request: &LeaseRequest,
     placement: Placement,
     nodes: &[View],
+    fabrics: &[Vec<NodeId>],
     spin: u64,
 ) -> Result<Vec<Part>, PlacementError> {
     if request.workers > MOST_RANKS {
@@ -50,6 +52,9 @@ pub fn divide(
         ..request.clone()
     })?;
     let up = eligible(request, nodes)?;
+    if placement == Placement::Fabric && fabrics.is_empty() {
+        return Err(PlacementError::NoFabric);
+    }
     let modes: &[Mode] = match request.mode {
         Mode::Hot => &[Mode::Hot],
         Mode::Warm => &[Mode::Warm],
@@ -57,17 +62,29 @@ pub fn divide(
     };
     for &mode in modes {
         let rooms = rooms(request, mode, &up, spin, |view| view.free);
-        if let Some(shares) = share_out(request.workers, placement, mode, rooms) {
+        let shares = match placement {
+            Placement::Fabric => {
+                let on = |fabric: &Vec<NodeId>| share_out(request.workers, placement, mode, on_fabric(&rooms, fabric));
+                fabrics.iter().filter_map(on).min_by_key(Vec::len)
+            }
+            _ => share_out(request.workers, placement, mode, rooms),
+        };
+        if let Some(shares) = shares {
             return Ok(parts(request, mode, &shares));
         }
     }
     let room = |of: fn(&View) -> Capacity| {
         let best = modes.iter().map(|&mode| {
             let rooms = rooms(request, mode, &up, 0, of);
-            let each = rooms.iter().map(|room| usize::from(room.workers));
+            let sum = |rooms: &[Room]| rooms.iter().map(|room| usize::from(room.workers)).sum::<usize>();
             match placement {
-                Placement::Together => each.max().unwrap_or(0),
-                Placement::Packed | Placement::Spread => each.sum(),
+                Placement::Together => rooms.iter().map(|room| usize::from(room.workers)).max().unwrap_or(0),
+                Placement::Packed | Placement::Spread => sum(&rooms),
+                Placement::Fabric => fabrics
+                    .iter()
+                    .map(|fabric| sum(&on_fabric(&rooms, fabric)))
+                    .max()
+                    .unwrap_or(0),
             }
         });
         best.max().unwrap_or(0)
@@ -126,6 +143,14 @@ fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&Vi
     rooms
 }
 
+fn on_fabric(rooms: &[Room], fabric: &[NodeId]) -> Vec<Room> {
+    rooms
+        .iter()
+        .filter(|room| fabric.contains(&room.node))
+        .copied()
+        .collect()
+}
+
 /// So many of the workers on each node; none when they do not all find room.
 fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -> Option<Vec<Room>> {
     let room: usize = rooms.iter().map(|room| usize::from(room.workers)).sum();
@@ -142,7 +167,7 @@ fn share_out(workers: u16, placement: Placement, mode: Mode, rooms: Vec<Room>) -
             };
             room.map(|room| vec![Room { workers, ..*room }])
         }
-        Placement::Packed => Some(packed(workers, rooms)),
+        Placement::Packed | Placement::Fabric => Some(packed(workers, rooms)),
         Placement::Spread => Some(spread(workers, rooms)),
     }
 }
@@ -225,7 +250,7 @@ mod tests {
     }
 
     fn divided(workers: u16, placement: Placement, nodes: &[View]) -> Vec<(u8, u16)> {
-        shares(&divide(&gang(workers, Mode::Hot), placement, nodes, 0).unwrap())
+        shares(&divide(&gang(workers, Mode::Hot), placement, nodes, &[], 0).unwrap())
     }
 
     #[test]
@@ -248,33 +273,55 @@ mod tests {
     fn a_gang_that_stays_together_is_placed_as_a_single_lease_is() {
         let nodes = [view(1, 8, 3), view(2, 4, 60)];
         assert_eq!(divided(4, Placement::Together, &nodes), [(2, 4)]);
-        let warm = divide(&gang(3, Mode::Warm), Placement::Together, &nodes, 0).unwrap();
+        let warm = divide(&gang(3, Mode::Warm), Placement::Together, &nodes, &[], 0).unwrap();
         assert_eq!(shares(&warm), [(2, 3)]);
-        let refused = divide(&gang(9, Mode::Hot), Placement::Together, &nodes, 0).unwrap_err();
+        let refused = divide(&gang(9, Mode::Hot), Placement::Together, &nodes, &[], 0).unwrap_err();
         assert_eq!(refused.code(), Code::TooLarge);
+    }
+
+    #[test]
+    fn a_gang_of_one_fabric_takes_the_one_where_the_fewest_nodes_do() {
+        let nodes = [
+            view(1, 2, 64),
+            view(2, 2, 64),
+            view(3, 3, 64),
+            view(4, 1, 64),
+            view(5, 8, 64),
+        ];
+        let on = |nodes: &[u8]| nodes.iter().map(|n| NodeId([*n; 16])).collect::<Vec<_>>();
+        let fabrics = [on(&[1, 2]), on(&[3, 4]), on(&[1])];
+        let of_one = |workers| divide(&gang(workers, Mode::Hot), Placement::Fabric, &nodes, &fabrics, 0);
+        assert_eq!(shares(&of_one(3).unwrap()), [(3, 3)]);
+        let four = shares(&of_one(4).unwrap());
+        assert!(four == [(3, 3), (4, 1)] || four == [(1, 2), (2, 2)], "{four:?}");
+        let refused = of_one(5).unwrap_err();
+        assert!(refused.to_string().contains("room for 4"), "{refused}");
+        assert_eq!(refused.code(), Code::NoCapacity, "they have eight cores each");
+        let none = divide(&gang(1, Mode::Hot), Placement::Fabric, &nodes, &[], 0).unwrap_err();
+        assert!(none.to_string().contains("--on-fabric"), "{none}");
     }
 
     #[test]
     fn all_parts_of_a_gang_are_of_one_mode() {
         let nodes = [view(1, 2, 64), view(2, 2, 64)];
-        let hot = divide(&gang(4, Mode::Auto), Placement::Packed, &nodes, 0).unwrap();
+        let hot = divide(&gang(4, Mode::Auto), Placement::Packed, &nodes, &[], 0).unwrap();
         assert!(hot.iter().all(|part| part.mode == Mode::Hot));
-        let warm = divide(&gang(5, Mode::Auto), Placement::Packed, &nodes, 0).unwrap();
+        let warm = divide(&gang(5, Mode::Auto), Placement::Packed, &nodes, &[], 0).unwrap();
         assert_eq!((shares(&warm), warm[0].mode), (vec![(2, 5)], Mode::Warm));
     }
 
     #[test]
     fn a_gang_without_room_is_told_from_one_that_is_too_large() {
         let nodes = [view(1, 1, 0), view(2, 2, 0)];
-        let full = divide(&gang(16, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        let full = divide(&gang(16, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
         assert_eq!(full.code(), Code::NoCapacity);
         assert!(full.to_string().contains("room for 3"), "{full}");
-        let large = divide(&gang(17, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        let large = divide(&gang(17, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
         assert_eq!(large.code(), Code::TooLarge);
         assert!(large.to_string().contains("room for 16"), "{large}");
-        let none = divide(&gang(1, Mode::Hot), Placement::Packed, &[], 0).unwrap_err();
+        let none = divide(&gang(1, Mode::Hot), Placement::Packed, &[], &[], 0).unwrap_err();
         assert_eq!(none, PlacementError::NoNodes);
-        let absurd = divide(&gang(MOST_RANKS + 1, Mode::Hot), Placement::Packed, &nodes, 0).unwrap_err();
+        let absurd = divide(&gang(MOST_RANKS + 1, Mode::Hot), Placement::Packed, &nodes, &[], 0).unwrap_err();
         assert_eq!(absurd.code(), Code::TooLarge);
     }
 
@@ -284,7 +331,7 @@ mod tests {
             memory_bytes: 6 << 30,
             ..gang(6, Mode::Warm)
         };
-        let parts = divide(&request, Placement::Packed, &[view(1, 0, 64), view(2, 0, 64)], 0).unwrap();
+        let parts = divide(&request, Placement::Packed, &[view(1, 0, 64), view(2, 0, 64)], &[], 0).unwrap();
         assert_eq!(shares(&parts), [(1, 4), (2, 2)], "4 GiB a node hold four");
         assert_eq!(parts[0].memory_bytes, 4 << 30);
         assert_eq!(parts[1].memory_bytes, 2 << 30);
@@ -303,7 +350,8 @@ mod tests {
                 Placement::Together => *cores.iter().max().unwrap(),
                 _ => cores.iter().sum(),
             };
-            match divide(&gang(workers, Mode::Hot), placement, &nodes, spin) {
+            let all = [nodes.iter().map(|view| view.node).collect()];
+            match divide(&gang(workers, Mode::Hot), placement, &nodes, &all, spin) {
                 Err(_) => prop_assert!(room < workers),
                 Ok(parts) => {
                     prop_assert_eq!(parts.iter().map(|part| part.workers).sum::<u16>(), workers);
@@ -314,7 +362,7 @@ mod tests {
                     distinct.sort();
                     distinct.dedup();
                     prop_assert_eq!(distinct.len(), parts.len());
-                    if placement == Placement::Packed {
+                    if matches!(placement, Placement::Packed | Placement::Fabric) {
                         let mut largest = cores.clone();
                         largest.sort_by_key(|free| std::cmp::Reverse(*free));
                         let without_last: u16 = largest[..parts.len() - 1].iter().sum();

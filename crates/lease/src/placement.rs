@@ -31,6 +31,11 @@ pub enum PlacementError {
     /// The wanted node is not here.
     #[error("node {0} is not connected to this manager; `mayfly status` lists those that are")]
     UnknownNode(NodeId),
+    /// A gang is to be on one fabric.
+    #[error(
+        "no node of this manager says which fabric it is on; start nodes with --on-fabric NAME (or --fabric), or ask for another placement"
+    )]
+    NoFabric,
     /// Would fit when others are gone.
     #[error(
         "no node has {workers} {mode} workers of {cores_per_worker} cores with {memory_bytes} bytes free now ({nodes} up); try later or ask for less"
@@ -107,7 +112,7 @@ impl PlacementError {
         match self {
             Self::Invalid(error) => error.code(),
             Self::NoNodes | Self::NoCapacity { .. } | Self::NoRoomForGang { .. } => Code::NoCapacity,
-            Self::UnknownNode(_) => Code::NotFound,
+            Self::UnknownNode(_) | Self::NoFabric => Code::NotFound,
             Self::TooLarge { .. } | Self::GangTooLarge { .. } => Code::TooLarge,
         }
     }

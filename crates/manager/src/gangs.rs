@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use mayfly_lease::State;
 use mayfly_lease::gang::{Part, divide};
 use mayfly_lease::placement::{PlacementError, View};
-use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest};
+use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::TenantId;
 
@@ -66,8 +66,12 @@ impl Control {
                 .into_iter()
                 .filter(|view| !refusing.contains(&view.node))
                 .collect();
+            let fabrics = match request.placement {
+                Placement::Fabric => self.world().fabrics(),
+                _ => Vec::new(),
+            };
             let spin = u64::from_le_bytes(random());
-            let parts = match divide(&lease, request.placement, &views, spin) {
+            let parts = match divide(&lease, request.placement, &views, &fabrics, spin) {
                 Ok(parts) => parts,
                 Err(error) => return Err(refusal.unwrap_or_else(|| error.into())),
             };

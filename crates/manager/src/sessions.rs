@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use axum::extract::ws::{Message, WebSocket};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{Capacity, Event, ManagerMessage, Metered, Mode, NodeAddress, NodeMessage};
+use mayfly_protocol::api::{
+    Capacity, Event, MOST_FABRIC_NAME, MOST_FABRICS, ManagerMessage, Metered, Mode, NodeAddress, NodeMessage,
+};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
@@ -143,6 +145,11 @@ fn other_key(id: NodeId) -> Failure {
 async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Option<String>, Failure> {
     let id = address.id;
     let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
+    if address.fabrics.len() > MOST_FABRICS || address.fabrics.iter().any(|name| name.len() > MOST_FABRIC_NAME) {
+        let text =
+            format!("a node is on at most {MOST_FABRICS} fabrics, with names of at most {MOST_FABRIC_NAME} bytes");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
     if let Some(known) = control.world().nodes.get(&id) {
         if known.address.key != address.key {
             return Err(other_key(id));

@@ -312,6 +312,17 @@ impl World {
         }
     }
 
+    /// The nodes of each fabric that some are on.
+    pub fn fabrics(&self) -> Vec<Vec<NodeId>> {
+        let mut fabrics: BTreeMap<&str, Vec<NodeId>> = BTreeMap::new();
+        for (id, node) in self.in_order() {
+            for fabric in &node.address.fabrics {
+                fabrics.entry(fabric).or_default().push(*id);
+            }
+        }
+        fabrics.into_values().collect()
+    }
+
     /// Some nodes as placement sees them, chosen by a random number: the best of a few is nearly as good as the best of all
     /// (the power of d choices), and costs the same however many there are. None when looking at all is no more work.
     pub fn sample(&self, random: u64) -> Option<Vec<View>> {
@@ -584,6 +595,7 @@ mod tests {
                     unix: None,
                     tcp: None,
                     key: PublicKey([0; 32]),
+                    fabrics: Vec::new(),
                 },
                 capacity,
                 epoch: 1,

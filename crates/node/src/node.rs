@@ -162,6 +162,10 @@ impl Node {
                 .clone()
                 .or_else(|| sockets.tcp_address().map(|address| address.to_string())),
             key: key.public(),
+            fabrics: match options.on_fabrics.is_empty() {
+                true => options.fabrics.iter().map(|choice| choice.provider()).collect(),
+                false => options.on_fabrics.clone(),
+            },
         };
         let path = options.state_dir.join("sandboxes");
         let name: String = id_of(&key).to_string().chars().take(12).collect();

@@ -61,6 +61,8 @@ pub struct Options {
     pub trust_fabric: bool,
     /// Fabrics on which everybody is trusted: providers of libfabric's that workers with the host's network may use.
     pub fabrics: Vec<Choice>,
+    /// What its site calls the fabrics that it is on; those providers if it is not said.
+    pub on_fabrics: Vec<String>,
     /// How far clocks may differ.
     pub skew_tolerance: Duration,
     /// How long a call that runs when its lease expires may go on.
@@ -124,6 +126,7 @@ impl Options {
             calls_per_core: 1,
             trust_fabric: false,
             fabrics: Vec::new(),
+            on_fabrics: Vec::new(),
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
             grace: Duration::from_secs(1),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),

@@ -190,11 +190,13 @@ pub enum Placement {
     Packed,
     /// On as many nodes as possible, evenly.
     Spread,
+    /// On nodes of one fabric, and on as few of them as possible.
+    Fabric,
 }
 
 impl Placement {
     /// All.
-    pub const ALL: [Self; 3] = [Self::Together, Self::Packed, Self::Spread];
+    pub const ALL: [Self; 4] = [Self::Together, Self::Packed, Self::Spread, Self::Fabric];
 
     /// As it is written everywhere.
     pub fn name(self) -> &'static str {
@@ -202,6 +204,7 @@ impl Placement {
             Self::Together => "together",
             Self::Packed => "packed",
             Self::Spread => "spread",
+            Self::Fabric => "fabric",
         }
     }
 
@@ -280,7 +283,15 @@ pub struct NodeAddress {
     pub tcp: Option<String>,
     /// Key with which it signs verdicts.
     pub key: PublicKey,
+    /// Fabrics that it is on, as its site calls them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fabrics: Vec<String>,
 }
+
+/// A node is on no more fabrics.
+pub const MOST_FABRICS: usize = 16;
+/// Bytes of a fabric's name.
+pub const MOST_FABRIC_NAME: usize = 64;
 
 /// What a node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -272,6 +272,7 @@ struct group_options {
     std::string store = {};            // URL of a store for ranks that reach each other in no other way; the same for all
     std::string channel = {};          // "direct", or "stored" for ranks that exchange through the store alone
     std::string fabric = {};           // provider of libfabric between hosts that have it, with trust_fabric; the same for all
+    bool lazily = false;               // two ranks are connected when one first needs the other; the same for all
 
     // For as long as these options live, whose texts it points to.
     mf_group_options raw() const {
@@ -291,6 +292,7 @@ struct group_options {
         options.store = store.empty() ? nullptr : store.c_str();
         options.channel = channel.empty() ? nullptr : channel.c_str();
         options.fabric = fabric.empty() ? nullptr : fabric.c_str();
+        options.lazily = lazily;
         return options;
     }
 

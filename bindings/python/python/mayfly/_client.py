@@ -190,14 +190,14 @@ class Client:
         return lease
 
     def gang(
-        self, workers: int, *, placement: Literal["packed", "spread", "together"] = "packed", **lease: Any
+        self, workers: int, *, placement: Literal["packed", "spread", "together", "fabric"] = "packed", **lease: Any
     ) -> Gang:
         """Leases all of so many workers or none, on one node or several.
 
         Args:
             workers: how many, on all nodes together.
             placement: ``packed`` on as few nodes as possible, ``spread`` evenly over as many as possible,
-                ``together`` on one.
+                ``together`` on one, ``fabric`` on nodes of one fabric, on as few of them as possible.
             lease: more of `lease`; ``memory`` is that of all workers together.
 
         Raises:

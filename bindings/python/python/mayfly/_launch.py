@@ -148,10 +148,11 @@ def run_program(
 ) -> dict[int, int]:
     """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
     program = packed(options)
-    chosen = choices(options.spin, options.tables, options.store, options.channel, options.fabric)
+    asked = {"fabric": options.fabric, "lazily": options.lazily}
+    chosen = choices(options.spin, options.tables, options.store, options.channel, **asked)
     # The launcher, and ranks that only pass lines on, have no business with a core. What ranks cannot reach directly,
-    # it may not either.
-    passing = choices(0, None, options.store, "direct") | {"deadline_s": 7 * 24 * 3600}
+    # it may not either. They exchange with the launcher alone.
+    passing = choices(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
 
     def once(lease: dict[str, Any]) -> dict[int, int]:
         group = invitation_to(client, options.ranks) | chosen
@@ -239,6 +240,7 @@ def run_function(client: mayfly.Client, options: argparse.Namespace) -> list[Any
         store=options.store,
         channel=options.channel,
         fabric=options.fabric,
+        lazily=options.lazily,
         **options.lease,
     )
 
@@ -277,6 +279,7 @@ def main() -> int:
     parser.add_argument("--store")
     parser.add_argument("--channel", default="direct")
     parser.add_argument("--fabric")
+    parser.add_argument("--lazily", action="store_true")
     parser.add_argument("--duration", type=float)
     parser.add_argument("--sandbox")
     parser.add_argument("--network", action="store_true")

@@ -35,13 +35,14 @@ def run(
     client: Client | None = None,
     timeout: float | None = None,
     spin: float | None = 0.0005,
-    placement: Literal["packed", "spread", "together"] = "packed",
+    placement: Literal["packed", "spread", "together", "fabric"] = "packed",
     checkpoint: str | os.PathLike[str] | None = None,
     restarts: int = 0,
     tables: str | os.PathLike[str] | None = None,
     store: str | None = None,
     channel: Literal["direct", "stored"] = "direct",
     fabric: str | None = None,
+    lazily: bool = False,
     **lease: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on so many workers at once, which form a group, and answers their results, by rank.
@@ -70,6 +71,8 @@ def run(
         fabric: provider of libfabric over which ranks on different hosts exchange, where both have it, such as
             ``verbs`` or ``verbs/mlx5_0``. Nothing is encrypted then, whether they have it or not: nobody may listen
             between the hosts.
+        lazily: whether two ranks are connected when one of them first needs the other, instead of all with all at the
+            start. For many ranks of which each exchanges with few.
         lease: more of `Client.lease`, such as ``memory`` or ``sandbox``.
 
     Raises:
@@ -84,7 +87,7 @@ def run(
         with connect() as own:
             return run(fn, client=own, **asked, **lease)
     held, work = client, packed(fn, args, kwargs)
-    chosen = choices(spin, tables, store, channel, fabric)
+    chosen = choices(spin, tables, store, channel, fabric=fabric, lazily=lazily)
     environment = variables(checkpoint, store)
     deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -145,7 +148,9 @@ def choices(
     tables: str | os.PathLike[str] | None,
     store: str | None,
     channel: str,
+    *,
     fabric: str | None = None,
+    lazily: bool = False,
 ) -> dict[str, Any]:
     """What an invitation says of how ranks wait and exchange."""
     chosen: dict[str, Any] = _storage.channel(store, channel)
@@ -155,6 +160,8 @@ def choices(
         chosen["tables"] = json.loads(Path(tables).read_text())
     if fabric is not None:
         chosen |= {"fabric": fabric, "trust_fabric": True}
+    if lazily:
+        chosen["lazily"] = True
     return chosen
 
 

@@ -70,6 +70,7 @@ pub async fn join(site: Arc<Site>, number: u32, token: String, counts: Arc<Count
             unix: None,
             tcp: Some("127.0.0.1:1".into()),
             key: PublicKey(key),
+            fabrics: Vec::new(),
         },
         capacity: CAPACITY,
         free: CAPACITY,

@@ -174,6 +174,30 @@ fn a_relay_is_for_two_ranks_of_a_formed_group() {
     assert!(state.pair(9, 1).is_err());
 }
 
+#[test]
+fn of_a_call_both_hear_at_once_or_the_caller_that_the_other_has_left() {
+    let mut state = formed("");
+    let said = |effects: Vec<Effect>| {
+        effects
+            .into_iter()
+            .map(|effect| (effect.to, effect.say))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        said(state.call(0, 1).unwrap()),
+        [
+            (vec![1], ToRank::Called { rank: 0 }),
+            (vec![0], ToRank::Called { rank: 1 })
+        ]
+    );
+    for to in [0, 2] {
+        assert_eq!(state.call(0, to).unwrap_err().code, Code::ProtocolViolation);
+    }
+    assert!(state.call(9, 1).is_err());
+    state.leave(1, None);
+    assert_eq!(said(state.call(0, 1).unwrap()), [(vec![0], ToRank::Left { rank: 1 })]);
+}
+
 #[derive(Debug, Clone)]
 enum Event {
     Join(Conn, u8, u8, Option<u32>),

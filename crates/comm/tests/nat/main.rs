@@ -15,7 +15,7 @@ use common::{exchange, vias};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
 use mayfly_comm::connect::Trust;
 use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{JoinOptions, Joined, join};
+use mayfly_comm::{JoinOptions, Joined, Options, World, join};
 use slow::{Sea, Weather};
 
 /// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
@@ -44,6 +44,41 @@ fn cones_of_every_kind_are_opened_from_both_sides() {
         for second in cones {
             assert_eq!(between(first, second), [Via::Punched], "{first:?} to {second:?}");
         }
+    }
+}
+
+#[test]
+fn ranks_that_connect_when_they_need_each_other_open_their_nats_then() {
+    if unavailable() {
+        return;
+    }
+    for (kind, via) in [(Kind::PortRestricted, Via::Punched), (Kind::Symmetric, Via::Relay)] {
+        let lab = Lab::new();
+        let sites = [0; 2].map(|_| lab.site(kind, Habits::default()));
+        let hosts = [sites[0].host(), sites[1].host()];
+        let (_server, [address, _]) = lab.server();
+        let options = JoinOptions {
+            lazily: true,
+            ..common::at(address, "lazily", 2)
+        };
+        let ranks = join_on(&[&hosts[0], &hosts[1]], &options);
+        std::thread::scope(|scope| {
+            for joined in ranks {
+                scope.spawn(move || {
+                    let world = World::form(joined.expect("a rank joins"), Options::default()).expect("a world forms");
+                    let comm = &world.communicator;
+                    let other = 1 - comm.rank();
+                    if comm.rank() == 0 {
+                        comm.send(&[7; 1000], other, 1).expect("a send");
+                    } else {
+                        let mut got = [0; 1000];
+                        comm.recv(&mut got, other, 1).expect("a receive");
+                        assert_eq!(got, [7; 1000]);
+                    }
+                    assert_eq!(comm.ways()[other as usize], Some(via), "{kind:?}");
+                });
+            }
+        });
     }
 }
 

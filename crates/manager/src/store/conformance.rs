@@ -30,6 +30,7 @@ pub fn address(port: u16) -> NodeAddress {
         unix: None,
         tcp: Some(format!("127.0.0.1:{port}")),
         key: PublicKey([3; 32]),
+        fabrics: Vec::new(),
     }
 }
 

@@ -103,6 +103,7 @@ pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
             unix: None,
             tcp: Some("127.0.0.1:1".into()),
             key: SigningKey::from_seed([id; 32]).public(),
+            fabrics: vec![if id.is_multiple_of(2) { "even" } else { "odd" }.into()],
         },
         capacity: books.capacity(),
         free: books.free(),

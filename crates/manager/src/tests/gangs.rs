@@ -1,5 +1,7 @@
 //! Gangs over several fake nodes.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 fn gang(workers: u16, placement: Placement) -> GangRequest {
@@ -52,6 +54,26 @@ async fn a_gang_is_leased_on_as_many_nodes_as_it_takes() {
     let spread = client.gang(&gang(2, Placement::Spread)).await.unwrap();
     assert_eq!(workers(&spread), [1, 1]);
     assert_eq!(client.gang(&gang(2, Placement::Together)).await, Err(Code::NoCapacity));
+}
+
+#[tokio::test]
+async fn a_gang_of_one_fabric_has_no_node_of_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut nodes = Vec::new();
+    for id in 1..=4 {
+        nodes.push(FakeNode::join(&manager, id, Manner::Honest).await);
+    }
+    let mut client = Client::new(&manager).await;
+    let first = client.gang(&gang(4, Placement::Fabric)).await.unwrap();
+    let second = client.gang(&gang(3, Placement::Fabric)).await.unwrap();
+    for grants in [&first, &second] {
+        let fabrics: BTreeSet<_> = grants.iter().map(|grant| &grant.node.fabrics).collect();
+        assert_eq!((grants.len(), fabrics.len()), (2, 1), "{grants:?}");
+    }
+    assert_ne!(first[0].node.fabrics, second[0].node.fabrics);
+    assert_eq!(client.gang(&gang(2, Placement::Fabric)).await, Err(Code::NoCapacity));
+    assert_eq!(client.gang(&gang(5, Placement::Fabric)).await, Err(Code::TooLarge));
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import cloudpickle
 import mayfly
 import pytest
+from harness.compilers import compile_source
 from harness.daemons import Daemon
-from harness.leaks import wait_until
+from harness.leaks import die_with_parent, wait_until
+from harness.programs import program, run
 from mayfly import _output
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -35,6 +38,113 @@ def test_what_workers_printed_is_read_whole_or_by_stream_also_after_the_end(clie
         with pytest.raises(ValueError, match="'out', 'err'"):
             lease.output("both")
     assert lease.output("out") == "apple\npear\n"
+
+
+SAYS = r"""
+#include <stdint.h>
+#include <stdio.h>
+uint32_t say(void *in, uint32_t size, void *out) {
+    (void)out;
+    printf("%.*s\n", (int)size, (const char *)in);
+    fprintf(stderr, "aside\n");
+    fflush(stdout);
+    return 0;
+}
+"""
+
+C_READER = r"""
+#include <mayfly.h>
+#include <stdio.h>
+#include <string.h>
+#define FAIL fprintf(stderr, "%s\n", mf_last_error_message())
+#define CHECK(call) do { if ((call) != MF_OK) { FAIL; return 1; } } while (0)
+int main(int argc, char **argv) {
+    mf_client *client; mf_lease *lease; mf_channel *channel; mf_printed *printed; mf_code code;
+    uint16_t index;
+    uint32_t stream;
+    char bytes[3], all[2][200] = {"", ""};
+    size_t length;
+    mf_lease_options options;
+    CHECK(mf_client_connect(argc > 2 ? argv[2] : NULL, &client));
+    CHECK(mf_lease_options_init(&options));
+    options.mode = MF_MODE_WARM;
+    CHECK(mf_lease_open(client, &options, &lease));
+    CHECK(mf_lease_load_library(lease, argv[1], &code));
+    CHECK(mf_channel_open(lease, 0, NULL, &channel));
+    CHECK(mf_channel_load(channel, &code, "say", MF_FORM_PLAIN, &index));
+    CHECK(mf_channel_call(channel, index, 0, "from C", 6, NULL, 0, &length));
+    CHECK(mf_printed_open(lease, &printed));
+    while (strlen(all[0]) < 7 || strlen(all[1]) < 6) {
+        CHECK(mf_printed_read(printed, 5000, bytes, sizeof bytes, &length, &stream));
+        strncat(all[stream - 1], bytes, length);
+    }
+    CHECK(mf_lease_release(lease));
+    while (!mf_printed_is_over(printed)) CHECK(mf_printed_read(printed, 5000, bytes, sizeof bytes, &length, NULL));
+    printf("%s%s%llu missed\n", all[0], all[1], (unsigned long long)mf_printed_missed(printed));
+    mf_printed_free(printed); mf_channel_free(channel); mf_lease_free(lease); mf_client_free(client);
+    return 0;
+}
+"""
+
+CXX_READER = r"""
+#include <iostream>
+#include <mayfly/mayfly.hpp>
+int main(int argc, char **argv) {
+    mayfly::client client(argc > 2 ? argv[2] : "");
+    mayfly::lease_options options;
+    options.mode = mayfly::mode::warm;
+    mayfly::lease lease = client.lease(options);
+    mayfly::channel channel(lease);
+    auto say = channel.load(lease.load_library(argv[1]), "say");
+    channel.call(say, "from C++", 8, nullptr, 0);
+    mayfly::printed printed = lease.output();
+    std::string out, err;
+    while (out.size() < 9 || err.size() < 6) {
+        auto piece = printed.next(std::chrono::seconds(5));
+        (piece.second ? err : out) += piece.first;
+    }
+    std::cout << out << err << printed.missed() << " missed\n";
+}
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path) -> Path:
+    (tmp_path / "says.c").write_text(SAYS)
+    return compile_source(tmp_path / "says.c", tmp_path / "says.so")
+
+
+@pytest.mark.parametrize(("suffix", "source"), [("c", C_READER), ("cpp", CXX_READER)])
+def test_programs_in_c_and_cxx_read_what_their_workers_print(
+    up: Daemon, says: Path, tmp_path: Path, suffix: str, source: str
+) -> None:
+    (tmp_path / f"reader.{suffix}").write_text(source)
+    reader = compile_source(tmp_path / f"reader.{suffix}", tmp_path / "reader")
+    spoken = "from C" if suffix == "c" else "from C++"
+    assert run(reader, says, up.state).stdout == f"{spoken}\naside\n0 missed\n"
+
+
+def test_the_shell_shows_what_the_workers_of_a_lease_print(up: Daemon, says: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "lease.json"
+    lease = up.cli("lease", "create", "--mode", "warm", "--output", str(kept))["grant"]["lease"]
+    at = ("--manager", str(up.state))
+    run(program(), "invoke", *at, "--lease", kept, says, "say", "--input", "first")
+    shown = run(program(), "lease", "output", *at, kept)
+    assert (shown.stdout, shown.stderr) == ("first\n", "aside\n")
+    follower = subprocess.Popen(
+        [program(), "lease", "output", *at, kept, "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "first\n"
+    run(program(), "invoke", *at, "--lease", kept, says, "say", "--input", "second")
+    assert follower.stdout.readline() == "second\n"
+    up.cli("lease", "release", lease)
+    assert follower.communicate(timeout=20) == ("", "aside\naside\n")
+    assert follower.returncode == 0
 
 
 def say_and_wait(text: str, until: str) -> str:

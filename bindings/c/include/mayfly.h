@@ -58,6 +58,12 @@
 // For ever, as a time in milliseconds or microseconds.
 #define MF_FOR_EVER 4294967295
 
+// Standard output.
+#define MF_STREAM_OUT 1
+
+// Standard error.
+#define MF_STREAM_ERR 2
+
 // Any worker, in `mf_call_options`.
 #define MF_ANY_WORKER 4294967295
 
@@ -324,6 +330,10 @@ typedef struct mf_output mf_output;
 // A channel to every worker of a lease. Any thread may use it; whoever waits drives the calls of all.
 typedef struct mf_pool mf_pool;
 
+// Reads what a lease's workers print, from the lease's beginning. It keeps no lease alive, and reads on for a minute after one is
+// over.
+typedef struct mf_printed mf_printed;
+
 // An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
 // may use it. It may outlive its group.
 typedef struct mf_request mf_request;
@@ -564,6 +574,28 @@ uint32_t mf_lease_transport(const struct mf_lease *lease);
 
 // Closes the handle; the lease is released when nothing else of it is left. NULL is nothing.
 void mf_lease_free(struct mf_lease *lease);
+
+// Opens what a lease's workers print. Their node keeps the last 256 KiB.
+mf_status mf_printed_open(const struct mf_lease *lease, struct mf_printed **printed);
+
+// The next piece, of one stream: up to `capacity` bytes are written to `into`, how many to `length`, and MF_STREAM_OUT or
+// MF_STREAM_ERR to `stream`, which may be NULL. Pieces end anywhere. If there is none yet, waits for one, no longer than `wait_ms` and no
+// longer than some seconds; `length` is 0 then.
+mf_status mf_printed_read(struct mf_printed *printed,
+                          uint64_t wait_ms,
+                          void *into,
+                          size_t capacity,
+                          size_t *length,
+                          uint32_t *stream);
+
+// Bytes that the node did not keep until they were read.
+uint64_t mf_printed_missed(const struct mf_printed *printed);
+
+// Whether the lease is over, and all was read.
+bool mf_printed_is_over(const struct mf_printed *printed);
+
+// Frees an output.
+void mf_printed_free(struct mf_printed *printed);
 
 // Sets every option to its default.
 mf_status mf_allowance_options_init(struct mf_allowance_options *options);

@@ -19,6 +19,7 @@ mod memory;
 mod message;
 mod operation;
 mod pool;
+mod printed;
 mod request;
 mod status;
 

@@ -16,6 +16,7 @@ use crate::lease::*;
 use crate::message::*;
 use crate::operation::*;
 use crate::pool::*;
+use crate::printed::*;
 use crate::request::*;
 use crate::status::*;
 
@@ -40,6 +41,7 @@ fn header() -> String {
         "status",
         "client",
         "lease",
+        "printed",
         "allowance",
         "buffer",
         "channel",
@@ -156,6 +158,12 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
         refused(mf_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
         refused(mf_lease_renew(null(), 1), "lease is NULL");
         refused(mf_lease_release(null()), "lease is NULL");
+        let mut printed = null_mut();
+        refused(mf_printed_open(null(), &mut printed), "lease is NULL");
+        refused(
+            mf_printed_read(null_mut(), 0, null_mut(), 0, &mut length, null_mut()),
+            "printed output is NULL",
+        );
         refused(mf_channel_open(null(), 0, null(), &mut channel), "lease is NULL");
         refused(
             mf_channel_load(null_mut(), &code, symbol, 0, &mut index),

@@ -1,25 +1,31 @@
 //! `mayfly lease`: leases by hand.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_client::Mode;
+use mayfly_client::{Mode, Printed};
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::node_api::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::manager::write_private;
 use crate::{Global, connect, output, status, values};
 
-/// List, create, renew, release and revoke leases.
+/// Whoever follows asks again this often at least.
+const FOLLOW: Duration = Duration::from_secs(5);
+
+/// List, create, renew, release and revoke leases, and show what their workers print.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mayfly lease list
   mayfly lease create --workers 2 --for 10m --output lease.json
+  mayfly lease output lease.json --follow
   mayfly lease renew 5f0c... --for 1h
   mayfly lease release 5f0c...
   mayfly lease revoke 5f0c... --grace 30s
@@ -36,6 +42,8 @@ enum What {
     List(List),
     /// Lease workers, and print what was granted
     Create(Create),
+    /// Show what a lease's workers print
+    Output(Output),
     /// Make a lease last longer, or shorter
     Renew(Renew),
     /// Give a lease back: its calls end
@@ -137,6 +145,23 @@ struct Create {
     output: Option<PathBuf>,
 }
 
+/// Show what a lease's workers print.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly lease output lease.json
+  mayfly lease output lease.json --follow     until the lease is over
+
+What they print to standard output goes there, and so does standard error. The node keeps the last 256 KiB of a lease, and less
+for a minute after its end.")]
+struct Output {
+    /// What `mayfly lease create --output FILE` wrote
+    #[arg(value_name = "FILE")]
+    lease: PathBuf,
+    /// Go on with what they print from now, until the lease is over
+    #[arg(long)]
+    follow: bool,
+}
+
 /// Make a lease last longer, or shorter.
 #[derive(Debug, Args)]
 struct Renew {
@@ -198,6 +223,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     match &arguments.what {
         What::List(wanted) => list(wanted, global),
         What::Create(wanted) => create(wanted, global),
+        What::Output(wanted) => show_output(wanted, global),
         What::Renew(wanted) => renew(wanted, global),
         What::Release(wanted) => release(wanted, global),
         What::Revoke(wanted) => revoke(wanted, global),
@@ -271,6 +297,51 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         grant.lease,
     ));
     Ok(())
+}
+
+fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
+    let (grant, seed) = read(&wanted.lease)?;
+    let client = connect::manager(global)?;
+    let lease = client.lease_granted(grant, seed).map_err(|error| error.0)?;
+    let mut reader = lease.printed().map_err(|error| error.0)?;
+    let (wait, mut missed) = (if wanted.follow { FOLLOW } else { Duration::ZERO }, 0);
+    loop {
+        let printed = reader.next(wait).map_err(|error| error.0)?;
+        if reader.missed() > missed && !global.json {
+            eprintln!("({} bytes are not kept any more)", reader.missed() - missed);
+            missed = reader.missed();
+        }
+        let nothing = printed.is_empty();
+        if let Err(error) = show(printed, global.json) {
+            // Whoever reads has seen enough.
+            return match error.kind() {
+                std::io::ErrorKind::BrokenPipe => Ok(()),
+                _ => Err(Failure::new(
+                    Code::Internal,
+                    format!("writing the output failed: {error}"),
+                )),
+            };
+        }
+        if reader.is_over() || nothing && !wanted.follow {
+            return Ok(());
+        }
+    }
+}
+
+fn show(printed: Vec<Printed>, as_json: bool) -> std::io::Result<()> {
+    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
+    for Printed { stream, bytes } in printed {
+        if as_json {
+            let text = String::from_utf8_lossy(&bytes);
+            writeln!(out, "{}", json!({ "stream": stream, "text": text }))?;
+            continue;
+        }
+        match stream {
+            Stream::Out => out.write_all(&bytes)?,
+            Stream::Err => err.write_all(&bytes)?,
+        }
+    }
+    out.flush()
 }
 
 fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {

@@ -4,11 +4,13 @@
 
 #include "error.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace mayfly {
 
@@ -82,6 +84,30 @@ struct allowance_options {
     }
 };
 
+// Reads what a lease's workers print, from its beginning. It keeps no lease alive, and reads on for a minute after one is over.
+class printed {
+public:
+    explicit printed(mf_printed *handle) : handle_(handle) {}
+
+    // The next piece, and whether it went to standard error; pieces end anywhere. Empty if nothing came for so long.
+    std::pair<std::string, bool> next(std::chrono::milliseconds wait) const {
+        std::string text(std::size_t(1) << 16, '\0');
+        std::size_t length = 0;
+        std::uint32_t stream = MF_STREAM_OUT;
+        detail::check(mf_printed_read(handle_.get(), static_cast<std::uint64_t>(std::max<std::int64_t>(wait.count(), 0)),
+                                     &text[0], text.size(), &length, &stream));
+        text.resize(length);
+        return {std::move(text), stream == MF_STREAM_ERR};
+    }
+    // Bytes that the node did not keep until they were read.
+    std::uint64_t missed() const noexcept { return mf_printed_missed(handle_.get()); }
+    // Whether the lease is over, and all was read.
+    bool is_over() const noexcept { return mf_printed_is_over(handle_.get()); }
+
+private:
+    std::unique_ptr<mf_printed, detail::closer> handle_;
+};
+
 // The right to some workers. Any thread may use it.
 class lease {
 public:
@@ -92,6 +118,13 @@ public:
         mf_code code;
         detail::check(mf_lease_load_library(get(), path.c_str(), &code));
         return code;
+    }
+
+    // What the workers print, as far as their node keeps it: the last 256 KiB.
+    mayfly::printed output() const {
+        mf_printed *handle = nullptr;
+        detail::check(mf_printed_open(get(), &handle));
+        return mayfly::printed(handle);
     }
 
     void renew(std::chrono::milliseconds duration) const {

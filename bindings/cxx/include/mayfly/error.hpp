@@ -35,6 +35,7 @@ inline void check(mf_status status) {
 struct closer {
     void operator()(mf_client *handle) const noexcept { mf_client_free(handle); }
     void operator()(mf_lease *handle) const noexcept { mf_lease_free(handle); }
+    void operator()(mf_printed *handle) const noexcept { mf_printed_free(handle); }
     void operator()(mf_channel *handle) const noexcept { mf_channel_free(handle); }
     void operator()(mf_pool *handle) const noexcept { mf_pool_free(handle); }
     void operator()(mf_buffer *handle) const noexcept { mf_buffer_free(handle); }

@@ -180,7 +180,7 @@ pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact)
     for peer in (0..).take(run.pairs.len()).filter(|peer| *peer != setting.rank) {
         run.begin_pair(peer, now);
         if setting.lazily {
-            run.contact.say(&FromRank::Call { to: peer })?;
+            run.call(peer, now)?;
         }
     }
     run.run()?;
@@ -306,6 +306,9 @@ impl<'a> Loop<'a> {
         if now >= self.swept + SWEEP {
             self.swept = now;
             self.sweep(now);
+            if self.setting.lazily {
+                self.call_again(now)?;
+            }
         }
         if !self.alone {
             match self.attend_contact() {
@@ -361,6 +364,11 @@ impl<'a> Loop<'a> {
                 self.call(peer, now)?;
             }
         }
+        Ok(())
+    }
+
+    /// Those that do not come may have left.
+    fn call_again(&mut self, now: Instant) -> Result<(), Failure> {
         let again = |pair: &Pair| pair.until.is_some() && pair.called.is_some_and(|at| now >= at + CALL_AGAIN);
         let again: Vec<u32> = (0..)
             .zip(&self.pairs)
@@ -418,7 +426,7 @@ impl<'a> Loop<'a> {
                     None => return Err(lost(rank, &reason)),
                 },
                 ToRank::Called { rank } => self.answer(rank),
-                ToRank::Left { rank } => self.forget(rank),
+                ToRank::Left { rank } => self.forget(rank)?,
                 ToRank::Ticket { to, ticket } => self.dial_relay(to, ticket.as_deref())?,
                 _ => {}
             }
@@ -443,6 +451,7 @@ impl<'a> Loop<'a> {
         match self.pairs.get_mut(peer as usize) {
             Some(pair) if self.lazily.is_some() && peer != self.setting.rank && !pair.connected => {
                 pair.until.get_or_insert(now + self.setting.patience);
+                pair.called.get_or_insert(now);
                 self.begin_pair(peer, now);
             }
             _ => {}
@@ -450,13 +459,16 @@ impl<'a> Loop<'a> {
     }
 
     /// A rank that was called is not there any more.
-    fn forget(&mut self, peer: u32) {
-        if let (Some(pair), Some(lazily)) = (self.pairs.get_mut(peer as usize), self.lazily)
-            && !pair.connected
-        {
-            pair.until = None;
-            lazily.board.tell(News::Left(peer));
-        }
+    fn forget(&mut self, peer: u32) -> Result<(), Failure> {
+        let Some(pair) = self.pairs.get_mut(peer as usize).filter(|pair| !pair.connected) else {
+            return Ok(());
+        };
+        let Some(lazily) = self.lazily else {
+            return Err(lost(peer, "it has left again"));
+        };
+        pair.until = None;
+        lazily.board.tell(News::Left(peer));
+        Ok(())
     }
 
     /// Where all goes through the store, what is wrong with it ends all of it.

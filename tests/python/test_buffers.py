@@ -149,6 +149,13 @@ def test_what_cannot_be_meant_is_refused_with_a_sentence():
     assert not comm.iprobe(), "nothing of it was sent"
 
 
+def test_the_root_gives_what_it_may_not_write_to():
+    numbers = pa.array([1.5, 2.5])
+    MPI.COMM_SELF.Bcast(numbers)
+    MPI.COMM_SELF.Bcast([numbers, MPI.DOUBLE])
+    assert numbers.to_pylist() == [1.5, 2.5]
+
+
 def test_a_type_that_ranks_do_not_know_travels_as_another_that_is_named():
     halves = np.array([0.5, 2.5], "f2")
     into = np.zeros(2, "f2")

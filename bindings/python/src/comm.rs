@@ -472,6 +472,22 @@ impl Communicator {
         slf.get().with(slf.py(), |comm| job.run(comm)).map(|()| None)
     }
 
+    /// Gives everybody the root's buffer. Whether it did: the root's must be one that may be written to, too.
+    fn bcast(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, root: i64) -> PyResult<bool> {
+        let root = number(root, "rank")?;
+        let mut view = Memory::to(buffer, self.inner.peek().rank() != root)?;
+        if view.readonly() {
+            return Ok(false);
+        }
+        self.with(py, |comm| comm.bcast(view.bytes_mut(), root)).map(|()| true)
+    }
+
+    /// Gives everybody everybody's buffer, in the order of the ranks.
+    fn allgather(&self, py: Python<'_>, own: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (own, mut into) = (Memory::to(own, false)?, Memory::to(into, true)?);
+        self.with(py, |comm| comm.allgather(own.bytes(), into.bytes_mut()))
+    }
+
     /// A communicator of those ranks that give the same color, in the order of their keys; none for whoever gives none.
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         let part = self.with(py, |comm| comm.split(color, key))?;

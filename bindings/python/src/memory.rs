@@ -429,7 +429,7 @@ impl Memory {
 
     /// Whether it must not be written to; named as `memoryview` has it.
     #[getter]
-    fn readonly(&self) -> bool {
+    pub fn readonly(&self) -> bool {
         self.read_only
     }
 

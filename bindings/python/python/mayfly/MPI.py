@@ -384,7 +384,9 @@ class Comm:
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Gives everybody the root's buffer."""
-        self._bcast(False, buf, root)
+        # What the root may not write to is copied, in the longer way.
+        if not (_plain(buf) and self._native.bcast(buf, root)):
+            self._bcast(False, buf, root)
 
     def Ibcast(self, buf: Any, root: int = 0) -> Request:
         """The same in the background."""
@@ -455,7 +457,7 @@ class Comm:
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gives everybody everybody's buffer, in the order of the ranks."""
         if _plain(sendbuf) and _plain(recvbuf):
-            self._native.collective("allgather", sendbuf, recvbuf)
+            self._native.allgather(sendbuf, recvbuf)
         else:
             self._allgather(False, sendbuf, recvbuf, False)
 

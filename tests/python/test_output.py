@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
     mayfly::lease_options options;
     options.mode = mayfly::mode::warm;
     mayfly::lease lease = client.lease(options);
-    mayfly::channel channel(lease);
+    mayfly::channel channel(lease, 0);
     auto say = channel.load(lease.load_library(argv[1]), "say");
     channel.call(say, "from C++", 8, nullptr, 0);
     mayfly::printed printed = lease.output();

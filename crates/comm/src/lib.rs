@@ -9,6 +9,7 @@
 //!   simultaneous open, a [`relay`], storage ([`stored`]).
 //! - [`connector`]: joins outside for ranks in a sandbox without a network, and carries their bytes.
 //! - [`membership`]: heartbeats, and news of ranks that are lost.
+//! - [`switchboard`]: between a rank and the thread that connects it, where ranks connect when they first need each other.
 //! - [`road`]: what connecting hands to communicating: one authenticated road for each pair of ranks, and news of lost ranks.
 //!
 //! Communicating:

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 from harness.daemons import free_port
-from harness.leaks import die_with_parent
+from harness.leaks import die_with_parent, wait_until
 from harness.programs import run
 
 #: Seconds within which a store is ready.
@@ -110,10 +110,7 @@ class S3(_Server):
         self.filer = free_port()
         super().__init__(directory)
         # It listens before its parts have found each other.
-        until = time.monotonic() + READY
-        while not self._file("POST", ""):
-            assert time.monotonic() < until, (directory / "log").read_text()
-            time.sleep(0.05)
+        wait_until(lambda: self._file("POST", ""), "the parts of the store find each other", READY)
 
     def command(self) -> list[str]:
         host = "127.0.0.1"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import cloudpickle
 import mayfly
@@ -204,25 +205,42 @@ def test_ranks_that_do_not_call_what_fits_together_are_told_so(client):
     assert caught.value.code == "mismatch"
 
 
-def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
-    def work():
-        comm = MPI.COMM_WORLD
+def outlive_a_killed_rank(folder, *, met):
+    """Rank 1 is killed, after all have met or before anybody met it; the others go on, and leave what they found."""
+    comm = MPI.COMM_WORLD
+    if met:
         comm.Barrier()
-        if comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            comm.Barrier()
-        except MPI.Exception as error:
-            left = comm.Shrink()
-            (tmp_path / str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.Barrier()
+    except MPI.Exception as error:
+        left = comm.Shrink()
+        Path(folder, str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
 
+
+def lose_one_of(ranks, folder, client, *, met=True, **options):
+    """One of so many ranks is killed: all others have heard which, and are a group without it."""
     with pytest.raises(mayfly.WorkerDied):
-        mayfly.run(work, ranks=3, client=client, timeout=60)
-    for rank in (0, 2):
-        code, text, total = json.loads((tmp_path / str(rank)).read_text())
+        mayfly.run(
+            outlive_a_killed_rank,
+            ranks=ranks,
+            args=(str(folder),),
+            kwargs={"met": met},
+            client=client,
+            timeout=60,
+            **options,
+        )
+    others = [rank for rank in range(ranks) if rank != 1]
+    for rank in others:
+        code, text, total = json.loads((folder / str(rank)).read_text())
         assert code == "rank_lost"
         assert "rank 1" in text
-        assert total == 2
+        assert total == sum(others)
+
+
+def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
+    lose_one_of(3, tmp_path, client)
 
 
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
@@ -246,22 +264,7 @@ def test_they_are_connected_with_no_others_than_they_need(client):
 
 
 def test_a_rank_that_is_killed_before_anybody_met_it_is_named_to_the_others(client, tmp_path):
-    def work():
-        comm = MPI.COMM_WORLD
-        if comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            comm.Barrier()
-        except MPI.Exception as error:
-            left = comm.Shrink()
-            (tmp_path / str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
-
-    with pytest.raises(mayfly.WorkerDied):
-        mayfly.run(work, ranks=4, client=client, timeout=60, lazily=True)
-    for rank in (0, 2, 3):
-        code, text, total = json.loads((tmp_path / str(rank)).read_text())
-        assert (code, total) == ("rank_lost", 5)
-        assert "rank 1" in text
+    lose_one_of(4, tmp_path, client, met=False, lazily=True)
 
 
 def test_a_process_of_no_group_is_a_world_of_its_own():

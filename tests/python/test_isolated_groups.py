@@ -18,6 +18,7 @@ from harness.daemons import rendezvous
 from harness.leaks import descendants, wait_until
 from harness.programs import program, run
 from mayfly import _run
+from python.test_groups import lose_one_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -76,34 +77,7 @@ def test_no_rank_gets_a_socket_of_the_hosts_network(client, level):
 
 def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
     tmp_path.chmod(0o777)
-
-    def work(place):
-        import json
-        import os
-        import signal
-        from pathlib import Path
-
-        from mayfly import MPI
-
-        comm = MPI.COMM_WORLD
-        comm.Barrier()
-        if comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            comm.Barrier()
-        except MPI.Exception as error:
-            left = comm.Shrink()
-            Path(place, str(comm.rank)).write_text(json.dumps([error.code, str(error), left.allreduce(comm.rank)]))
-
-    with pytest.raises(mayfly.WorkerDied):
-        mayfly.run(
-            work, ranks=3, args=(str(tmp_path),), client=client, timeout=60, sandbox="isolated", writable=[tmp_path]
-        )
-    for rank in (0, 2):
-        code, text, total = json.loads((tmp_path / str(rank)).read_text())
-        assert code == "rank_lost"
-        assert "rank 1" in text
-        assert total == 2
+    lose_one_of(3, tmp_path, client, sandbox="isolated", writable=[tmp_path])
 
 
 def waits_for_a_message(place):

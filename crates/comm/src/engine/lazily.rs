@@ -10,25 +10,10 @@ use mayfly_protocol::error::{Code, Failure};
 use super::{Engine, Started, online_cores};
 use crate::book::{ANY_SOURCE, RequestId};
 use crate::group::link;
-use crate::road::Via;
+use crate::road::{Road, Via};
 use crate::switchboard::{News, Switchboard};
 use crate::wire::envelope::Envelope;
-use crate::wire::{Link, Outgoing};
-
-/// A send, or a word of the engine's own, to a rank that is not connected yet.
-#[derive(Debug)]
-enum Waiting {
-    Send {
-        id: RequestId,
-        envelope: Envelope,
-        start: *const u8,
-        length: usize,
-    },
-    Word(Outgoing),
-}
-
-// SAFETY: the memory that a send names stays until its request is complete or cancelled, and is tied to no thread.
-unsafe impl Send for Waiting {}
+use crate::wire::{Link, Outgoing, Payload};
 
 /// A link that is made of a road, or what went wrong.
 type Made = (u32, Via, Result<Link, Failure>);
@@ -37,8 +22,8 @@ type Made = (u32, Via, Result<Link, Failure>);
 #[derive(Debug)]
 pub(super) struct Lazily {
     board: Arc<Switchboard>,
-    /// For each rank, what is to be sent to it.
-    waiting: Vec<VecDeque<Waiting>>,
+    /// For each rank, what is to be sent to it; a send has its request, and a word of the engine's own none.
+    waiting: Vec<VecDeque<Outgoing>>,
     /// Whether it was said that the rank is wanted.
     wanted: Vec<bool>,
     /// Links that threads are making, as each waits for its other end; and where they come from.
@@ -88,15 +73,12 @@ impl Engine {
             return Err(self.no_road(peer));
         }
         let id = self.book.add_send(peer, &envelope, start, length)?;
-        self.wait_for(
-            peer,
-            Waiting::Send {
-                id,
-                envelope,
-                start,
-                length,
-            },
-        );
+        let message = Outgoing {
+            envelope,
+            payload: Payload::Borrowed(start, length),
+            request: Some(id),
+        };
+        self.wait_for(peer, message);
         Ok(Started::Pending(id))
     }
 
@@ -104,13 +86,13 @@ impl Engine {
     #[cold]
     pub(super) fn tell_when_connected(&mut self, peer: u32, message: Outgoing) {
         if peer < self.size && peer != self.rank && !self.is_gone(peer) {
-            self.wait_for(peer, Waiting::Word(message));
+            self.wait_for(peer, message);
         }
     }
 
-    fn wait_for(&mut self, peer: u32, waiting: Waiting) {
+    fn wait_for(&mut self, peer: u32, message: Outgoing) {
         if let Some(lazily) = &mut self.lazily {
-            lazily.waiting[peer as usize].push_back(waiting);
+            lazily.waiting[peer as usize].push_back(message);
             self.want(peer);
         }
     }
@@ -119,7 +101,7 @@ impl Engine {
     pub(super) fn take_back(&mut self, request: RequestId) {
         if let Some(lazily) = &mut self.lazily {
             for waiting in &mut lazily.waiting {
-                waiting.retain(|waiting| !matches!(waiting, Waiting::Send { id, .. } if *id == request));
+                waiting.retain(|message| message.request != Some(request));
             }
         }
     }
@@ -129,7 +111,7 @@ impl Engine {
         let Some(lazily) = &self.lazily else {
             return false;
         };
-        let waits = |(peer, waiting): (u32, &VecDeque<Waiting>)| !waiting.is_empty() && !self.is_gone(peer);
+        let waits = |(peer, waiting): (u32, &VecDeque<Outgoing>)| !waiting.is_empty() && !self.is_gone(peer);
         lazily.making > 0 || (0..).zip(&lazily.waiting).any(waits)
     }
 
@@ -143,40 +125,16 @@ impl Engine {
 
     #[cold]
     fn hear_news(&mut self) -> bool {
-        let Some(lazily) = &mut self.lazily else {
+        let Some(lazily) = &self.lazily else {
             return false;
         };
         let news = lazily.board.take_news();
         let mut moved = !news.is_empty();
         for news in news {
             match news {
-                News::Road(peer, road) => {
-                    let Some(lazily) = &mut self.lazily else {
-                        return moved;
-                    };
-                    let (rank, options, until) =
-                        (self.rank, self.options.clone(), Instant::now() + self.options.deadline);
-                    let maker = lazily.maker.clone();
-                    let via = road.via();
-                    // Whoever is not there any more to take it needs it no more.
-                    let make = move || drop(maker.send((peer, via, link(rank, peer, road, &options, until))));
-                    match std::thread::Builder::new().name("link".into()).spawn(make) {
-                        Ok(_) => lazily.making += 1,
-                        Err(error) => {
-                            self.lose(peer, format!("no thread could be started to connect with it: {error}"))
-                        }
-                    }
-                }
+                News::Road(peer, road) => self.make_link(peer, road),
                 News::Left(peer) => self.depart(peer),
-                News::Failed(failure) => {
-                    for peer in 0..self.size {
-                        if peer != self.rank && self.links[peer as usize].is_none() {
-                            self.lost
-                                .add(peer, format!("it cannot be connected: {}", failure.message));
-                        }
-                    }
-                    self.look_for_trouble();
-                }
+                News::Failed(failure) => self.give_all_up(&failure),
             }
         }
         while let Some((peer, via, made)) = self.next_made() {
@@ -187,6 +145,32 @@ impl Engine {
             }
         }
         moved
+    }
+
+    /// Makes a link of a road, in a thread, as it waits for its other end.
+    fn make_link(&mut self, peer: u32, road: Road) {
+        let Some(lazily) = &mut self.lazily else {
+            return;
+        };
+        let (rank, options, until) = (self.rank, self.options.clone(), Instant::now() + self.options.deadline);
+        let (maker, via) = (lazily.maker.clone(), road.via());
+        // Whoever is not there any more to take it needs it no more.
+        let make = move || drop(maker.send((peer, via, link(rank, peer, road, &options, until))));
+        match std::thread::Builder::new().name("link".into()).spawn(make) {
+            Ok(_) => lazily.making += 1,
+            Err(error) => self.lose(peer, format!("no thread could be started to connect with it: {error}")),
+        }
+    }
+
+    /// Nobody is connected any more: those that are not connected yet are lost.
+    fn give_all_up(&mut self, failure: &Failure) {
+        for peer in 0..self.size {
+            if peer != self.rank && self.links[peer as usize].is_none() {
+                self.lost
+                    .add(peer, format!("it cannot be connected: {}", failure.message));
+            }
+        }
+        self.look_for_trouble();
     }
 
     fn next_made(&mut self) -> Option<Made> {
@@ -217,16 +201,15 @@ impl Engine {
             .lazily
             .as_mut()
             .map(|lazily| std::mem::take(&mut lazily.waiting[at]));
-        for waiting in waiting.unwrap_or_default() {
-            match waiting {
+        for message in waiting.unwrap_or_default() {
+            match message {
                 // One that cannot be sent has made the rank lost, and ends with that.
-                Waiting::Send {
-                    id,
+                Outgoing {
                     envelope,
-                    start,
-                    length,
+                    payload: Payload::Borrowed(start, length),
+                    request: Some(id),
                 } => self.send_as(id, peer, envelope, start, length)?,
-                Waiting::Word(message) => self.tell(peer, message),
+                word => self.tell(peer, word),
             }
         }
         Ok(())

@@ -82,22 +82,17 @@ fn ranks_are_connected_with_those_that_they_exchange_with_and_no_others() {
     }
 }
 
-const NONE: Ways = Ways {
-    local: false,
-    direct: false,
-    punch: false,
-    relay: false,
-    relay_after: Duration::from_millis(100),
-    stored: false,
-    stored_after: Duration::from_secs(3),
-    cautious: false,
-};
-
 #[test]
 fn every_way_connects_them_and_every_operation_works() {
     let server = server();
-    let direct = Ways { direct: true, ..NONE };
-    let relay = Ways { relay: true, ..NONE };
+    let direct = Ways {
+        direct: true,
+        ..Ways::none()
+    };
+    let relay = Ways {
+        relay: true,
+        ..Ways::none()
+    };
     for (name, ways, via) in [
         ("any", Ways::default(), Via::Local),
         ("direct", direct, Via::Direct),
@@ -208,7 +203,7 @@ fn what_does_not_fit_together_is_told_to_those_concerned() {
 fn who_cannot_be_reached_is_lost_with_all_that_was_tried() {
     let server = server();
     let options = JoinOptions {
-        ways: NONE,
+        ways: Ways::none(),
         patience: Duration::from_millis(700),
         ..lazily(&server, "walls", 2)
     };

@@ -33,13 +33,7 @@ fn a_rank_of_its_own() {
         ..common::at(server.parse().unwrap(), name, 3)
     };
     if connects == "no" {
-        options.ways = Ways {
-            local: false,
-            direct: false,
-            punch: false,
-            relay: false,
-            ..Ways::default()
-        };
+        options.ways = Ways::none();
     }
     let joined = mayfly_comm::join(&options).unwrap();
     println!("joined as rank {} of {}", joined.rank, joined.size);

@@ -28,10 +28,8 @@ fn what_is_relayed_comes_at_a_rate_worth_having() {
     let server = server();
     let options = JoinOptions {
         ways: Ways {
-            local: false,
-            direct: false,
-            punch: false,
-            ..Ways::default()
+            relay: true,
+            ..Ways::none()
         },
         // TLS would be measured else.
         trust: Trust::Fabric,
@@ -52,10 +50,8 @@ fn the_end_of_one_half_is_the_end_of_the_other() {
     let server = server();
     let options = JoinOptions {
         ways: Ways {
-            local: false,
-            direct: false,
-            punch: false,
-            ..Ways::default()
+            relay: true,
+            ..Ways::none()
         },
         trust: Trust::Fabric,
         ..options(&server, "half", 2)

@@ -144,12 +144,8 @@ fn a_store_is_the_last_resort_of_ranks_that_have_no_other_way() {
     let options = JoinOptions {
         store: Some(place(store.path())),
         ways: Ways {
-            local: false,
-            direct: false,
-            punch: false,
-            relay: false,
             stored_after: Duration::from_millis(100),
-            ..Ways::default()
+            ..Ways::none()
         },
         ..options(&server, "last", 2)
     };

@@ -14,24 +14,6 @@ use mayfly_comm::road::Via;
 use mayfly_comm::{JoinOptions, join};
 use mayfly_protocol::error::Code;
 
-fn only(ways: Ways) -> Ways {
-    Ways {
-        relay_after: Duration::from_millis(100),
-        ..ways
-    }
-}
-
-const NONE: Ways = Ways {
-    local: false,
-    direct: false,
-    punch: false,
-    relay: false,
-    relay_after: Duration::from_secs(1),
-    stored: false,
-    stored_after: Duration::from_secs(3),
-    cautious: false,
-};
-
 #[test]
 fn ranks_of_one_host_meet_over_its_sockets() {
     let server = server();
@@ -44,12 +26,18 @@ fn ranks_of_one_host_meet_over_its_sockets() {
 #[test]
 fn each_way_alone_connects_all() {
     let server = server();
-    let direct = Ways { direct: true, ..NONE };
-    let relay = Ways { relay: true, ..NONE };
+    let direct = Ways {
+        direct: true,
+        ..Ways::none()
+    };
+    let relay = Ways {
+        relay: true,
+        ..Ways::none()
+    };
     for (name, ways, via) in [("direct", direct, Via::Direct), ("relay", relay, Via::Relay)] {
         for trust in [Trust::Nobody, Trust::Fabric] {
             let options = JoinOptions {
-                ways: only(ways),
+                ways,
                 trust,
                 ..options(&server, name, 4)
             };
@@ -89,7 +77,10 @@ fn a_group_of_one_needs_nobody() {
 fn sixty_four_ranks_are_connected_within_a_second_over_tcp() {
     let server = server();
     let options = JoinOptions {
-        ways: Ways { direct: true, ..NONE },
+        ways: Ways {
+            direct: true,
+            ..Ways::none()
+        },
         ..options(&server, "tcp", 64)
     };
     let begun = Instant::now();
@@ -128,7 +119,7 @@ fn a_world_that_is_never_complete_ends_with_the_names_of_those_who_did_not_come(
 fn a_pair_that_cannot_connect_is_named_with_what_was_tried() {
     let server = server();
     let options = JoinOptions {
-        ways: NONE,
+        ways: Ways::none(),
         patience: Duration::from_secs(1),
         ..options(&server, "apart", 2)
     };

@@ -43,17 +43,23 @@ pub struct Ways {
 }
 
 impl Ways {
-    /// No way but the store.
-    pub fn only_stored() -> Self {
+    /// No way at all, for those who name the few that they want.
+    pub fn none() -> Self {
         Self {
             local: false,
             direct: false,
             punch: false,
             relay: false,
-            relay_after: Duration::ZERO,
+            stored: false,
+            ..Self::default()
+        }
+    }
+
+    /// No way but the store.
+    pub fn only_stored() -> Self {
+        Self {
             stored: true,
-            stored_after: Duration::ZERO,
-            cautious: false,
+            ..Self::none()
         }
     }
 

@@ -1,10 +1,11 @@
 //! Connects a rank to all others of its group at once.
 //!
 //! One loop over non-blocking sockets: it accepts, dials what the [plan](mod@plan) of each pair says, and drives every
-//! [attempt] until each pair has a road, or the deadline has passed. [`attend`] runs the same loop for as long as the rank is of the
-//! group, and connects each pair when one of the two needs the other.
+//! [attempt] until each pair has a road, or the deadline has passed. [`attend()`] runs the same loop for as long as the
+//! rank is of the group, and connects each pair when one of the two needs the other.
 
 pub mod attempt;
+mod attend;
 pub mod hello;
 pub mod host;
 pub mod listeners;
@@ -22,15 +23,16 @@ use mayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
 use self::attempt::{Attempt, Common, Progress, Socket};
+pub use self::attend::{Lazily, attend};
 use self::hello::Way;
 use self::listeners::Listeners;
 use self::plan::{Party, Step, Target, Ways, plan};
 use crate::keys::GroupKeys;
 use crate::rendezvous::client::Contact;
 use crate::rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
-use crate::road::{Lost, Road, Via};
+use crate::road::{Road, Via};
 use crate::stored::Stored;
-use crate::switchboard::{News, Switchboard};
+use crate::switchboard::News;
 
 /// What may lie between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,8 +64,6 @@ const EVENTS: usize = 1024;
 const ACCEPTS: usize = 64;
 /// Pairs and addresses that an error names.
 const MOST_NAMED: usize = 4;
-/// A rank that was called and is not connected yet is called again: it may have left meanwhile.
-const CALL_AGAIN: Duration = Duration::from_secs(1);
 
 const CONTACT: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
@@ -101,17 +101,6 @@ pub struct Places<'a> {
     pub listeners: &'a Listeners,
     /// Where it stores what nobody takes directly.
     pub stored: Option<&'a Stored>,
-}
-
-/// Connects when it is wanted.
-#[derive(Clone, Copy)]
-pub struct Lazily<'a> {
-    /// What is wanted, and what comes of it.
-    pub board: &'a Switchboard,
-    /// Who cannot be reached.
-    pub lost: &'a Lost,
-    /// Can be read when it is over.
-    pub stop: &'a OwnedFd,
 }
 
 struct Pair {
@@ -185,25 +174,6 @@ pub fn connect(setting: &Setting<'_>, places: Places<'_>, contact: &mut Contact)
     }
     run.run()?;
     Ok(run.pairs.into_iter().map(|pair| pair.road).collect())
-}
-
-/// Connects with whom it is told to, or is called by, until it is told to stop; and keeps the rank's place in the group meanwhile.
-pub fn attend(
-    setting: &Setting<'_>,
-    places: Places<'_>,
-    contact: &mut Contact,
-    lazily: Lazily<'_>,
-) -> Result<(), Failure> {
-    let mut run = Loop::new(setting, places, contact, Some(lazily))?;
-    run.add(lazily.board.wake(), WISHES, epoll::EventFlags::IN)?;
-    run.add(lazily.stop, STOP, epoll::EventFlags::IN)?;
-    while !run.stopped {
-        run.hear_wishes(lazily.board)?;
-        run.advance()?;
-        run.give_up_late(lazily.lost);
-        run.wait()?;
-    }
-    Ok(())
 }
 
 impl<'a> Loop<'a> {
@@ -356,60 +326,6 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// Calls those that are wanted.
-    fn hear_wishes(&mut self, board: &Switchboard) -> Result<(), Failure> {
-        let now = Instant::now();
-        for peer in board.take_wishes() {
-            if peer != self.setting.rank && (peer as usize) < self.pairs.len() {
-                self.call(peer, now)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Those that do not come may have left.
-    fn call_again(&mut self, now: Instant) -> Result<(), Failure> {
-        let again = |pair: &Pair| pair.until.is_some() && pair.called.is_some_and(|at| now >= at + CALL_AGAIN);
-        let again: Vec<u32> = (0..)
-            .zip(&self.pairs)
-            .filter(|(_, pair)| again(pair))
-            .map(|(peer, _)| peer)
-            .collect();
-        again.into_iter().try_for_each(|peer| self.call(peer, now))
-    }
-
-    fn call(&mut self, peer: u32, now: Instant) -> Result<(), Failure> {
-        let pair = &mut self.pairs[peer as usize];
-        if pair.connected {
-            return Ok(());
-        }
-        pair.until.get_or_insert(now + self.setting.patience);
-        pair.called = Some(now);
-        if self.alone {
-            // Nobody passes the call on; the other may be there all the same.
-            self.begin_pair(peer, now);
-            return Ok(());
-        }
-        self.contact.say(&FromRank::Call { to: peer })
-    }
-
-    /// Those that were not reached in time are lost.
-    fn give_up_late(&mut self, lost: &Lost) {
-        let now = Instant::now();
-        let broken = self.stored.filter(|_| self.setting.ways.are_only_stored());
-        let broken = broken.and_then(|stored| stored.failure()).is_some();
-        for peer in (0..).take(self.pairs.len()) {
-            let late = self.pairs[peer as usize]
-                .until
-                .is_some_and(|until| broken || now >= until);
-            if late {
-                self.note_what_is_open();
-                self.pairs[peer as usize].until = None;
-                lost.add(peer, format!("it could not be reached: {}", self.tried(peer)));
-            }
-        }
-    }
-
     /// Reads what the rendezvous says: a loss ends all of it.
     fn attend_contact(&mut self) -> Result<(), Failure> {
         self.contact.pump()?;
@@ -442,32 +358,6 @@ impl<'a> Loop<'a> {
             )
             .map_err(|error| failed("epoll", error))?;
         }
-        Ok(())
-    }
-
-    /// One of the two has called the other.
-    fn answer(&mut self, peer: u32) {
-        let now = Instant::now();
-        match self.pairs.get_mut(peer as usize) {
-            Some(pair) if self.lazily.is_some() && peer != self.setting.rank && !pair.connected => {
-                pair.until.get_or_insert(now + self.setting.patience);
-                pair.called.get_or_insert(now);
-                self.begin_pair(peer, now);
-            }
-            _ => {}
-        }
-    }
-
-    /// A rank that was called is not there any more.
-    fn forget(&mut self, peer: u32) -> Result<(), Failure> {
-        let Some(pair) = self.pairs.get_mut(peer as usize).filter(|pair| !pair.connected) else {
-            return Ok(());
-        };
-        let Some(lazily) = self.lazily else {
-            return Err(lost(peer, "it has left again"));
-        };
-        pair.until = None;
-        lazily.board.tell(News::Left(peer));
         Ok(())
     }
 

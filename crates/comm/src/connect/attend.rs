@@ -1,0 +1,133 @@
+//! Connects a rank with others when one of the two needs the other, for as long as it is of the group.
+//!
+//! Who is needed is called, through the rendezvous, and both begin when the rendezvous passes the call on: that is the
+//! common moment of the two. Who cannot be reached in time is lost. A rank that connects to all at once calls them too,
+//! if they are ranks that wait until they are called.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::Failure;
+use rustix::event::epoll;
+
+use super::{Loop, Pair, Places, STOP, Setting, WISHES, lost};
+use crate::rendezvous::client::Contact;
+use crate::rendezvous::messages::FromRank;
+use crate::road::Lost;
+use crate::switchboard::{News, Switchboard};
+
+/// A rank that was called and is not connected yet is called again: it may have left meanwhile.
+const CALL_AGAIN: Duration = Duration::from_secs(1);
+
+/// Connects when it is wanted.
+#[derive(Clone, Copy)]
+pub struct Lazily<'a> {
+    /// What is wanted, and what comes of it.
+    pub board: &'a Switchboard,
+    /// Who cannot be reached.
+    pub lost: &'a Lost,
+    /// Can be read when it is over.
+    pub stop: &'a OwnedFd,
+}
+
+/// Connects with whom it is told to, or is called by, until it is told to stop; and keeps the rank's place in the group
+/// meanwhile.
+pub fn attend(
+    setting: &Setting<'_>,
+    places: Places<'_>,
+    contact: &mut Contact,
+    lazily: Lazily<'_>,
+) -> Result<(), Failure> {
+    let mut run = Loop::new(setting, places, contact, Some(lazily))?;
+    run.add(lazily.board.wake(), WISHES, epoll::EventFlags::IN)?;
+    run.add(lazily.stop, STOP, epoll::EventFlags::IN)?;
+    while !run.stopped {
+        run.hear_wishes(lazily.board)?;
+        run.advance()?;
+        run.give_up_late(lazily.lost);
+        run.wait()?;
+    }
+    Ok(())
+}
+
+impl Loop<'_> {
+    /// Calls those that are wanted.
+    fn hear_wishes(&mut self, board: &Switchboard) -> Result<(), Failure> {
+        let now = Instant::now();
+        for peer in board.take_wishes() {
+            if peer != self.setting.rank && (peer as usize) < self.pairs.len() {
+                self.call(peer, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that do not come may have left.
+    pub(super) fn call_again(&mut self, now: Instant) -> Result<(), Failure> {
+        let again = |pair: &Pair| pair.until.is_some() && pair.called.is_some_and(|at| now >= at + CALL_AGAIN);
+        let again: Vec<u32> = (0..)
+            .zip(&self.pairs)
+            .filter(|(_, pair)| again(pair))
+            .map(|(peer, _)| peer)
+            .collect();
+        again.into_iter().try_for_each(|peer| self.call(peer, now))
+    }
+
+    pub(super) fn call(&mut self, peer: u32, now: Instant) -> Result<(), Failure> {
+        let pair = &mut self.pairs[peer as usize];
+        if pair.connected {
+            return Ok(());
+        }
+        pair.until.get_or_insert(now + self.setting.patience);
+        pair.called = Some(now);
+        if self.alone {
+            // Nobody passes the call on; the other may be there all the same.
+            self.begin_pair(peer, now);
+            return Ok(());
+        }
+        self.contact.say(&FromRank::Call { to: peer })
+    }
+
+    /// Those that were not reached in time are lost.
+    fn give_up_late(&mut self, lost: &Lost) {
+        let now = Instant::now();
+        let broken = self.stored.filter(|_| self.setting.ways.are_only_stored());
+        let broken = broken.and_then(|stored| stored.failure()).is_some();
+        for peer in (0..).take(self.pairs.len()) {
+            let late = self.pairs[peer as usize]
+                .until
+                .is_some_and(|until| broken || now >= until);
+            if late {
+                self.note_what_is_open();
+                self.pairs[peer as usize].until = None;
+                lost.add(peer, format!("it could not be reached: {}", self.tried(peer)));
+            }
+        }
+    }
+
+    /// One of the two has called the other.
+    pub(super) fn answer(&mut self, peer: u32) {
+        let now = Instant::now();
+        match self.pairs.get_mut(peer as usize) {
+            Some(pair) if self.lazily.is_some() && peer != self.setting.rank && !pair.connected => {
+                pair.until.get_or_insert(now + self.setting.patience);
+                pair.called.get_or_insert(now);
+                self.begin_pair(peer, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// A rank that was called is not there any more.
+    pub(super) fn forget(&mut self, peer: u32) -> Result<(), Failure> {
+        let Some(pair) = self.pairs.get_mut(peer as usize).filter(|pair| !pair.connected) else {
+            return Ok(());
+        };
+        let Some(lazily) = self.lazily else {
+            return Err(lost(peer, "it has left again"));
+        };
+        pair.until = None;
+        lazily.board.tell(News::Left(peer));
+        Ok(())
+    }
+}

@@ -30,7 +30,5 @@ pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
             Err(error) => error,
         };
     }
-    let mismatch = error.status == Some(Status::LoadFailed) && error.failure.message.contains("was pickled by");
-    let code = if mismatch { Code::PythonMismatch } else { error.code() };
-    raise(py, code, &error.failure.message)
+    raise(py, error.code(), &error.failure.message)
 }

@@ -81,6 +81,8 @@ impl CallError {
             Status::UnknownFunction => Code::UnknownFunction,
             Status::OutputOverflow => Code::OutputOverflow,
             Status::MalformedRequest => Code::InvalidRequest,
+            // The worker has no other word for it; see `executor::Runtime::load` of Python's.
+            Status::LoadFailed if String::from_utf8_lossy(payload).contains("was pickled by") => Code::PythonMismatch,
             Status::LoadFailed => Code::LoadFailed,
             Status::Rejected => Code::Rejected,
             Status::OutOfMemory => Code::OutOfMemory,

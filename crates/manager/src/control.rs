@@ -1,9 +1,10 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
+use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -17,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::tasks::Tasks;
 use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
@@ -34,6 +36,9 @@ const OVERDUE_MS: u64 = 60_000;
 const ROOM_LOOK: Duration = Duration::from_millis(50);
 /// Between two looks at every lease.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// Longer than a dispatcher is connected.
+const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// An event, and whose concern it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,6 +77,8 @@ pub struct Control {
     pub oidc: Option<Provider>,
     /// The other managers over the same store.
     pub peers: Peers,
+    /// Durable tasks, once they are read.
+    pub tasks: OnceLock<Arc<Tasks>>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
     world: Mutex<World>,
@@ -103,6 +110,7 @@ impl Control {
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             rooms: watch::channel(0).0,
+            tasks: OnceLock::new(),
             stopping: watch::channel(false).0,
             world: Mutex::new(world),
         }
@@ -112,6 +120,23 @@ impl Control {
     pub fn world(&self) -> MutexGuard<'_, World> {
         // Nothing panics between two changes that belong together, so a poisoned lock still guards a consistent world.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Durable tasks, where there are any.
+    pub fn tasks(&self) -> Result<&Arc<Tasks>, Failure> {
+        self.tasks.get().ok_or_else(|| {
+            Failure::new(
+                Code::NotFound,
+                "managers over PostgreSQL keep no durable tasks yet; use one with a store of its own",
+            )
+        })
+    }
+
+    /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
+    pub fn token_for_dispatcher(&self, tenant: TenantId) -> String {
+        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
+        self.world().keep(bearer);
+        token
     }
 
     /// Tells everybody who watches, at this manager and at the others.

@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod allowances;
 pub mod login;
 pub mod seeing;
+pub mod tasks;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,6 +80,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/prices", get(accounts::show_prices).put(accounts::set_prices))
         .route("/v1/bill", get(accounts::show_bill))
         .route("/v1/audit", get(accounts::show_audit))
+        .merge(tasks::routes())
         .route("/v1/events", get(watch_events))
         .route("/v1/metrics", get(seeing::metrics))
         .route("/v1/history", get(seeing::history))

@@ -21,7 +21,11 @@ use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{Options, StoreKind};
-use crate::store::{As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, Snapshot, SqliteStore, Store};
+use crate::store::tasks::TaskStore;
+use crate::store::{
+    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, Snapshot, SqliteStore, SqliteTasks, Store,
+};
+use crate::tasks::{self, Conversation};
 use crate::world::World;
 use crate::{hash, http, peers, random, serve};
 
@@ -63,7 +67,15 @@ impl Manager {
             StoreKind::Postgres { url } => Arc::new(PostgresStore::open(url, identity.signing.public()).await?),
             StoreKind::Memory => Arc::new(MemoryStore::default()),
         };
-        Self::start_over(options, listener, identity, store).await
+        let tasks: Option<Arc<dyn TaskStore>> = match &options.store {
+            StoreKind::Sqlite { most_pages } => Some(Arc::new(SqliteTasks::open(
+                Some(&options.state_dir.join("tasks.db")),
+                *most_pages,
+            )?)),
+            StoreKind::Memory => Some(Arc::new(SqliteTasks::open(None, None)?)),
+            StoreKind::Postgres { .. } => None,
+        };
+        Self::start_over(options, listener, identity, store, tasks).await
     }
 
     async fn start_over(
@@ -71,6 +83,7 @@ impl Manager {
         listener: tokio::net::TcpListener,
         identity: Identity,
         store: Arc<dyn Store>,
+        task_store: Option<Arc<dyn TaskStore>>,
     ) -> Result<Handle, Error> {
         let listening = |source| Error::Listen {
             address: options.listen,
@@ -128,6 +141,13 @@ impl Manager {
             journal,
             world,
         ));
+        if let Some(task_store) = task_store {
+            let giver = Arc::downgrade(&control);
+            let token = move |tenant| giver.upgrade().map_or_else(String::new, |c| c.token_for_dispatcher(tenant));
+            let tasks = tasks::Tasks::start(task_store, Box::new(token)).await?;
+            // Nobody else sets it.
+            let _ = control.tasks.set(tasks);
+        }
         let mut for_clients = vec![connection_path.clone()];
         if control.oidc.is_some() {
             let path = control.options.state_dir.join(LOGIN_FILE);
@@ -307,6 +327,11 @@ impl Handle {
     /// Every node that ever registered.
     pub fn nodes(&self) -> Vec<NodeStatus> {
         self.0.control.world().node_statuses(Instant::now())
+    }
+
+    /// A dispatcher in this process runs the tasks of the endpoint with this name from now on.
+    pub async fn attach(&self, endpoint: &str) -> Result<Conversation, Failure> {
+        self.0.control.tasks()?.attach(endpoint).await
     }
 
     /// What happens from now on.

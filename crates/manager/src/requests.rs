@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -13,6 +13,7 @@ use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::tasks;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -166,6 +167,66 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Body<T> {
                 "send the body with `Content-Type: application/json`",
             )),
             Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+        }
+    }
+}
+
+/// The body of a request about tasks, as JSON or as MessagePack.
+pub struct Document<T>(pub T);
+
+impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
+        let packed = names(request.headers().get(CONTENT_TYPE));
+        let too_long = || {
+            let text = format!("the body has more than {} bytes; submit in several parts", tasks::MOST_BODY_BYTES);
+            refuse(Code::PayloadTooLarge, text)
+        };
+        if packed {
+            let bytes = axum::body::Bytes::from_request(request, control).await;
+            let bytes = bytes.map_err(|_| too_long())?;
+            let read = rmp_serde::from_slice(&bytes);
+            return read
+                .map(Self)
+                .map_err(|error| refuse(Code::InvalidRequest, format!("the body is not what it should be: {error}")));
+        }
+        match Json::<T>::from_request(request, control).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_long()),
+            Err(JsonRejection::MissingJsonContentType(_)) => Err(refuse(
+                Code::InvalidRequest,
+                "send the body with `Content-Type: application/json`, or `application/msgpack`",
+            )),
+            Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
+        }
+    }
+}
+
+fn names(header: Option<&HeaderValue>) -> bool {
+    header.is_some_and(|value| value.as_bytes().starts_with(tasks::MESSAGE_PACK.as_bytes()))
+}
+
+/// Whether the answer is wanted as MessagePack.
+pub struct Packed(bool);
+
+impl<S: Send + Sync> FromRequestParts<S> for Packed {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self(names(parts.headers.get(ACCEPT))))
+    }
+}
+
+impl Packed {
+    /// The answer, as it is wanted.
+    pub fn answer<T: serde::Serialize>(&self, answer: T) -> Response {
+        if !self.0 {
+            return Json(answer).into_response();
+        }
+        match rmp_serde::to_vec_named(&answer) {
+            Ok(bytes) => ([(CONTENT_TYPE, tasks::MESSAGE_PACK)], bytes).into_response(),
+            Err(error) => refuse(Code::Internal, format!("an answer cannot be written: {error}")).into_response(),
         }
     }
 }

@@ -136,7 +136,7 @@ impl LoadFunction {
 }
 
 /// What a piece of code is and how to call it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "form", rename_all = "snake_case")]
 pub enum Form {
     /// A symbol `uint32_t f(void* in, uint32_t size, void* out)` of a shared library.

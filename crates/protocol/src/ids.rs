@@ -51,12 +51,21 @@ macro_rules! byte_id {
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                if serializer.is_human_readable() {
+                    serializer.collect_str(self)
+                } else {
+                    serializer.serialize_bytes(&self.0)
+                }
             }
         }
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                if !deserializer.is_human_readable() {
+                    let bytes = crate::blob::bytes(deserializer)?;
+                    let exact = <[u8; $bytes]>::try_from(bytes.as_slice());
+                    return exact.map(Self).map_err(|_| serde::de::Error::invalid_length(bytes.len(), &$kind));
+                }
                 let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
                 text.parse().map_err(serde::de::Error::custom)
             }
@@ -76,6 +85,9 @@ byte_id!(/** One node, drawn at random when its state directory is made and kept
 byte_id!(/** One allowance, drawn at random by the manager that signs it. */ AllowanceId, 16, "an allowance id");
 byte_id!(/** One tenant: whom a lease is granted to and who pays for it. */ TenantId, 16, "a tenant id");
 byte_id!(/** One channel, drawn at random by the client that opens it. */ ChannelId, 16, "a channel id");
+byte_id!(/** One registered function: its version for one owner, named by what it is. */ FunctionId, 16, "a function id");
+byte_id!(/** One task, made by whoever submits it: submitting it twice makes one. */ TaskId, 16, "a task id");
+byte_id!(/** One endpoint, drawn at random when it is set up. */ EndpointId, 16, "an endpoint id");
 byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");
 byte_id!(/** An Ed25519 public key. */ PublicKey, 32, "an Ed25519 public key");
 byte_id!(/** First eight bytes of the SHA-256 of a public key; lets signing keys rotate. */ KeyId, 8, "a key id");

@@ -7,12 +7,16 @@
 //! - [`node_api`]: the framed requests a verified peer may make of a node (lease, release, code, cancel, fate);
 //! - [`executor`]: what a node and its executors say over the executor's one control socket;
 //! - [`fabric`]: what the two ends of a channel over libfabric tell each other;
-//! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection.
+//! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection;
+//! - [`tasks`]: functions, tasks and endpoints in the manager's HTTP bodies;
+//! - [`dispatch`]: what a manager and an endpoint's dispatcher say over the endpoint's own connection.
 //!
 //! Every failure that can reach a user has an [`error::Code`], which is stable and documented.
 
 pub mod accounts;
 pub mod api;
+pub mod blob;
+pub mod dispatch;
 pub mod durations;
 pub mod error;
 pub mod executor;
@@ -21,6 +25,7 @@ pub mod hello;
 pub mod ids;
 pub mod node_api;
 pub mod slot;
+pub mod tasks;
 
 /// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
 pub const WIRE_VERSION: u16 = 3;

@@ -15,10 +15,12 @@ const LEVELS: &[(&str, u8)] = &[
     ("mayfly-sandbox", 1),
     ("mayfly-telemetry", 1),
     ("mayfly-storage", 1),
+    ("mayfly-tasks", 1),
     ("mayfly-client", 2),
     ("mayfly-executor", 2),
     ("mayfly-comm", 2),
     ("mayfly-node", 3),
+    ("mayfly-endpoint", 3),
     ("mayfly-manager", 3),
     ("mayfly-frame", 4),
     ("mayfly-bench", 4),
@@ -38,6 +40,10 @@ const FORBIDDEN: &[(&str, &[&str])] = &[
     ),
     (
         "mayfly-lease",
+        &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
+    ),
+    (
+        "mayfly-tasks",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (

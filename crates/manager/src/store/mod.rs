@@ -9,6 +9,7 @@ mod memory;
 mod news;
 mod postgres;
 mod sqlite;
+pub mod tasks;
 
 #[cfg(test)]
 mod conformance;
@@ -28,7 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use memory::MemoryStore;
 pub use news::{Adopted, News, Peer, Presence};
 pub use postgres::PostgresStore;
-pub use sqlite::SqliteStore;
+pub use sqlite::{SqliteStore, SqliteTasks};
 
 #[cfg(test)]
 pub use postgres::server::database as postgres_database;

@@ -1,31 +1,26 @@
-//! The store in one SQLite file: write-ahead log, one writer thread, commits in groups.
+//! The store in one SQLite file.
 //!
-//! Writers queue here; the thread takes all that wait and commits them together, so that a disk that takes a
-//! millisecond to sync is asked once for many. A group that holds a booking or a bearer is synced to the disk before
-//! its writers hear of it; others are in the operating system's hands, and survive the process but not a power cut.
+//! Bookings and bearers are synced to the disk before their writers hear of it; changes of leases are not.
+
+mod tasks;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use mayfly_lease::State;
 use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
 use mayfly_protocol::api::{Capacity, Metered, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, params};
-use tokio::sync::oneshot;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
     As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot,
     Store, StoreError, TenantRecord,
 };
 
-/// Version of the tables below, in the file's `user_version`.
-const SCHEMA: i64 = 5;
-/// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
-const GROUP: usize = 1_024;
+pub use tasks::SqliteTasks;
+use writer::{Schema, Writer};
 
 const TABLES: &str = "
 CREATE TABLE nodes (
@@ -56,13 +51,16 @@ CREATE TABLE audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
     action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
 );
-PRAGMA user_version = 5;
 ";
 
-/// What brings tables of an earlier version to the next one, from the first.
+const SCHEMA: Schema = Schema {
+    tables: TABLES,
+    upgrades: &UPGRADES,
+};
+
 const UPGRADES: [&str; 4] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0; PRAGMA user_version = 2;",
+    ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
     "ALTER TABLE leases ADD COLUMN allocation_price INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE leases ADD COLUMN computing_price INTEGER NOT NULL DEFAULT 0;
@@ -78,96 +76,18 @@ const UPGRADES: [&str; 4] = [
     CREATE TABLE audit (
         number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant BLOB NOT NULL, token TEXT NOT NULL,
         action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
-    );
-    PRAGMA user_version = 3;",
-    "ALTER TABLE leases ADD COLUMN image TEXT; PRAGMA user_version = 4;",
-    "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; PRAGMA user_version = 5;",
+    )",
+    "ALTER TABLE leases ADD COLUMN image TEXT",
+    "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'",
 ];
 
-/// One write of a group.
-trait Job: Send {
-    /// Whether it must be on the disk before anybody hears of it.
-    fn durable(&self) -> bool;
-    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()>;
-    fn finish(self: Box<Self>, result: Result<(), StoreError>);
-}
-
-struct Write<T, F> {
-    durable: bool,
-    action: F,
-    outcome: Option<T>,
-    reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl<T, F> Job for Write<T, F>
-where
-    T: Send,
-    F: FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send,
-{
-    fn durable(&self) -> bool {
-        self.durable
-    }
-
-    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
-        self.outcome = Some((self.action)(transaction)?);
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
-        let Self { outcome, reply, .. } = *self;
-        let missing = || StoreError::Broken("a write was not run".into());
-        // Whoever asked may have stopped waiting; the write stands all the same.
-        let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
-    }
-}
-
-enum Command {
-    Write(Box<dyn Job>),
-    Load {
-        ended_after_ms: u64,
-        reply: oneshot::Sender<Result<Snapshot, StoreError>>,
-    },
-}
-
 /// A store in a file. Dropping it commits what waits and closes the file.
-pub struct SqliteStore {
-    commands: Option<Sender<Command>>,
-    writer: Option<JoinHandle<()>>,
-}
+pub struct SqliteStore(Writer);
 
 impl SqliteStore {
     /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that.
     pub fn open(path: &Path, most_pages: Option<u32>) -> Result<Self, StoreError> {
-        let connection = connect(path, most_pages).map_err(|error| match kind(&error) {
-            Kind::Busy => StoreError::InUse(path.display().to_string()),
-            _ => failed(&error),
-        })?;
-        let found: i64 = connection
-            .pragma_query_value(None, "user_version", |row| row.get(0))
-            .map_err(|e| failed(&e))?;
-        match found {
-            0 => connection
-                .execute_batch(&format!("BEGIN; {TABLES} COMMIT;"))
-                .map_err(|e| failed(&e))?,
-            SCHEMA => {}
-            older @ 1..SCHEMA => {
-                for upgrade in &UPGRADES[older as usize - 1..] {
-                    connection
-                        .execute_batch(&format!("BEGIN; {upgrade} COMMIT;"))
-                        .map_err(|e| failed(&e))?;
-                }
-            }
-            found => return Err(StoreError::Schema { found, known: SCHEMA }),
-        }
-        let (commands, queue) = channel();
-        let writer = std::thread::Builder::new()
-            .name("store".into())
-            .spawn(move || write_groups(connection, &queue))
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        Ok(Self {
-            commands: Some(commands),
-            writer: Some(writer),
-        })
+        Writer::open(path, &SCHEMA, most_pages).map(Self)
     }
 
     fn write<T: Send + 'static>(
@@ -175,145 +95,7 @@ impl SqliteStore {
         durable: bool,
         action: impl FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Pending<T> {
-        let (reply, receiver) = oneshot::channel();
-        if let Some(commands) = &self.commands {
-            // When the writer has died the reply dies with the command, and the waiter hears that.
-            let _ = commands.send(Command::Write(Box::new(Write {
-                durable,
-                action,
-                outcome: None,
-                reply,
-            })));
-        }
-        Pending(receiver)
-    }
-}
-
-impl Drop for SqliteStore {
-    fn drop(&mut self) {
-        self.commands = None;
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
-        }
-    }
-}
-
-fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(path)?;
-    connection.busy_timeout(Duration::from_millis(500))?;
-    // One manager owns the file; the lock also keeps a second one away.
-    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-    connection.pragma_update(None, "synchronous", "NORMAL")?;
-    // See `Log`.
-    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
-    if let Some(pages) = most_pages {
-        connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
-    }
-    // Takes the exclusive lock now rather than at the first write.
-    connection.execute_batch("BEGIN EXCLUSIVE; COMMIT;")?;
-    Ok(connection)
-}
-
-/// The write-ahead log, which somebody must copy into the file now and then. That takes the disk some milliseconds, for which
-/// every writer waits: so it is done when nobody writes, or else seldom.
-#[derive(Default)]
-struct Log {
-    writes: usize,
-}
-
-impl Log {
-    /// Nobody writes for so long: nobody waits.
-    const QUIET: Duration = Duration::from_millis(100);
-    /// Some 32 MiB, at a page for a write.
-    const MOST_WRITES: usize = 8_192;
-
-    /// The next command. Copies the log when none comes for a while, and when it is long.
-    fn next(&mut self, connection: &Connection, queue: &Receiver<Command>) -> Option<Command> {
-        if self.writes >= Self::MOST_WRITES {
-            self.copy(connection);
-        }
-        if self.writes > 0 {
-            match queue.recv_timeout(Self::QUIET) {
-                Ok(command) => return Some(command),
-                Err(RecvTimeoutError::Timeout) => self.copy(connection),
-                Err(RecvTimeoutError::Disconnected) => return None,
-            }
-        }
-        queue.recv().ok()
-    }
-
-    fn copy(&mut self, connection: &Connection) {
-        self.writes = 0;
-        // A disk that is full now has room later; until then the log holds everything.
-        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
-            tracing::warn!(%error, "the store's log cannot be copied into its file yet");
-        }
-    }
-}
-
-fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
-    let mut log = Log::default();
-    let mut syncing = false;
-    while let Some(first) = log.next(&connection, queue) {
-        let mut group = Vec::new();
-        let mut load = None;
-        let mut next = Some(first);
-        while let Some(command) = next {
-            match command {
-                Command::Write(job) => group.push(job),
-                Command::Load { ended_after_ms, reply } => {
-                    load = Some((ended_after_ms, reply));
-                    break;
-                }
-            }
-            next = (group.len() < GROUP).then(|| queue.try_recv().ok()).flatten();
-        }
-        if !group.is_empty() {
-            let result = commit(&mut connection, &mut group, &mut syncing).map_err(|error| failed(&error));
-            log.writes += group.len();
-            for job in group {
-                job.finish(result.clone());
-            }
-        }
-        if let Some((ended_after_ms, reply)) = load {
-            let _ = reply.send(read_all(&connection, ended_after_ms).map_err(|error| failed(&error)));
-        }
-    }
-}
-
-/// Commits a group together. `syncing` is whether the last one was synced to the disk.
-fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>], syncing: &mut bool) -> rusqlite::Result<()> {
-    let durable = group.iter().any(|job| job.durable());
-    if durable != *syncing {
-        connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
-        *syncing = durable;
-    }
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    for job in group {
-        job.run(&transaction)?;
-    }
-    transaction.commit()
-}
-
-enum Kind {
-    Full,
-    Busy,
-    Other,
-}
-
-fn kind(error: &rusqlite::Error) -> Kind {
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => Kind::Full,
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Kind::Busy,
-        _ => Kind::Other,
-    }
-}
-
-fn failed(error: &rusqlite::Error) -> StoreError {
-    match kind(error) {
-        Kind::Full => StoreError::Full,
-        _ => StoreError::Broken(error.to_string()),
+        self.0.write(durable, 1, action)
     }
 }
 
@@ -327,12 +109,7 @@ impl Notes for SqliteStore {
 
 impl Store for SqliteStore {
     fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
-        let (reply, receiver) = oneshot::channel();
-        if let Some(commands) = &self.commands {
-            // As with writes: the waiter hears of a writer that has died.
-            let _ = commands.send(Command::Load { ended_after_ms, reply });
-        }
-        Pending(receiver)
+        self.0.read(move |connection| read_all(connection, ended_after_ms))
     }
 
     fn register(&self, address: NodeAddress, capacity: Capacity, _: u64) -> Pending<Option<Registered>> {

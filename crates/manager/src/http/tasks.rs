@@ -1,0 +1,332 @@
+//! Functions, tasks and endpoints over HTTP.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Path, Query, State as Shared};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use mayfly_protocol::accounts::Role;
+use mayfly_protocol::api::ErrorBody;
+use mayfly_protocol::error::Code;
+use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::{
+    Accepted, Cancellation, Cancelled, EndpointStatus, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES,
+    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskStatus, TaskSubmission,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::Api;
+use crate::control::Control;
+use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
+use crate::store::tasks::{FunctionRecord, TaskQuery};
+use crate::tasks::{Submitter, may_run};
+
+/// Most entries of one answer.
+const MOST_ENTRIES: u32 = 10_000;
+
+/// Routes whose bodies may be long.
+pub fn routes() -> Router<Api> {
+    Router::new()
+        .route("/v1/functions", get(list_functions).post(register_function))
+        .route("/v1/functions/{id}", get(show_function))
+        .route("/v1/functions/{id}/code", get(show_code))
+        .route("/v1/tasks", get(list_tasks).post(submit_tasks))
+        .route("/v1/tasks/counts", get(count_tasks))
+        .route("/v1/tasks/cancel", post(cancel_tasks))
+        .route("/v1/tasks/{id}", get(show_task))
+        .route("/v1/tasks/{id}/outcome", get(show_outcome))
+        .route("/v1/outcomes", get(list_outcomes))
+        .route("/v1/endpoints", get(list_endpoints))
+        .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+}
+
+/// The end of a path that names a task.
+type TaskPath = Result<Path<TaskId>, PathRejection>;
+
+fn tenant_name(control: &Control, tenant: TenantId) -> String {
+    let world = control.world();
+    let account = world.tenants.get(&tenant);
+    account.map_or_else(|| tenant.to_string(), |account| account.record.name.clone())
+}
+
+fn submitter(control: &Control, caller: &Caller) -> Submitter {
+    let tenant = caller.bearer.tenant;
+    Submitter {
+        tenant,
+        name: tenant_name(control, tenant),
+    }
+}
+
+fn status_of(control: &Control, function: &FunctionRecord) -> FunctionStatus {
+    let spec = function.spec.clone();
+    FunctionStatus {
+        id: function.id,
+        name: function.name.clone(),
+        version: function.version,
+        owner: tenant_name(control, function.tenant),
+        description: spec.description,
+        source: spec.source,
+        hash: function.hash,
+        form: spec.form,
+        runtime: spec.runtime,
+        resources: spec.resources,
+        repeatable: spec.repeatable,
+        shared_with: spec.shared_with,
+        registered_at_ms: function.registered_at_ms,
+    }
+}
+
+/// Keeps a function under an id that says what it is; the same function again is the same.
+#[utoipa::path(post, path = "/v1/functions", request_body = FunctionRegistration, security(("bearer" = [])),
+    responses((status = 201, body = FunctionStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn register_function(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(given): Document<FunctionRegistration>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let function = control.tasks()?.register(caller.bearer.tenant, given).await?;
+    let status = status_of(&control, &function);
+    Ok((StatusCode::CREATED, packed.answer(status)).into_response())
+}
+
+/// Functions that the caller may run.
+#[utoipa::path(get, path = "/v1/functions", security(("bearer" = [])),
+    responses((status = 200, body = [FunctionStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_functions(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+) -> Result<Response, Refusal> {
+    let by = submitter(&control, &caller);
+    let mut functions = control.tasks()?.functions();
+    functions.retain(|function| may_run(function, &by));
+    functions.sort_by_key(|function| (function.name.clone(), function.version, function.registered_at_ms));
+    let shown: Vec<_> = functions.iter().map(|function| status_of(&control, function)).collect();
+    Ok(packed.answer(shown))
+}
+
+/// The function that a path names, if the caller may run it: by its id, or by its name in its last version.
+fn function_at(control: &Control, caller: &Caller, path: NamePath) -> Result<std::sync::Arc<FunctionRecord>, Refusal> {
+    let name = named(path)?;
+    let by = submitter(control, caller);
+    let tasks = control.tasks()?;
+    let found = match name.parse::<FunctionId>() {
+        Ok(id) => tasks.function(id),
+        Err(_) => {
+            let mut versions = tasks.functions();
+            versions.retain(|function| function.name.as_ref() == Some(&name) && may_run(function, &by));
+            // One's own before those that others share.
+            versions.into_iter().max_by_key(|function| (function.tenant == by.tenant, function.version))
+        }
+    };
+    let found = found.filter(|function| may_run(function, &by));
+    found.ok_or_else(|| refuse(Code::NotFound, format!("there is no function `{name}` that you may run")))
+}
+
+/// One function, by its id, or by its name in its last version.
+#[utoipa::path(get, path = "/v1/functions/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = FunctionStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_function(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+) -> Result<Response, Refusal> {
+    let function = function_at(&control, &caller, path)?;
+    Ok(packed.answer(status_of(&control, &function)))
+}
+
+/// A function's code.
+#[utoipa::path(get, path = "/v1/functions/{id}/code", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_code(
+    caller: Caller,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+) -> Result<Response, Refusal> {
+    let function = function_at(&control, &caller, path)?;
+    let code = control.tasks()?.code(function.id).await?;
+    Ok(code.0.into_response())
+}
+
+/// Accepts tasks. Once this is answered they are on the disk, and each ends in one outcome.
+#[utoipa::path(post, path = "/v1/tasks", request_body = TaskSubmission, security(("bearer" = [])),
+    responses((status = 201, body = Accepted), (status = "default", body = ErrorBody)))]
+pub(crate) async fn submit_tasks(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(submission): Document<TaskSubmission>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let by = submitter(&control, &caller);
+    let accepted: Accepted = control.tasks()?.submit(by, submission).await?;
+    Ok((StatusCode::CREATED, packed.answer(accepted)).into_response())
+}
+
+/// Which tasks to list.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default)]
+pub struct Listing {
+    /// Of one tag.
+    tag: Option<String>,
+    /// Older ones than this: the last of the page before.
+    #[param(value_type = Option<String>)]
+    before: Option<TaskId>,
+    /// At most; 100 by default, 10,000 at most.
+    limit: Option<u32>,
+    /// Everybody's, for operators.
+    everybody: bool,
+}
+
+/// Tasks, the latest first: one's own, or, for operators who ask for them, everybody's.
+#[utoipa::path(get, path = "/v1/tasks", params(Listing), security(("bearer" = [])),
+    responses((status = 200, body = [TaskStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_tasks(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    query: Result<Query<Listing>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let asked = asked(query)?;
+    if asked.everybody {
+        caller.is(Role::Operator)?;
+    }
+    let query = TaskQuery {
+        tenant: (!asked.everybody).then_some(caller.bearer.tenant),
+        tag: asked.tag,
+        before: asked.before,
+        limit: asked.limit.unwrap_or(100).min(MOST_ENTRIES),
+    };
+    let listed: Vec<TaskStatus> = control.tasks()?.list(query).await?;
+    Ok(packed.answer(listed))
+}
+
+/// How many of the caller's tasks are where.
+#[utoipa::path(get, path = "/v1/tasks/counts", security(("bearer" = [])),
+    responses((status = 200, body = TaskCounts), (status = "default", body = ErrorBody)))]
+pub(crate) async fn count_tasks(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+) -> Result<Response, Refusal> {
+    Ok(packed.answer(control.tasks()?.counts(Some(caller.bearer.tenant))))
+}
+
+/// Cancels tasks: those that wait end at once, those that run are ended.
+#[utoipa::path(post, path = "/v1/tasks/cancel", request_body = Cancellation, security(("bearer" = [])),
+    responses((status = 200, body = Cancelled), (status = "default", body = ErrorBody)))]
+pub(crate) async fn cancel_tasks(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(what): Document<Cancellation>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    Ok(packed.answer(control.tasks()?.cancel(caller.bearer.tenant, what).await))
+}
+
+async fn task_at(control: &Control, caller: &Caller, path: TaskPath) -> Result<TaskStatus, Refusal> {
+    let id = named(path)?;
+    let found = control.tasks()?.status(id).await?;
+    let seen = found.filter(|(tenant, _)| caller.sees(*tenant));
+    seen.map(|(_, status)| status)
+        .ok_or_else(|| refuse(Code::NotFound, format!("you have no task {id}")))
+}
+
+/// One task.
+#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = TaskStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_task(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: TaskPath,
+) -> Result<Response, Refusal> {
+    Ok(packed.answer(task_at(&control, &caller, path).await?))
+}
+
+/// How long to wait.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default)]
+pub struct Patience {
+    /// Milliseconds to wait for an outcome; 30,000 at most.
+    wait_ms: u64,
+}
+
+fn patience(wait_ms: u64) -> Duration {
+    Duration::from_millis(wait_ms.min(MOST_WAIT_MS))
+}
+
+/// How one task ended. While it has not, and the wait is over, that is `timed_out`.
+#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = String, Path), Patience), security(("bearer" = [])),
+    responses((status = 200, body = TaskOutcome), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_outcome(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: TaskPath,
+    query: Result<Query<Patience>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let wait = patience(asked(query)?.wait_ms);
+    let status = task_at(&control, &caller, path).await?;
+    let outcome: Option<TaskOutcome> = control.tasks()?.outcome(status.id, wait).await?;
+    let outcome = outcome.ok_or_else(|| {
+        let text = format!("task {} has not ended: it is {}; ask again", status.id, status.state.name());
+        refuse(Code::TimedOut, text)
+    })?;
+    Ok(packed.answer(outcome))
+}
+
+/// Which outcomes to answer.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default)]
+pub struct Following {
+    /// Of the tasks with this tag.
+    tag: String,
+    /// Those with greater numbers; what an earlier answer called `next`.
+    after: u64,
+    /// Milliseconds to wait until there is one; 30,000 at most.
+    wait_ms: u64,
+    /// At most; 10,000 by default, and at most.
+    limit: Option<u32>,
+}
+
+/// Outcomes of one tag in the order in which they came, each once to whoever goes on with `next`.
+#[utoipa::path(get, path = "/v1/outcomes", params(Following), security(("bearer" = [])),
+    responses((status = 200, body = Outcomes), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_outcomes(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    query: Result<Query<Following>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let asked = asked(query)?;
+    let limit = asked.limit.unwrap_or(MOST_ENTRIES).clamp(1, MOST_ENTRIES);
+    let tasks = control.tasks()?;
+    let outcomes = tasks.outcomes(
+        caller.bearer.tenant,
+        &asked.tag,
+        asked.after,
+        patience(asked.wait_ms),
+        limit,
+    );
+    Ok(packed.answer(outcomes.await?))
+}
+
+/// Endpoints, and how they do.
+#[utoipa::path(get, path = "/v1/endpoints", security(("bearer" = [])),
+    responses((status = 200, body = [EndpointStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_endpoints(
+    _: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+) -> Result<Response, Refusal> {
+    Ok(packed.answer(control.tasks()?.endpoints()))
+}

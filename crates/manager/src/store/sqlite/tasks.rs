@@ -1,0 +1,367 @@
+//! Functions and tasks in a SQLite file of their own, so that a lease never waits for a million tasks.
+//!
+//! A task is one row from its acceptance until it is forgotten. Ids begin with the time mostly, so that new rows go to the end of the
+//! table. The only index is over what has ended, in the order in which outcomes are asked for.
+
+use std::path::Path;
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::TaskOutcome;
+use rusqlite::types::ValueRef;
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::writer::{Schema, Writer};
+use super::{json, parsed, signed, unsigned};
+use crate::store::tasks::{
+    EndedTask, EndpointRecord, FunctionRecord, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec,
+    TaskStore, Tries,
+};
+use crate::store::{Pending, StoreError};
+
+const SCHEMA: Schema = Schema {
+    tables: "
+CREATE TABLE functions (
+    id BLOB PRIMARY KEY, tenant BLOB NOT NULL, name TEXT, version INTEGER NOT NULL, hash BLOB NOT NULL, spec TEXT NOT NULL,
+    registered_at_ms INTEGER NOT NULL, code BLOB NOT NULL
+);
+CREATE UNIQUE INDEX functions_by_name ON functions (tenant, name, version) WHERE name IS NOT NULL;
+CREATE TABLE endpoints (id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID;
+CREATE TABLE tasks (
+    id BLOB PRIMARY KEY, tenant BLOB NOT NULL, function BLOB NOT NULL, endpoint BLOB NOT NULL, tag TEXT NOT NULL,
+    priority INTEGER NOT NULL, walltime_ms INTEGER NOT NULL, repeatable INTEGER NOT NULL, deadline_at_ms INTEGER NOT NULL,
+    submitted_at_ms INTEGER NOT NULL, attempts INTEGER NOT NULL, retries_left INTEGER NOT NULL, faults INTEGER NOT NULL,
+    number INTEGER, started_at_ms INTEGER NOT NULL DEFAULT 0, ended_at_ms INTEGER NOT NULL DEFAULT 0,
+    code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL",
+    upgrades: &[],
+};
+
+/// Ended tasks that are looked at in one step of forgetting.
+const FORGET: u32 = 2_000;
+
+/// A store of tasks in a file. Dropping it commits what waits and closes the file.
+pub struct SqliteTasks(Writer);
+
+impl SqliteTasks {
+    /// Opens or makes the file; none for one in memory.
+    pub fn open(path: Option<&Path>, most_pages: Option<u32>) -> Result<Self, StoreError> {
+        Writer::open(path.unwrap_or(Path::new(":memory:")), &SCHEMA, most_pages).map(Self)
+    }
+}
+
+impl TaskStore for SqliteTasks {
+    fn load(&self) -> Pending<TaskSnapshot> {
+        self.0.read(|connection| {
+            let functions = connection
+                .prepare(&format!("SELECT {FUNCTION} FROM functions"))?
+                .query_map([], function_of)?
+                .collect::<rusqlite::Result<_>>()?;
+            let endpoints = connection
+                .prepare("SELECT id, name FROM endpoints")?
+                .query_map([], endpoint_of)?
+                .collect::<rusqlite::Result<_>>()?;
+            let tasks = connection
+                .prepare(&format!("SELECT {TASK} FROM tasks WHERE number IS NULL ORDER BY id"))?
+                .query_map([], task_of)?
+                .collect::<rusqlite::Result<_>>()?;
+            let last_number = connection
+                .query_row("SELECT coalesce(max(number), 0) FROM tasks", [], |row| unsigned(row, 0))?;
+            Ok(TaskSnapshot {
+                functions,
+                endpoints,
+                tasks,
+                last_number,
+            })
+        })
+    }
+
+    fn register(&self, function: FunctionRecord, code: Blob) -> Pending<FunctionRecord> {
+        self.0.write(true, 1, move |transaction| {
+            let known = transaction
+                .prepare_cached(&format!("SELECT {FUNCTION} FROM functions WHERE id = ?1"))?
+                .query_row([function.id.0], function_of)
+                .optional()?;
+            if let Some(known) = known {
+                return Ok(known);
+            }
+            let mut function = function.clone();
+            if let Some(name) = &function.name {
+                function.version = transaction
+                    .prepare_cached("SELECT coalesce(max(version), 0) + 1 FROM functions WHERE tenant = ?1 AND name = ?2")?
+                    .query_row(params![function.tenant.0, name], |row| row.get(0))?;
+            }
+            transaction
+                .prepare_cached(
+                    "INSERT INTO functions (id, tenant, name, version, hash, spec, registered_at_ms, code)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                )?
+                .execute(params![
+                    function.id.0,
+                    function.tenant.0,
+                    function.name,
+                    function.version,
+                    function.hash.0,
+                    json(&function.spec)?,
+                    signed(function.registered_at_ms),
+                    &code[..]
+                ])?;
+            Ok(function)
+        })
+    }
+
+    fn code(&self, function: FunctionId) -> Pending<Option<Blob>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached("SELECT code FROM functions WHERE id = ?1")?
+                .query_row([function.0], |row| blob(row, 0))
+                .optional()
+        })
+    }
+
+    fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord> {
+        self.0.write(true, 1, move |transaction| {
+            transaction.execute(
+                "INSERT INTO endpoints (id, name) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING",
+                params![endpoint.id.0, endpoint.name],
+            )?;
+            transaction.query_row(
+                "SELECT id, name FROM endpoints WHERE name = ?1",
+                [&endpoint.name],
+                endpoint_of,
+            )
+        })
+    }
+
+    fn enqueue(&self, tasks: Vec<NewTask>) -> Pending<Vec<bool>> {
+        self.0.write(true, tasks.len(), move |transaction| {
+            let mut insert = transaction.prepare_cached(
+                "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
+                 submitted_at_ms, attempts, retries_left, faults, arguments)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14) ON CONFLICT (id) DO NOTHING",
+            )?;
+            let keep = |NewTask { spec, tries, arguments }: &NewTask| {
+                let kept = insert.execute(params![
+                    spec.id.0,
+                    spec.tenant.0,
+                    spec.function.0,
+                    spec.endpoint.0,
+                    spec.tag,
+                    spec.priority,
+                    spec.walltime_ms,
+                    spec.repeatable,
+                    signed(spec.deadline_at_ms),
+                    signed(spec.submitted_at_ms),
+                    tries.attempts,
+                    tries.retries_left,
+                    tries.faults,
+                    &arguments[..]
+                ])?;
+                Ok(kept > 0)
+            };
+            tasks.iter().map(keep).collect()
+        })
+    }
+
+    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Blob>> {
+        self.0.write(true, tasks.len(), move |transaction| {
+            let mut begin = transaction.prepare_cached(
+                "UPDATE tasks SET attempts = ?2, retries_left = ?3, faults = ?4 WHERE id = ?1 AND number IS NULL",
+            )?;
+            let mut arguments = transaction.prepare_cached("SELECT arguments FROM tasks WHERE id = ?1")?;
+            let mut found = Vec::new();
+            for (task, tries, wanted) in &tasks {
+                begin.execute(params![task.0, tries.attempts, tries.retries_left, tries.faults])?;
+                if *wanted {
+                    let bytes = arguments.query_row([task.0], |row| blob(row, 0)).optional()?;
+                    found.push(bytes.unwrap_or_default());
+                }
+            }
+            Ok(found)
+        })
+    }
+
+    fn end(&self, tasks: Vec<EndedTask>) -> Pending<()> {
+        self.0.write(true, tasks.len(), move |transaction| {
+            let mut end = transaction.prepare_cached(
+                "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
+                 raised = ?8, answer = ?9, arguments = NULL WHERE id = ?1 AND number IS NULL",
+            )?;
+            for task in &tasks {
+                let outcome = &task.outcome;
+                end.execute(params![
+                    outcome.id.0,
+                    signed(outcome.number),
+                    outcome.attempts,
+                    signed(task.started_at_ms),
+                    signed(task.ended_at_ms),
+                    outcome.error.as_ref().map(|failure| failure.code as u16),
+                    outcome.error.as_ref().map(|failure| &failure.message),
+                    outcome.raised,
+                    &outcome.answer[..]
+                ])?;
+            }
+            Ok(())
+        })
+    }
+
+    fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {
+        self.0.read(move |connection| {
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {OUTCOME} FROM tasks WHERE tenant = ?1 AND tag = ?2 AND number > ?3 AND number IS NOT NULL
+                 ORDER BY number LIMIT ?4"
+            ))?;
+            let mut rows = statement.query(params![tenant.0, tag, signed(after), limit])?;
+            let (mut found, mut bytes) = (Vec::new(), 0);
+            while bytes < PAGE_BYTES
+                && let Some(row) = rows.next()?
+            {
+                let outcome = outcome_of(row)?;
+                bytes += outcome.answer.len();
+                found.push(outcome);
+            }
+            Ok(found)
+        })
+    }
+
+    fn outcome(&self, task: TaskId) -> Pending<Option<TaskOutcome>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {OUTCOME} FROM tasks WHERE id = ?1 AND number IS NOT NULL"
+                ))?
+                .query_row([task.0], outcome_of)
+                .optional()
+        })
+    }
+
+    fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached(&format!("SELECT {TASK} FROM tasks WHERE id = ?1"))?
+                .query_row([task.0], task_of)
+                .optional()
+        })
+    }
+
+    fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>> {
+        self.0.read(move |connection| {
+            let before = query.before.unwrap_or(TaskId([0xff; 16]));
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {TASK} FROM tasks WHERE id < ?1 AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR tag = ?3)
+                     ORDER BY id DESC LIMIT ?4"
+                ))?
+                .query_map(
+                    params![
+                        before.0,
+                        query.tenant.map(|tenant| tenant.0),
+                        query.tag,
+                        query.limit
+                    ],
+                    task_of,
+                )?
+                .collect()
+        })
+    }
+
+    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>> {
+        self.0.write(false, FORGET as usize, move |transaction| {
+            let ids = transaction
+                .prepare_cached("SELECT id FROM tasks WHERE id > ?1 ORDER BY id LIMIT ?2")?
+                .query_map(params![from.0, FORGET], |row| row.get(0).map(TaskId))?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            let Some(last) = ids.last().copied() else { return Ok(None) };
+            transaction
+                .prepare_cached(
+                    "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3",
+                )?
+                .execute(params![from.0, last.0, signed(ended_before_ms)])?;
+            Ok((ids.len() == FORGET as usize).then_some(last))
+        })
+    }
+}
+
+const FUNCTION: &str = "id, tenant, name, version, hash, spec, registered_at_ms";
+
+fn function_of(row: &Row<'_>) -> rusqlite::Result<FunctionRecord> {
+    Ok(FunctionRecord {
+        id: FunctionId(row.get(0)?),
+        tenant: TenantId(row.get(1)?),
+        name: row.get(2)?,
+        version: row.get(3)?,
+        hash: CodeHash(row.get(4)?),
+        spec: parsed(row, 5)?,
+        registered_at_ms: unsigned(row, 6)?,
+    })
+}
+
+fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
+    Ok(EndpointRecord {
+        id: EndpointId(row.get(0)?),
+        name: row.get(1)?,
+    })
+}
+
+const TASK: &str = "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
+    attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms";
+
+fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
+    let number: Option<i64> = row.get(13)?;
+    let error = failure(row, 14)?;
+    Ok(TaskRecord {
+        spec: TaskSpec {
+            id: TaskId(row.get(0)?),
+            tenant: TenantId(row.get(1)?),
+            function: FunctionId(row.get(2)?),
+            endpoint: EndpointId(row.get(3)?),
+            tag: row.get(4)?,
+            priority: row.get(5)?,
+            walltime_ms: row.get(6)?,
+            repeatable: row.get(7)?,
+            deadline_at_ms: unsigned(row, 8)?,
+            submitted_at_ms: unsigned(row, 9)?,
+        },
+        tries: Tries {
+            attempts: row.get(10)?,
+            retries_left: row.get(11)?,
+            faults: row.get(12)?,
+        },
+        ended: number.map(|number| (number.unsigned_abs(), error)),
+        started_at_ms: unsigned(row, 16)?,
+        ended_at_ms: unsigned(row, 17)?,
+    })
+}
+
+const OUTCOME: &str = "id, number, code, message, raised, attempts, answer";
+
+fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
+    Ok(TaskOutcome {
+        id: TaskId(row.get(0)?),
+        number: unsigned(row, 1)?,
+        error: failure(row, 2)?,
+        raised: row.get(4)?,
+        attempts: row.get(5)?,
+        answer: blob(row, 6)?,
+    })
+}
+
+/// A code and a message in two columns.
+fn failure(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Failure>> {
+    let Some(code) = row.get::<_, Option<u16>>(column)? else {
+        return Ok(None);
+    };
+    // One that a later release wrote.
+    let code = Code::from_wire(code).unwrap_or(Code::Internal);
+    let message: Option<String> = row.get(column + 1)?;
+    Ok(Some(Failure::new(code, message.unwrap_or_default())))
+}
+
+fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Null => Blob::default(),
+        bytes => bytes.as_blob()?.to_vec().into(),
+    })
+}

@@ -1,0 +1,160 @@
+//! Outcomes are written down, and told in the order of their numbers.
+
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::EndpointId;
+use mayfly_protocol::tasks::TaskOutcome;
+use tokio::sync::mpsc;
+
+use super::{Ending, Place, State, Tasks};
+use crate::control::now_ms;
+use crate::store::tasks::EndedTask;
+use crate::store::{Pending, StoreError};
+
+/// Between two attempts on a store that cannot write.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Outcomes on their way to the disk.
+pub struct Finishing {
+    tasks: Vec<EndedTask>,
+    written: Pending<()>,
+    /// The dispatcher that may forget them.
+    kept: Option<(EndpointId, Vec<Attempt>)>,
+}
+
+impl Tasks {
+    /// Tasks that were not executed end so.
+    pub(super) fn end_unexecuted(&self, state: &mut State, ended: Vec<Ending>) {
+        let tasks = ended.into_iter().map(|(id, error)| {
+            let attempt = Attempt { task: id, number: 0 };
+            Ended {
+                attempt,
+                error,
+                raised: false,
+                begun: false,
+                answer: Blob::default(),
+                took_us: 0,
+            }
+        });
+        self.end(state, tasks.collect(), None);
+    }
+
+    /// Executions were the last of their tasks: their outcomes are written down, in this order.
+    pub(super) fn end(&self, state: &mut State, ended: Vec<Ended>, by: Option<EndpointId>) {
+        let now_ms = now_ms();
+        let mut tasks = Vec::with_capacity(ended.len());
+        let mut kept = Vec::new();
+        for one in ended {
+            let id = one.attempt.task;
+            let number = state.last_number + 1;
+            let Some(live) = state.live.get_mut(&id).filter(|live| live.place != Place::Ending) else {
+                continue;
+            };
+            live.place = Place::Ending;
+            let arguments = live.arguments.take();
+            let started_at_ms = match (live.tries.attempts, live.started_at_ms) {
+                (0, _) => 0,
+                (_, 0) => now_ms.saturating_sub(one.took_us / 1000).max(live.submitted_at_ms),
+                (_, started_at_ms) => started_at_ms,
+            };
+            let attempts = live.tries.attempts;
+            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.len());
+            state.last_number = number;
+            kept.push(one.attempt);
+            tasks.push(EndedTask {
+                outcome: TaskOutcome {
+                    id,
+                    number,
+                    error: one.error,
+                    raised: one.raised,
+                    answer: one.answer,
+                    attempts,
+                },
+                started_at_ms,
+                ended_at_ms: now_ms,
+            });
+        }
+        if tasks.is_empty() {
+            return;
+        }
+        // Under the lock, so that the store gets them in the order of their numbers.
+        let written = self.store.end(tasks.clone());
+        let kept = by.map(|endpoint| (endpoint, kept));
+        // It ends with the manager alone.
+        let _ = self.finishing.send(Finishing { tasks, written, kept });
+    }
+
+    fn publish(&self, tasks: Vec<EndedTask>, kept: Option<(EndpointId, Vec<Attempt>)>) {
+        let mut state = self.state();
+        let mut told: Vec<Arc<super::Tag>> = Vec::new();
+        for task in tasks {
+            state.published = task.outcome.number;
+            let Some(live) = state.live.remove(&task.outcome.id) else { continue };
+            if let Some(endpoint) = state.endpoints.get_mut(&live.endpoint) {
+                endpoint.done += 1;
+                endpoint.failed += u64::from(task.outcome.error.is_some());
+            }
+            live.tag.add(task.outcome);
+            if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {
+                told.push(live.tag);
+            }
+        }
+        if let Some((endpoint, attempts)) = kept {
+            state.tell(endpoint, ToDispatcher::Kept(attempts));
+        }
+        drop(state);
+        for tag in told {
+            tag.tell();
+        }
+    }
+
+    fn say(&self, trouble: Option<StoreError>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+}
+
+/// Waits for each write in its turn, and tells of it. One that fails is tried until it does not: it has happened.
+pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishing>) {
+    while let Some(Finishing {
+        tasks: ended,
+        written,
+        kept,
+    }) = queue.recv().await
+    {
+        let mut written = written.wait().await;
+        while let Err(error) = written {
+            let Some(tasks) = tasks.upgrade() else { return };
+            if tasks.trouble().is_none() {
+                tracing::error!(%error, "the store cannot write outcomes; they wait until it can");
+            }
+            tasks.say(Some(error));
+            tokio::time::sleep(RETRY).await;
+            written = tasks.store.end(ended.clone()).wait().await;
+            if written.is_ok() {
+                tracing::info!("the store can write outcomes again");
+                tasks.say(None);
+            }
+        }
+        let Some(tasks) = tasks.upgrade() else { return };
+        tasks.publish(ended, kept);
+    }
+}
+
+/// What a task ends with in place of what was told.
+pub fn instead(code: mayfly_protocol::error::Code, told: Option<&Failure>) -> Failure {
+    use mayfly_protocol::error::Code;
+    let told = told.map_or_else(String::new, |failure| format!(": {}", failure.message));
+    let text = match code {
+        Code::Cancelled => "the task was cancelled while it may have been running".into(),
+        Code::DeadlineExceeded => "the task's deadline passed before it ended; allow more time, or more workers".into(),
+        Code::MaybeExecuted => format!(
+            "the task may have been executed, and is not executed again, as its owner did not say that it is repeatable{told}"
+        ),
+        _ => told,
+    };
+    Failure::new(code, text)
+}

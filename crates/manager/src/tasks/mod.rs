@@ -1,0 +1,554 @@
+//! Durable tasks: accepted on behalf of clients that may go away, sent to endpoints, and kept until their outcomes are fetched.
+//!
+//! Everything is in memory but arguments and outcomes, which are in the store; the store has all of it at any time, so that a
+//! manager that is started again goes on where it was. A task is written down before its submission is answered, and before it
+//! is sent to be executed it is written down that it is, unless it may be executed twice. Its outcome is written down before
+//! anybody hears of it.
+//!
+//! - [`submit`]: functions and tasks come in;
+//! - [`send`]: tasks go to a dispatcher, as many as it has room for;
+//! - [`link`]: what a dispatcher says;
+//! - [`finish`]: outcomes are written down, and told;
+//! - [`tag`]: who waits for outcomes.
+
+mod finish;
+mod link;
+mod send;
+mod submit;
+mod tag;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::dispatch::{Attempt, ToDispatcher};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::{Cancellation, Cancelled, EndpointStatus, TaskCounts, TaskState, TaskStatus};
+use mayfly_tasks::Queue;
+use tokio::sync::{Notify, mpsc};
+
+use crate::control::now_ms;
+use crate::random;
+use crate::store::tasks::{
+    EndpointRecord, FunctionRecord, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
+};
+use crate::store::{LOAD_DEADLINE, StoreError};
+pub use link::Conversation;
+pub use submit::{Submitter, may_run};
+use tag::Tag;
+
+/// Arguments of waiting tasks that are kept in memory; those of others are read again when it is their turn.
+const CACHED_BYTES: usize = 64 << 20;
+/// How often deadlines are looked at.
+const DEADLINES: Duration = Duration::from_millis(20);
+/// Between two looks for what is not needed any more.
+const TIDY: Duration = Duration::from_secs(5);
+/// A task and its outcome are forgotten so long after its end.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Most that are cancelled under one hold of the lock.
+const CANCELLED_AT_ONCE: usize = 10_000;
+
+/// Makes a token for a dispatcher to lease with on a tenant's behalf.
+pub type Tokens = Box<dyn Fn(TenantId) -> String + Send + Sync>;
+
+/// The tasks of one manager.
+pub struct Tasks {
+    state: Mutex<State>,
+    store: Arc<dyn TaskStore>,
+    finishing: mpsc::UnboundedSender<finish::Finishing>,
+    trouble: Mutex<Option<StoreError>>,
+    tokens: Tokens,
+}
+
+#[derive(Default)]
+struct State {
+    functions: HashMap<FunctionId, Arc<FunctionRecord>>,
+    /// Functions' code, as far as it was asked for.
+    codes: HashMap<FunctionId, Blob>,
+    live: HashMap<TaskId, Live>,
+    endpoints: HashMap<EndpointId, Endpoint>,
+    tags: HashMap<TenantId, HashMap<Arc<str>, Arc<Tag>>>,
+    deadlines: BinaryHeap<Reverse<(u64, TaskId)>>,
+    cached_bytes: usize,
+    /// The greatest number that was given to an outcome.
+    last_number: u64,
+    /// The greatest one that is told.
+    published: u64,
+}
+
+/// Where a task is that has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Being written down for the first time.
+    Accepting,
+    Queued,
+    /// Being written down as sent.
+    Beginning,
+    /// At its dispatcher.
+    Sent,
+    /// At its dispatcher, which said that it has been running for a while.
+    Running,
+    /// Its outcome is being written down.
+    Ending,
+}
+
+/// A task that has not ended.
+struct Live {
+    tenant: TenantId,
+    function: Arc<FunctionRecord>,
+    endpoint: EndpointId,
+    tag: Arc<Tag>,
+    priority: i8,
+    repeatable: bool,
+    cancelled: bool,
+    late: bool,
+    place: Place,
+    tries: Tries,
+    walltime_ms: u32,
+    deadline_at_ms: u64,
+    submitted_at_ms: u64,
+    started_at_ms: u64,
+    arguments: Option<Blob>,
+}
+
+/// An endpoint and its dispatcher.
+struct Endpoint {
+    record: EndpointRecord,
+    link: Option<Link>,
+    /// Connections that its dispatcher has made.
+    links: u64,
+    queue: Queue<TaskId>,
+    /// How many tasks the dispatcher wants at a time, and how many it has.
+    room: u32,
+    held: u32,
+    workers: u32,
+    trouble: Option<String>,
+    done: u64,
+    failed: u64,
+    /// Wakes whoever sends.
+    wake: Arc<Notify>,
+}
+
+/// The connection of a dispatcher.
+struct Link {
+    number: u64,
+    outgoing: mpsc::UnboundedSender<ToDispatcher>,
+    tenants: HashSet<TenantId>,
+    programs: HashSet<FunctionId>,
+}
+
+impl Endpoint {
+    fn new(record: EndpointRecord) -> Self {
+        Self {
+            record,
+            link: None,
+            links: 0,
+            queue: Queue::default(),
+            room: 0,
+            held: 0,
+            workers: 0,
+            trouble: None,
+            done: 0,
+            failed: 0,
+            wake: Arc::default(),
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        if self.link.is_some() { "up" } else { "down" }
+    }
+}
+
+impl Live {
+    fn state(&self, endpoint: Option<&Endpoint>) -> TaskState {
+        match self.place {
+            Place::Accepting | Place::Queued | Place::Beginning => TaskState::Queued,
+            Place::Sent if endpoint.is_some_and(|endpoint| endpoint.workers == 0) => TaskState::Waiting,
+            Place::Sent | Place::Running | Place::Ending => TaskState::Running,
+        }
+    }
+
+    fn attempt(&self, id: TaskId) -> Attempt {
+        self.tries.attempt(id)
+    }
+}
+
+impl Tasks {
+    /// All of it, over what the store remembers.
+    pub async fn start(store: Arc<dyn TaskStore>, tokens: Tokens) -> Result<Arc<Self>, StoreError> {
+        let snapshot = store.load().within(LOAD_DEADLINE).await?;
+        let (finishing, finished) = mpsc::unbounded_channel();
+        let tasks = Arc::new(Self {
+            state: Mutex::new(State::remembered(snapshot)),
+            store,
+            finishing,
+            trouble: Mutex::default(),
+            tokens,
+        });
+        tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
+        tokio::spawn(keep_time(Arc::downgrade(&tasks)));
+        Ok(tasks)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the store said, while it cannot write.
+    pub fn trouble(&self) -> Option<StoreError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A function that was registered.
+    pub fn function(&self, id: FunctionId) -> Option<Arc<FunctionRecord>> {
+        self.state().functions.get(&id).cloned()
+    }
+
+    /// Every function.
+    pub fn functions(&self) -> Vec<Arc<FunctionRecord>> {
+        self.state().functions.values().cloned().collect()
+    }
+
+    /// A function's code.
+    pub async fn code(&self, id: FunctionId) -> Result<Blob, Failure> {
+        if let Some(code) = self.state().codes.get(&id) {
+            return Ok(code.clone());
+        }
+        let code = self.store.code(id).wait().await?;
+        let code = code.ok_or_else(|| Failure::new(Code::NotFound, format!("there is no function {id}")))?;
+        self.state().codes.insert(id, code.clone());
+        Ok(code)
+    }
+
+    /// Every endpoint.
+    pub fn endpoints(&self) -> Vec<EndpointStatus> {
+        let state = self.state();
+        let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
+        for live in state.live.values() {
+            let counted = counts.entry(live.endpoint).or_default();
+            match live.state(state.endpoints.get(&live.endpoint)) {
+                TaskState::Queued => counted.queued += 1,
+                TaskState::Waiting => counted.waiting += 1,
+                TaskState::Running | TaskState::Done => counted.running += 1,
+            }
+        }
+        let mut endpoints: Vec<_> = state.endpoints.values().collect();
+        endpoints.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        let status = |endpoint: &Endpoint| EndpointStatus {
+            id: endpoint.record.id,
+            name: endpoint.record.name.clone(),
+            state: endpoint.state().into(),
+            workers: endpoint.workers,
+            trouble: endpoint.trouble.clone(),
+            tasks: TaskCounts {
+                done: endpoint.done,
+                failed: endpoint.failed,
+                ..counts.remove(&endpoint.record.id).unwrap_or_default()
+            },
+        };
+        endpoints.into_iter().map(status).collect()
+    }
+
+    /// Whose task it is, wherever it is in its life.
+    pub async fn status(&self, id: TaskId) -> Result<Option<(TenantId, TaskStatus)>, Failure> {
+        if let Some(found) = self.state().shown_live(id) {
+            return Ok(Some(found));
+        }
+        let record = self.store.task(id).wait().await?;
+        Ok(record.map(|record| (record.spec.tenant, self.state().shown(&record))))
+    }
+
+    /// Tasks, the latest first.
+    pub async fn list(&self, query: TaskQuery) -> Result<Vec<TaskStatus>, Failure> {
+        let records = self.store.tasks(query).wait().await?;
+        let state = self.state();
+        Ok(records.iter().map(|record| state.shown(record)).collect())
+    }
+
+    /// How many tasks of a tenant, or of everybody, are where; `done` and `failed` of all tenants.
+    pub fn counts(&self, tenant: Option<TenantId>) -> TaskCounts {
+        let state = self.state();
+        let mut counts = TaskCounts::default();
+        for live in state.live.values().filter(|live| tenant.is_none_or(|tenant| tenant == live.tenant)) {
+            match live.state(state.endpoints.get(&live.endpoint)) {
+                TaskState::Queued => counts.queued += 1,
+                TaskState::Waiting => counts.waiting += 1,
+                TaskState::Running | TaskState::Done => counts.running += 1,
+            }
+        }
+        for endpoint in state.endpoints.values() {
+            counts.done += endpoint.done;
+            counts.failed += endpoint.failed;
+        }
+        counts
+    }
+
+    /// Ends tasks of a tenant.
+    pub async fn cancel(self: &Arc<Self>, tenant: TenantId, what: Cancellation) -> Cancelled {
+        let wanted = match &what.tag {
+            None => what.tasks,
+            Some(tag) => {
+                let state = self.state();
+                let hit = state
+                    .live
+                    .iter()
+                    .filter(|(_, live)| live.tenant == tenant && live.tag.name() == tag);
+                hit.map(|(id, _)| *id).chain(what.tasks).collect()
+            }
+        };
+        let mut cancelled = Cancelled { ended: 0, told: 0 };
+        for some in wanted.chunks(CANCELLED_AT_ONCE) {
+            self.cancel_some(tenant, some, &mut cancelled);
+            tokio::task::yield_now().await;
+        }
+        cancelled
+    }
+
+    fn cancel_some(&self, tenant: TenantId, wanted: &[TaskId], cancelled: &mut Cancelled) {
+        let failure = || Failure::new(Code::Cancelled, "the task was cancelled before it began");
+        let mut state = self.state();
+        let mut ended = Vec::new();
+        let mut told: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
+        for id in wanted {
+            let Some(live) = state.live.get_mut(id).filter(|live| live.tenant == tenant) else {
+                continue;
+            };
+            match live.place {
+                Place::Queued => ended.push((*id, Some(failure()))),
+                Place::Accepting | Place::Beginning | Place::Sent | Place::Running => {
+                    live.cancelled = true;
+                    cancelled.told += 1;
+                    told.entry(live.endpoint).or_default().push(live.attempt(*id));
+                }
+                Place::Ending => {}
+            }
+        }
+        cancelled.ended += ended.len() as u64;
+        for (endpoint, attempts) in told {
+            state.tell(endpoint, ToDispatcher::Cancel(attempts));
+        }
+        self.end_unexecuted(&mut state, ended);
+    }
+
+    /// Tasks that reached their deadline end.
+    fn look_at_deadlines(&self, now_ms: u64) {
+        let mut state = self.state();
+        let mut ended = Vec::new();
+        while let Some(Reverse((at_ms, id))) = state.deadlines.peek().copied()
+            && at_ms <= now_ms
+        {
+            state.deadlines.pop();
+            let Some(live) = state.live.get_mut(&id) else { continue };
+            live.late = true;
+            let (endpoint, attempt) = (live.endpoint, live.attempt(id));
+            match live.place {
+                Place::Queued => ended.push((id, Some(late()))),
+                Place::Sent | Place::Running => state.tell(endpoint, ToDispatcher::Cancel(vec![attempt])),
+                // What is on its way is looked at when it arrives.
+                Place::Accepting | Place::Beginning | Place::Ending => {}
+            }
+        }
+        self.end_unexecuted(&mut state, ended);
+    }
+
+    fn tidy(&self) {
+        let mut state = self.state();
+        for endpoint in state.endpoints.values_mut() {
+            endpoint.queue.tidy();
+        }
+        for tags in state.tags.values_mut() {
+            tags.retain(|_, tag| Arc::strong_count(tag) > 1 || tag.is_fresh());
+        }
+        state.tags.retain(|_, tags| !tags.is_empty());
+    }
+}
+
+/// The outcome of a task whose deadline passed before it began.
+fn late() -> Failure {
+    Failure::new(
+        Code::DeadlineExceeded,
+        "the task's deadline passed before it ended; allow more time, or more workers",
+    )
+}
+
+impl State {
+    fn remembered(snapshot: TaskSnapshot) -> Self {
+        let mut state = Self {
+            last_number: snapshot.last_number,
+            published: snapshot.last_number,
+            ..Self::default()
+        };
+        let functions = snapshot.functions.into_iter();
+        state.functions = functions.map(|function| (function.id, Arc::new(function))).collect();
+        let endpoints = snapshot.endpoints.into_iter();
+        state.endpoints = endpoints.map(|record| (record.id, Endpoint::new(record))).collect();
+        for record in snapshot.tasks {
+            state.remember(record);
+        }
+        state
+    }
+
+    /// A task that had not ended when the manager did.
+    fn remember(&mut self, TaskRecord { spec, tries, .. }: TaskRecord) {
+        let Some(function) = self.functions.get(&spec.function).cloned() else {
+            tracing::error!(task = %spec.id, function = %spec.function, "a task without its function is left alone");
+            return;
+        };
+        let tag = self.tag(spec.tenant, &spec.tag);
+        let Some(endpoint) = self.endpoints.get_mut(&spec.endpoint) else {
+            tracing::error!(task = %spec.id, endpoint = %spec.endpoint, "a task without its endpoint is left alone");
+            return;
+        };
+        // What was sent may be with its dispatcher still, which will say so.
+        let place = if tries.attempts == 0 { Place::Queued } else { Place::Sent };
+        if place == Place::Queued {
+            endpoint.queue.push(spec.tenant, spec.priority, spec.id);
+        }
+        if spec.deadline_at_ms > 0 {
+            self.deadlines.push(Reverse((spec.deadline_at_ms, spec.id)));
+        }
+        let id = spec.id;
+        self.live.insert(id, Live::new(spec, function, tag, tries, place, None));
+    }
+
+    fn tag(&mut self, tenant: TenantId, name: &str) -> Arc<Tag> {
+        let tags = self.tags.entry(tenant).or_default();
+        if let Some(tag) = tags.get(name) {
+            return Arc::clone(tag);
+        }
+        let tag = Arc::new(Tag::new(name, self.published));
+        tags.insert(name.into(), Arc::clone(&tag));
+        tag
+    }
+
+    /// Tells a dispatcher, if it is connected: one that is not will ask.
+    fn tell(&self, endpoint: EndpointId, message: ToDispatcher) {
+        let link = self.endpoints.get(&endpoint).and_then(|endpoint| endpoint.link.as_ref());
+        if let Some(link) = link {
+            // Its end is noticed by whoever listens to it.
+            let _ = link.outgoing.send(message);
+        }
+    }
+
+    fn endpoint_name(&self, id: EndpointId) -> String {
+        self.endpoints
+            .get(&id)
+            .map_or_else(|| id.to_string(), |endpoint| endpoint.record.name.clone())
+    }
+
+    fn function_name(&self, id: FunctionId) -> String {
+        self.functions.get(&id).map_or_else(String::new, |function| name_of(function))
+    }
+
+    fn shown_live(&self, id: TaskId) -> Option<(TenantId, TaskStatus)> {
+        let live = self.live.get(&id)?;
+        let status = TaskStatus {
+            id,
+            function: live.function.id,
+            name: name_of(&live.function),
+            endpoint: self.endpoint_name(live.endpoint),
+            tag: live.tag.name().into(),
+            state: live.state(self.endpoints.get(&live.endpoint)),
+            error: None,
+            attempts: live.tries.attempts,
+            priority: live.priority,
+            submitted_at_ms: live.submitted_at_ms,
+            started_at_ms: live.started_at_ms,
+            ended_at_ms: 0,
+        };
+        Some((live.tenant, status))
+    }
+
+    fn shown(&self, record: &TaskRecord) -> TaskStatus {
+        if let (None, Some((_, status))) = (&record.ended, self.shown_live(record.spec.id)) {
+            return status;
+        }
+        TaskStatus {
+            id: record.spec.id,
+            function: record.spec.function,
+            name: self.function_name(record.spec.function),
+            endpoint: self.endpoint_name(record.spec.endpoint),
+            tag: record.spec.tag.clone(),
+            state: if record.ended.is_some() { TaskState::Done } else { TaskState::Queued },
+            error: record.ended.as_ref().and_then(|(_, error)| error.clone()),
+            attempts: record.tries.attempts,
+            priority: record.spec.priority,
+            submitted_at_ms: record.spec.submitted_at_ms,
+            started_at_ms: record.started_at_ms,
+            ended_at_ms: record.ended_at_ms,
+        }
+    }
+}
+
+impl Live {
+    fn new(
+        spec: TaskSpec,
+        function: Arc<FunctionRecord>,
+        tag: Arc<Tag>,
+        tries: Tries,
+        place: Place,
+        arguments: Option<Blob>,
+    ) -> Self {
+        Self {
+            tenant: spec.tenant,
+            function,
+            endpoint: spec.endpoint,
+            tag,
+            priority: spec.priority,
+            repeatable: spec.repeatable,
+            cancelled: false,
+            late: false,
+            place,
+            tries,
+            walltime_ms: spec.walltime_ms,
+            deadline_at_ms: spec.deadline_at_ms,
+            submitted_at_ms: spec.submitted_at_ms,
+            started_at_ms: 0,
+            arguments,
+        }
+    }
+}
+
+/// A function's name, for people.
+pub fn name_of(function: &FunctionRecord) -> String {
+    let name = function.name.clone();
+    name.unwrap_or_else(|| function.spec.form.name().to_owned())
+}
+
+/// An id for an endpoint that has none.
+pub fn fresh_endpoint(name: &str) -> EndpointRecord {
+    EndpointRecord {
+        id: EndpointId(random()),
+        name: name.into(),
+    }
+}
+
+async fn keep_time(tasks: std::sync::Weak<Tasks>) {
+    let mut deadlines = tokio::time::interval(DEADLINES);
+    let mut tidy = tokio::time::interval(TIDY);
+    let mut forget_from = Some(TaskId([0; 16]));
+    loop {
+        tokio::select! {
+            _ = deadlines.tick() => match tasks.upgrade() {
+                Some(tasks) => tasks.look_at_deadlines(now_ms()),
+                None => return,
+            },
+            _ = tidy.tick() => {
+                let Some(tasks) = tasks.upgrade() else { return };
+                tasks.tidy();
+                let before = now_ms().saturating_sub(u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX));
+                let from = forget_from.unwrap_or(TaskId([0; 16]));
+                // A store that cannot write has more urgent work; the next turn tries again.
+                forget_from = tasks.store.forget(before, from).wait().await.unwrap_or(Some(from));
+            }
+        }
+    }
+}
+
+/// What is ended: the task, and why not well.
+type Ending = (TaskId, Option<Failure>);
+

@@ -1,0 +1,401 @@
+//! Functions and tasks come in.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::{
+    Accepted, FunctionRegistration, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission,
+};
+use sha2::{Digest, Sha256};
+
+use super::{CACHED_BYTES, Live, Place, State, Tasks};
+use crate::control::now_ms;
+use crate::random;
+use crate::store::StoreError;
+use crate::store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
+
+/// Tasks that one tenant may have waiting.
+const MOST_WAITING: usize = 10_000_000;
+
+/// Who submits.
+#[derive(Debug, Clone)]
+pub struct Submitter {
+    /// Which tenant.
+    pub tenant: TenantId,
+    /// Its name.
+    pub name: String,
+}
+
+/// A submission that was looked at.
+struct Admitted {
+    tasks: Vec<NewTask>,
+    endpoint: EndpointId,
+    /// Sent as soon as they are kept.
+    at_once: bool,
+}
+
+impl Tasks {
+    /// Keeps a function. The same one again is the same.
+    pub async fn register(&self, tenant: TenantId, given: FunctionRegistration) -> Result<Arc<FunctionRecord>, Failure> {
+        named("the function's name", given.name.as_deref().unwrap_or("-"))?;
+        let hash = CodeHash(Sha256::digest(&given.code[..]).into());
+        let spec = FunctionSpec {
+            description: given.description,
+            source: given.source,
+            form: given.form,
+            runtime: given.runtime,
+            resources: given.resources,
+            repeatable: given.repeatable,
+            shared_with: given.shared_with,
+        };
+        let described = serde_json::to_vec(&(&given.name, &spec))
+            .map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
+        let mut id = Sha256::new();
+        for part in [&tenant.0[..], &hash.0, &described] {
+            id.update((part.len() as u64).to_le_bytes());
+            id.update(part);
+        }
+        let id = FunctionId(first_half(id));
+        if let Some(known) = self.function(id) {
+            return Ok(known);
+        }
+        let record = FunctionRecord {
+            id,
+            tenant,
+            name: given.name,
+            version: 0,
+            hash,
+            spec,
+            registered_at_ms: now_ms(),
+        };
+        let kept = Arc::new(self.store.register(record, given.code.clone()).wait().await?);
+        let mut state = self.state();
+        state.codes.insert(id, given.code);
+        state.functions.insert(id, Arc::clone(&kept));
+        Ok(kept)
+    }
+
+    /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
+    pub async fn submit(self: &Arc<Self>, by: Submitter, submission: TaskSubmission) -> Result<Accepted, Failure> {
+        named("the tag", &submission.tag)?;
+        if submission.tasks.is_empty() || submission.tasks.len() > MOST_TASKS {
+            let count = submission.tasks.len();
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("a submission of {count} tasks; submit 1 to {MOST_TASKS} at once"),
+            ));
+        }
+        let ids = ids_of(by.tenant, &submission.tasks)?;
+        let (admitted, endpoint) = self.state().admit(&by, submission, &ids)?;
+        let accepted = Accepted { tasks: ids, endpoint };
+        let Some(admitted) = admitted else {
+            return Ok(accepted);
+        };
+        // To its end, also when whoever asked goes away meanwhile.
+        let tasks = Arc::clone(self);
+        let kept = tokio::spawn(async move { tasks.keep(by.tenant, admitted).await });
+        kept.await
+            .map_err(|error| Failure::new(Code::Internal, format!("accepting tasks failed: {error}")))??;
+        Ok(accepted)
+    }
+
+    async fn keep(&self, tenant: TenantId, admitted: Admitted) -> Result<(), Failure> {
+        let Admitted {
+            tasks,
+            endpoint,
+            at_once,
+        } = admitted;
+        let ids: Vec<TaskId> = tasks.iter().map(|task| task.spec.id).collect();
+        let kept = self.store.enqueue(tasks).wait().await;
+        let known = self.accept(endpoint, at_once, ids, kept)?;
+        self.own(tenant, &known).await
+    }
+
+    /// Tasks are on the disk, or are not: goes on with those that are, and answers those that were there before.
+    fn accept(
+        &self,
+        endpoint: EndpointId,
+        at_once: bool,
+        ids: Vec<TaskId>,
+        kept: Result<Vec<bool>, StoreError>,
+    ) -> Result<Vec<TaskId>, Failure> {
+        let mut state = self.state();
+        let new = match &kept {
+            Ok(new) => new.clone(),
+            Err(_) => vec![false; ids.len()],
+        };
+        let of = |wanted: bool| {
+            let both = ids.iter().zip(&new).filter(move |(_, new)| **new == wanted);
+            both.map(|(id, _)| *id).collect::<Vec<_>>()
+        };
+        let (accepted, others) = (of(true), of(false));
+        for id in &others {
+            // It ended before, or else it would have been found alive.
+            state.drop_unaccepted(*id);
+        }
+        if at_once {
+            state.give_room(endpoint, others.len());
+        }
+        let connected = state.endpoints.get(&endpoint).is_some_and(|endpoint| endpoint.link.is_some());
+        if at_once && connected {
+            self.assign(&mut state, endpoint, &accepted, Vec::new());
+        } else {
+            let ended = state.enqueue(endpoint, &accepted, at_once);
+            self.end_unexecuted(&mut state, ended);
+        }
+        kept?;
+        Ok(others)
+    }
+
+    /// An error if one of these tasks is somebody else's.
+    async fn own(&self, tenant: TenantId, tasks: &[TaskId]) -> Result<(), Failure> {
+        for task in tasks {
+            let record = self.store.task(*task).wait().await?;
+            if record.is_some_and(|record| record.spec.tenant != tenant) {
+                return Err(taken(*task));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn taken(task: TaskId) -> Failure {
+    Failure::new(
+        Code::InvalidRequest,
+        format!("the id {task} is another task's; make ids at random, or leave them out"),
+    )
+}
+
+impl State {
+    /// Looks at a submission, and notes its tasks as about to be accepted. None of them is new: then there is nothing to do.
+    fn admit(
+        &mut self,
+        by: &Submitter,
+        submission: TaskSubmission,
+        ids: &[TaskId],
+    ) -> Result<(Option<Admitted>, EndpointId), Failure> {
+        let function = self.function_for(by, submission.function)?;
+        let endpoint = self.endpoint_for(submission.endpoint.as_deref())?;
+        let options = submission.options;
+        if self.live.len() + ids.len() > MOST_WAITING {
+            return Err(Failure::new(
+                Code::QuotaExceeded,
+                format!("{MOST_WAITING} tasks wait already; submit more when some have ended"),
+            ));
+        }
+        let mut new = Vec::with_capacity(ids.len());
+        for (id, input) in ids.iter().zip(submission.tasks) {
+            match self.live.get(id) {
+                None => new.push((*id, input)),
+                Some(live) if live.tenant == by.tenant => {}
+                Some(_) => return Err(taken(*id)),
+            }
+        }
+        if new.is_empty() {
+            return Ok((None, endpoint));
+        }
+        let at = self.endpoints.get_mut(&endpoint);
+        let at_once = at.is_some_and(|at| {
+            let at_once = at.takes_at_once(by.tenant, function.id, new.len());
+            at.held += if at_once { new.len() as u32 } else { 0 };
+            at_once
+        });
+        let submitted_at_ms = now_ms();
+        let deadline_at_ms = match options.deadline_ms {
+            0 => 0,
+            length => submitted_at_ms.saturating_add(length),
+        };
+        let tries = Tries {
+            attempts: u16::from(at_once),
+            retries_left: options.retries,
+            faults: 0,
+        };
+        let walltime_ms = match options.walltime_ms {
+            0 => function.spec.resources.walltime_ms,
+            given => given,
+        };
+        let tag = self.tag(by.tenant, &submission.tag);
+        let mut tasks = Vec::with_capacity(new.len());
+        for (id, input) in new {
+            let spec = TaskSpec {
+                id,
+                tenant: by.tenant,
+                function: function.id,
+                endpoint,
+                tag: submission.tag.clone(),
+                priority: options.priority,
+                walltime_ms,
+                repeatable: options.repeatable.unwrap_or(function.spec.repeatable),
+                deadline_at_ms,
+                submitted_at_ms,
+            };
+            if deadline_at_ms > 0 {
+                self.deadlines.push(Reverse((deadline_at_ms, id)));
+            }
+            let fits = self.cached_bytes + input.arguments.len() <= CACHED_BYTES;
+            let arguments = (fits || at_once).then(|| input.arguments.clone());
+            self.cached_bytes += arguments.as_ref().map_or(0, |arguments| arguments.len());
+            let live = Live::new(
+                spec.clone(),
+                Arc::clone(&function),
+                Arc::clone(&tag),
+                tries,
+                Place::Accepting,
+                arguments,
+            );
+            self.live.insert(id, live);
+            tasks.push(NewTask {
+                spec,
+                tries,
+                arguments: input.arguments,
+            });
+        }
+        let admitted = Admitted {
+            tasks,
+            endpoint,
+            at_once,
+        };
+        Ok((Some(admitted), endpoint))
+    }
+
+    fn function_for(&self, by: &Submitter, id: FunctionId) -> Result<Arc<FunctionRecord>, Failure> {
+        let found = self.functions.get(&id).filter(|function| may_run(function, by));
+        found.cloned().ok_or_else(|| {
+            Failure::new(
+                Code::NotFound,
+                format!("there is no function {id} that you may run; register it, or ask its owner to share it"),
+            )
+        })
+    }
+
+    fn endpoint_for(&self, wanted: Option<&str>) -> Result<EndpointId, Failure> {
+        let mut all = self.endpoints.values();
+        match wanted {
+            Some(wanted) => {
+                let mut found = all.filter(|one| one.record.name == wanted || one.record.id.to_string() == wanted);
+                found.next().map(|one| one.record.id).ok_or_else(|| {
+                    Failure::new(
+                        Code::NotFound,
+                        format!("there is no endpoint `{wanted}`; `mayfly endpoint list` shows those there are"),
+                    )
+                })
+            }
+            None => match (all.next(), all.next()) {
+                (Some(only), None) => Ok(only.record.id),
+                (None, _) => Err(Failure::new(
+                    Code::NotFound,
+                    "this manager has no endpoint to run tasks; start one with `mayfly endpoint start`",
+                )),
+                _ => Err(Failure::new(
+                    Code::InvalidRequest,
+                    "this manager has several endpoints: name one of those that `mayfly endpoint list` shows",
+                )),
+            },
+        }
+    }
+
+    /// A task that was not accepted after all.
+    fn drop_unaccepted(&mut self, id: TaskId) {
+        if let Some(live) = self.live.remove(&id) {
+            self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.len());
+        }
+    }
+
+    fn give_room(&mut self, endpoint: EndpointId, count: usize) {
+        if let Some(endpoint) = self.endpoints.get_mut(&endpoint) {
+            endpoint.held = endpoint.held.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Puts accepted tasks behind others. Answers those that were cancelled meanwhile.
+    fn enqueue(&mut self, id: EndpointId, tasks: &[TaskId], was_at_once: bool) -> Vec<super::Ending> {
+        let mut ended = Vec::new();
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return ended };
+        for task in tasks {
+            let Some(live) = self.live.get_mut(task) else { continue };
+            live.place = Place::Queued;
+            if was_at_once {
+                live.tries.attempts -= 1;
+                endpoint.held = endpoint.held.saturating_sub(1);
+            }
+            if live.cancelled {
+                let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
+                ended.push((*task, Some(failure)));
+            } else {
+                endpoint.queue.push(live.tenant, live.priority, *task);
+            }
+        }
+        endpoint.wake.notify_one();
+        ended
+    }
+}
+
+/// Whether somebody may run a function.
+pub fn may_run(function: &FunctionRecord, by: &Submitter) -> bool {
+    let shared = |with: &String| with == "*" || *with == by.name;
+    function.tenant == by.tenant || function.spec.shared_with.iter().any(shared)
+}
+
+fn named(what: &str, name: &str) -> Result<(), Failure> {
+    if name.len() <= MOST_NAME_BYTES {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Code::InvalidRequest,
+        format!("{what} has {} bytes; {MOST_NAME_BYTES} are allowed", name.len()),
+    ))
+}
+
+/// The id of each task: given, or of its key, or new; new ones begin with the time.
+fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure> {
+    let mut seen = HashSet::with_capacity(tasks.len());
+    let mut fresh = first_fresh();
+    let mut ids = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let id = match (&task.id, &task.key) {
+            (Some(id), None) => *id,
+            (None, Some(key)) => {
+                named("an idempotency key", key)?;
+                of_key(tenant, key)
+            }
+            (None, None) => {
+                fresh += 1;
+                TaskId(fresh.to_be_bytes())
+            }
+            (Some(_), Some(_)) => {
+                let text = "a task has an id and an idempotency key; give one of them";
+                return Err(Failure::new(Code::InvalidRequest, text));
+            }
+        };
+        if !seen.insert(id) {
+            let text = format!("the submission has two tasks with the id {id}, or with the same key");
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+/// 48 bits of time, then chance.
+fn first_fresh() -> u128 {
+    let chance = u128::from_be_bytes(random()) >> 48;
+    (u128::from(now_ms()) << 80) | chance
+}
+
+fn of_key(tenant: TenantId, key: &str) -> TaskId {
+    let mut hash = Sha256::new();
+    hash.update(b"mayfly task key");
+    hash.update(tenant.0);
+    hash.update(key);
+    TaskId(first_half(hash))
+}
+
+fn first_half(hash: Sha256) -> [u8; 16] {
+    let whole: [u8; 32] = hash.finalize().into();
+    let mut half = [0; 16];
+    half.copy_from_slice(&whole[..16]);
+    half
+}

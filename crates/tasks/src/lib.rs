@@ -1,0 +1,13 @@
+//! Policy of durable tasks, without I/O, clock or randomness.
+//!
+//! - [`queue`]: whose task is next, by fair share between tenants and priority within one;
+//! - [`window`]: how many tasks to have at a dispatcher, by what they cost;
+//! - [`fate`]: what becomes of a task after an execution or a fault.
+
+pub mod fate;
+pub mod queue;
+pub mod window;
+
+pub use fate::{Fate, Terms, fate};
+pub use queue::Queue;
+pub use window::Window;

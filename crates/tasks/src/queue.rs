@@ -1,0 +1,227 @@
+//! Whose task is next.
+//!
+//! Tenants share an endpoint by the time that their tasks take: each has a virtual time, which grows with what its tasks cost,
+//! and the one that is furthest behind is next (start-time fair queueing). A tenant that comes back after a pause starts where
+//! the others are, and has no claim to what it did not use. Within one tenant the higher priority goes first, and among equals
+//! the earlier. So nobody can get ahead of other tenants by a priority.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use mayfly_protocol::ids::TenantId;
+
+/// What a task is taken to cost before one of its tenant has ended, in microseconds.
+const FIRST_GUESS_US: u64 = 1_000;
+/// Weight of the past in the mean cost: one part in so many is new.
+const MEMORY: u64 = 8;
+
+#[derive(Debug)]
+struct Line<T> {
+    waiting: BTreeMap<Reverse<i8>, VecDeque<T>>,
+    length: usize,
+    virtual_us: u64,
+    mean_us: u64,
+}
+
+impl<T> Line<T> {
+    fn new(virtual_us: u64) -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            length: 0,
+            virtual_us,
+            mean_us: FIRST_GUESS_US,
+        }
+    }
+}
+
+/// Tasks that wait for an endpoint.
+#[derive(Debug)]
+pub struct Queue<T> {
+    lines: BTreeMap<TenantId, Line<T>>,
+    /// Virtual time of whoever was served last.
+    now_us: u64,
+    length: usize,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            now_us: 0,
+            length: 0,
+        }
+    }
+}
+
+impl<T> Queue<T> {
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    fn line(&mut self, tenant: TenantId) -> &mut Line<T> {
+        let now_us = self.now_us;
+        let line = self.lines.entry(tenant).or_insert_with(|| Line::new(now_us));
+        if line.length == 0 {
+            line.virtual_us = line.virtual_us.max(now_us);
+        }
+        line
+    }
+
+    /// One more, behind its equals.
+    pub fn push(&mut self, tenant: TenantId, priority: i8, task: T) {
+        let line = self.line(tenant);
+        line.waiting.entry(Reverse(priority)).or_default().push_back(task);
+        line.length += 1;
+        self.length += 1;
+    }
+
+    /// One that was taken and could not be sent: before its equals.
+    pub fn push_back(&mut self, tenant: TenantId, priority: i8, task: T) {
+        let line = self.line(tenant);
+        line.waiting.entry(Reverse(priority)).or_default().push_front(task);
+        line.length += 1;
+        self.length += 1;
+    }
+
+    /// The next one.
+    pub fn pop(&mut self) -> Option<T> {
+        let waiting = self.lines.values_mut().filter(|line| line.length > 0);
+        let line = waiting.min_by_key(|line| line.virtual_us)?;
+        self.now_us = self.now_us.max(line.virtual_us);
+        line.virtual_us += line.mean_us.max(1);
+        line.length -= 1;
+        self.length -= 1;
+        let mut first = line.waiting.first_entry()?;
+        let task = first.get_mut().pop_front();
+        if first.get().is_empty() {
+            first.remove();
+        }
+        task
+    }
+
+    /// A task of this tenant took so long.
+    pub fn took(&mut self, tenant: TenantId, took_us: u64) {
+        if let Some(line) = self.lines.get_mut(&tenant) {
+            line.mean_us = (line.mean_us * (MEMORY - 1) + took_us) / MEMORY;
+        }
+    }
+
+    /// Forgets tenants that have nothing waiting.
+    pub fn tidy(&mut self) {
+        let now_us = self.now_us;
+        // One that used more than its share is remembered for as long as that would count.
+        self.lines.retain(|_, line| line.length > 0 || line.virtual_us > now_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tenant(n: u8) -> TenantId {
+        TenantId([n; 16])
+    }
+
+    #[test]
+    fn a_higher_priority_goes_first_and_among_equals_the_earlier() {
+        let mut queue = Queue::default();
+        for (priority, task) in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-3, "e")] {
+            queue.push(tenant(1), priority, task);
+        }
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, ["b", "d", "a", "c", "e"]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn one_that_could_not_be_sent_is_the_next_of_its_equals() {
+        let mut queue = Queue::default();
+        queue.push(tenant(1), 0, 1);
+        queue.push(tenant(1), 0, 2);
+        let first = queue.pop().unwrap();
+        queue.push_back(tenant(1), 0, first);
+        assert_eq!(queue.pop(), Some(1));
+    }
+
+    #[test]
+    fn who_comes_later_does_not_wait_behind_a_million_of_somebody_else() {
+        let mut queue = Queue::default();
+        for n in 0..1_000_000 {
+            queue.push(tenant(1), 100, n);
+        }
+        for _ in 0..1_000 {
+            queue.pop();
+        }
+        queue.push(tenant(2), -100, -1);
+        assert!((0..2).any(|_| queue.pop() == Some(-1)));
+    }
+
+    #[test]
+    fn a_pause_earns_no_claim() {
+        let mut queue = Queue::default();
+        for n in 0..1_000 {
+            queue.push(tenant(1), 0, (1, n));
+            queue.push(tenant(2), 0, (2, n));
+        }
+        while queue.pop().is_some() {}
+        // One works on alone for long.
+        for n in 0..1_000 {
+            queue.push(tenant(1), 0, (1, n));
+            queue.pop();
+        }
+        for n in 0..100 {
+            queue.push(tenant(1), 0, (1, n));
+            queue.push(tenant(2), 0, (2, n));
+        }
+        let first: Vec<_> = (0..20).filter_map(|_| queue.pop()).collect();
+        let ones = first.iter().filter(|(who, _)| *who == 1).count();
+        assert!((8..=12).contains(&ones), "{ones} of 20");
+    }
+
+    #[test]
+    fn shares_are_of_time_and_not_of_tasks() {
+        let mut queue = Queue::default();
+        for n in 0..10_000 {
+            queue.push(tenant(1), 0, (1, n));
+            queue.push(tenant(2), 0, (2, n));
+        }
+        let mut spent = [0u64; 2];
+        for _ in 0..5_000 {
+            let (who, _) = queue.pop().unwrap();
+            let cost = [100, 900][who - 1];
+            spent[who - 1] += cost;
+            queue.took(tenant(who as u8), cost);
+        }
+        let share = spent[0] as f64 / (spent[0] + spent[1]) as f64;
+        assert!((0.45..0.55).contains(&share), "{spent:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn everything_that_was_pushed_is_popped_once(
+            tasks in prop::collection::vec((0u8..4, any::<i8>(), any::<bool>()), 0..300)
+        ) {
+            let mut queue = Queue::default();
+            let mut seen = Vec::new();
+            for (index, (who, priority, pop)) in tasks.iter().enumerate() {
+                queue.push(tenant(*who), *priority, index);
+                if *pop {
+                    seen.extend(queue.pop());
+                    queue.tidy();
+                }
+            }
+            seen.extend(std::iter::from_fn(|| queue.pop()));
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..tasks.len()).collect::<Vec<_>>());
+            prop_assert_eq!(queue.len(), 0);
+        }
+    }
+}

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use mayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream, Transport,
+    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream, TasksOptions,
+    Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -17,6 +18,7 @@ use serde::Serialize;
 use crate::errors::from_error;
 use crate::guard::Guarded;
 use crate::pool::Pool;
+use crate::tasks::Tasks;
 
 /// A client of a manager, or of one node.
 #[pyclass(frozen, module = "mayfly._native")]
@@ -191,6 +193,24 @@ impl Client {
         py.detach(|| inner.allowance(&options))
             .map(over)
             .map_err(|error| from_error(py, &error))
+    }
+
+    /// Durable tasks of one tag.
+    #[pyo3(signature = (tag = None, endpoint = None))]
+    fn tasks(&self, py: Python<'_>, tag: Option<String>, endpoint: Option<String>) -> PyResult<Tasks> {
+        let inner = self.inner.get(py)?;
+        let tasks = inner.tasks(TasksOptions { tag, endpoint }).map_err(|error| from_error(py, &error))?;
+        Tasks::new(py, tasks)
+    }
+
+    /// `POST` of JSON to any path of the manager's API.
+    fn post(&self, py: Python<'_>, path: &str, body: &str) -> PyResult<String> {
+        let inner = self.inner.get(py)?;
+        let body: serde_json::Value =
+            serde_json::from_str(body).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let value: serde_json::Value =
+            py.detach(|| inner.post(path, &body)).map_err(|error| from_error(py, &error))?;
+        json(&value)
     }
 
     /// `GET` of any path of the manager's API, as JSON.

@@ -16,7 +16,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySlice, PyString, PyTuple};
 
 use crate::block::{Block, Memory};
 use crate::shared::{SLACK, SharedMemory};
@@ -59,6 +59,14 @@ pub struct Codec {
     dumps_by_value: Py<PyAny>,
 }
 
+/// The arguments of a call on their way out.
+pub enum Arguments<'a, 'py> {
+    /// One `bytes` object, as it is.
+    Bytes(&'a [u8]),
+    /// Anything else, and the form that says what.
+    Encoded(Encoded<'py>, u8),
+}
+
 /// A value on its way out.
 pub struct Encoded<'py> {
     pickle: Bound<'py, PyBytes>,
@@ -74,6 +82,35 @@ impl Codec {
             dumps: pickle.getattr("dumps")?.unbind(),
             dumps_by_value: py.import("cloudpickle")?.getattr("dumps")?.unbind(),
         })
+    }
+
+    /// Pickles the arguments of a call.
+    pub fn arguments<'a, 'py>(
+        &self,
+        py: Python<'py>,
+        arguments: &'a Bound<'py, PyTuple>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Arguments<'a, 'py>> {
+        if let Some(keywords) = keywords
+            && !keywords.is_empty()
+        {
+            let both = (arguments, keywords).into_pyobject(py)?;
+            return Ok(Arguments::Encoded(self.encode(py, &both)?, form::KEYWORDS));
+        }
+        if arguments.len() == 1
+            && let Ok(bytes) = arguments.get_borrowed_item(0)?.downcast_exact::<PyBytes>()
+        {
+            // SAFETY: the tuple keeps the object, and a `bytes` object never changes nor moves.
+            let bytes = unsafe { std::slice::from_raw_parts(bytes.as_bytes().as_ptr(), bytes.as_bytes().len()) };
+            return Ok(Arguments::Bytes(bytes));
+        }
+        let simple = arguments.iter_borrowed().all(|argument| is_simple(&argument));
+        let encoded = if simple {
+            self.encode_plain(py, arguments)?
+        } else {
+            self.encode(py, arguments)?
+        };
+        Ok(Arguments::Encoded(encoded, form::ARGUMENTS))
     }
 
     /// Pickles a value: by the fast pickler where that will do, by value where it refers to what only this process has.
@@ -175,6 +212,15 @@ impl Codec {
             _ => self.decode_plain(py, content),
         }
     }
+}
+
+fn is_simple(value: &Bound<'_, PyAny>) -> bool {
+    value.is_none()
+        || value.is_exact_instance_of::<PyInt>()
+        || value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyString>()
+        || value.is_exact_instance_of::<PyBool>()
+        || value.is_exact_instance_of::<PyBytes>()
 }
 
 /// What must not be taken for a value that cannot be pickled.

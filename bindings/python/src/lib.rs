@@ -11,6 +11,7 @@ mod pool;
 mod runtime;
 mod shared;
 mod storage;
+mod tasks;
 
 use mayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
@@ -45,6 +46,8 @@ mod _native {
     use super::shared::SharedMemory;
     #[pymodule_export]
     use super::storage::{Objects, clear_store};
+    #[pymodule_export]
+    use super::tasks::{Task, TaskOptions, Tasks};
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

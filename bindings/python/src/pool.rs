@@ -11,17 +11,17 @@ use mayfly_client::{
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::block::{Block, Memory};
 use crate::client::{Lease, seconds};
-use crate::codec::{Codec, Encoded, form};
+use crate::codec::{Arguments, Codec, Encoded, form};
 use crate::errors::{from_call, from_error, raise};
 use crate::guard::Guarded;
 use crate::shared::SharedMemory;
 
 /// A wait returns to the interpreter this often, so that Ctrl-C works.
-const SLICE: Duration = Duration::from_millis(100);
+pub const SLICE: Duration = Duration::from_millis(100);
 /// How often the helper looks after calls that nobody waits for. As long as a scheduler's tick: a program that waits for
 /// its own calls is not disturbed by it.
 const HELP: Duration = Duration::from_millis(1);
@@ -147,15 +147,6 @@ pub struct Pool {
     codec: Codec,
 }
 
-fn is_simple(value: &Bound<'_, PyAny>) -> bool {
-    value.is_none()
-        || value.is_exact_instance_of::<PyInt>()
-        || value.is_exact_instance_of::<PyFloat>()
-        || value.is_exact_instance_of::<PyString>()
-        || value.is_exact_instance_of::<PyBool>()
-        || value.is_exact_instance_of::<PyBytes>()
-}
-
 impl Pool {
     pub fn new(py: Python<'_>, pool: ClientPool) -> PyResult<Self> {
         Ok(Self {
@@ -170,24 +161,10 @@ impl Pool {
         arguments: &Bound<'_, PyTuple>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Input> {
-        if let Some(keywords) = keywords
-            && !keywords.is_empty()
-        {
-            let both = (arguments, keywords).into_pyobject(py)?;
-            return self.input(py, self.codec.encode(py, &both)?, form::KEYWORDS);
+        match self.codec.arguments(py, arguments, keywords)? {
+            Arguments::Bytes(bytes) => self.bytes(py, bytes),
+            Arguments::Encoded(encoded, form) => self.input(py, encoded, form),
         }
-        if arguments.len() == 1
-            && let Ok(bytes) = arguments.get_borrowed_item(0)?.downcast_exact::<PyBytes>()
-        {
-            return self.bytes(py, bytes.as_bytes());
-        }
-        let simple = arguments.iter_borrowed().all(|argument| is_simple(&argument));
-        let encoded = if simple {
-            self.codec.encode_plain(py, arguments)?
-        } else {
-            self.codec.encode(py, arguments)?
-        };
-        self.input(py, encoded, form::ARGUMENTS)
     }
 
     fn bytes(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Input> {
@@ -475,7 +452,7 @@ impl Pool {
     }
 }
 
-fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
+pub fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
     let Some(seconds) = limit else { return Ok(None) };
     let length = Duration::try_from_secs_f64(seconds.max(0.0))
         .map_err(|_| PyValueError::new_err(format!("a time limit of {seconds} seconds")))?;
@@ -510,7 +487,7 @@ pub struct Call {
 #[pyclass(frozen, module = "mayfly._native")]
 pub struct Failure {
     #[pyo3(get)]
-    error: Py<PyAny>,
+    pub error: Py<PyAny>,
 }
 
 const TAKEN: &str = "this call's outcome was taken already";

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use mayfly_client::{NodeStatus, default_state_dir};
+use mayfly_endpoint::Dispatcher;
 use mayfly_manager::Manager;
 use mayfly_node::images::Allowed;
 use mayfly_node::{ManagerLink, Node};
+use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
@@ -18,6 +20,10 @@ use crate::{Global, connect, output};
 
 /// How long the node may take to reach the manager beside it.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
+/// The endpoint of this machine.
+const LOCAL: &str = "local";
+/// Workers without a task are kept for so long.
+const IDLE: Duration = Duration::from_secs(60);
 /// A join token that is used at once.
 const JOIN_TOKEN_FOR: Duration = Duration::from_secs(60);
 
@@ -96,6 +102,7 @@ async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 }
 
 struct Running {
+    dispatcher: mayfly_endpoint::Handle,
     manager: mayfly_manager::Handle,
     node: mayfly_node::Handle,
     status: NodeStatus,
@@ -134,7 +141,31 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     });
     let node = Node::start(node).await?;
     let status = joined(&manager, &node).await?;
-    Ok(Running { manager, node, status })
+    let dispatcher = dispatch(&manager, &status).await?;
+    Ok(Running {
+        dispatcher,
+        manager,
+        node,
+        status,
+    })
+}
+
+/// Runs durable tasks on this machine.
+async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Result<mayfly_endpoint::Handle, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let cores = u16::try_from(cores).unwrap_or(u16::MAX);
+    let options = mayfly_endpoint::Options {
+        manager: Connection {
+            manager: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),
+            ca_pem: manager.ca_pem().to_owned(),
+            token: String::new(),
+            others: Vec::new(),
+        },
+        most_workers: cores.min(status.capacity.workers).max(1),
+        idle: IDLE,
+    };
+    let conversation = manager.attach(LOCAL).await?;
+    Dispatcher::start(options, conversation.heard, conversation.said)
 }
 
 /// What the manager knows of the node, once it does.
@@ -198,6 +229,9 @@ impl Running {
 
     /// The node first: it tells the manager how its leases ended.
     async fn end(self) {
+        let dispatcher = self.dispatcher;
+        // Its threads give their leases back, which they ask the manager for.
+        let _ = tokio::task::spawn_blocking(move || dispatcher.stop()).await;
         self.node.shutdown().await;
         self.manager.shutdown().await;
     }

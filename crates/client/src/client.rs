@@ -24,6 +24,7 @@ use crate::keepalive::Keepalives;
 use crate::lease::{Lease, LeaseOptions};
 use crate::manager::ManagerClient;
 use crate::node::{Control, unexpected};
+use crate::tasks::{Tasks, TasksOptions};
 use crate::{Error, discover};
 
 /// A node that has no room is asked again this often by whoever waits for some: it does not tell by itself.
@@ -160,6 +161,17 @@ impl Client {
             Source::Node(node) => format!("node {}", node.node.name),
             Source::Direct(direct) => format!("nodes of the manager at {}", direct.manager().url()),
             Source::Part => "a part of a lease".into(),
+        }
+    }
+
+    /// Durable tasks of one tag.
+    pub fn tasks(&self, options: TasksOptions) -> Result<Tasks, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => Tasks::open(Arc::clone(manager), options),
+            _ => Err(Error::new(
+                Code::InvalidRequest,
+                "durable tasks are a manager's; connect to one instead of a node",
+            )),
         }
     }
 

@@ -18,6 +18,7 @@
 //!
 //! - [`Channel`] is one channel to one worker, used by one thread at a time: the shortest way, nothing is shared, nothing
 //!   is allocated.
+//! - [`Tasks`] submits durable tasks to the manager, and gets their outcomes.
 //! - [`Pool`] spreads calls over all workers of a lease, from any thread. The thread that waits for a call drives the
 //!   rings, so no other thread has to be woken; calls that were not executed because their worker died go elsewhere.
 
@@ -35,6 +36,7 @@ mod node;
 mod opening;
 mod pool;
 mod printed;
+mod tasks;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
@@ -54,3 +56,4 @@ pub use mayfly_protocol::node_api::Stream;
 pub use mayfly_protocol::slot::{Geometry, Status};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
 pub use printed::{Printed, Reader};
+pub use tasks::{Tasks, TasksOptions};

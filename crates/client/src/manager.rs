@@ -10,6 +10,7 @@ use mayfly_protocol::api::{
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
+use mayfly_protocol::tasks::MESSAGE_PACK;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
@@ -20,6 +21,8 @@ use crate::Error;
 
 /// Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// More than a manager answers at once.
+const MOST_ANSWER_BYTES: u64 = 1 << 30;
 /// A manager that takes longer to connect to is gone.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -88,7 +91,8 @@ impl Endpoint {
             .method(question.method.clone())
             .uri(format!("{}{}", self.address.manager, question.path))
             .header("authorization", question.authorization)
-            .header("content-type", "application/json");
+            .header("content-type", question.format.content_type())
+            .header("accept", question.format.content_type());
         let request = match question.traceparent.and_then(|text| HeaderValue::from_str(text).ok()) {
             Some(traceparent) => request.header("traceparent", traceparent),
             None => request,
@@ -111,21 +115,18 @@ impl Endpoint {
         let status = response.status().as_u16();
         let version = response.headers().get(MANAGERS_HEADER);
         let version = version.and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let text = response
-            .body_mut()
-            .read_to_string()
-            .map_err(|error| self.failed(error))?;
+        let body = response.body_mut().with_config().limit(MOST_ANSWER_BYTES).read_to_vec();
+        let body = body.map_err(|error| self.failed(error))?;
         if (200..300).contains(&status) {
-            let parsed = serde_json::from_str(if text.is_empty() { "null" } else { &text });
-            let said = parsed.map_err(|error| {
+            let said = question.format.read(&body).map_err(|why| {
                 Error::new(
                     Code::ProtocolViolation,
-                    format!("the manager's answer makes no sense: {error}"),
+                    format!("the manager's answer makes no sense: {why}"),
                 )
             });
             return Ok(Answer { said, version });
         }
-        let said = match serde_json::from_str::<ErrorBody>(&text) {
+        let said = match serde_json::from_slice::<ErrorBody>(&body) {
             Ok(body) => Err(Error(body.error)),
             Err(_) => Err(Error::new(
                 Code::ProtocolViolation,
@@ -143,8 +144,32 @@ struct Answer<T> {
     version: Option<String>,
 }
 
+/// How bodies are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Json,
+    MessagePack,
+}
+
+impl Format {
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::MessagePack => MESSAGE_PACK,
+        }
+    }
+
+    fn read<T: DeserializeOwned>(self, body: &[u8]) -> Result<T, String> {
+        match self {
+            Self::Json => serde_json::from_slice(if body.is_empty() { b"null" } else { body }).map_err(|e| e.to_string()),
+            Self::MessagePack => rmp_serde::from_slice(body).map_err(|error| error.to_string()),
+        }
+    }
+}
+
 /// What is asked of a manager.
 struct Question<'a> {
+    format: Format,
     method: Method,
     path: &'a str,
     authorization: &'a str,
@@ -191,6 +216,7 @@ impl ManagerClient {
         longer: Duration,
     ) -> Result<T, Error> {
         self.ask_for(Question {
+            format: Format::Json,
             method,
             path,
             authorization: &self.authorization,
@@ -238,6 +264,7 @@ impl ManagerClient {
         // At once, so that of many threads one asks.
         *self.version.write().unwrap_or_else(PoisonError::into_inner) = Some(version);
         let question = Question {
+            format: Format::Json,
             method: Method::GET,
             path: "/v1/managers",
             authorization: &self.authorization,
@@ -262,6 +289,36 @@ impl ManagerClient {
         }
         *self.endpoints.write().unwrap_or_else(PoisonError::into_inner) = all;
         self.now.store(0, Ordering::Relaxed);
+    }
+
+    /// `GET path`, with bytes in the answer, which may take so much longer than other requests.
+    pub fn get_packed<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
+        self.ask_packed(Method::GET, path, None, longer)
+    }
+
+    /// `POST path`, with bytes in what is sent and answered.
+    pub fn post_packed<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
+        let body = rmp_serde::to_vec_named(body);
+        let body = body.map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))?;
+        self.ask_packed(Method::POST, path, Some(body), Duration::ZERO)
+    }
+
+    fn ask_packed<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        longer: Duration,
+    ) -> Result<T, Error> {
+        self.ask_for(Question {
+            format: Format::MessagePack,
+            method,
+            path,
+            authorization: &self.authorization,
+            body,
+            longer,
+            traceparent: self.traceparent.as_deref(),
+        })
     }
 
     /// `GET path`.
@@ -301,6 +358,7 @@ impl ManagerClient {
         body: &impl Serialize,
     ) -> Result<T, Error> {
         self.ask_for(Question {
+            format: Format::Json,
             method: Method::POST,
             path,
             authorization: &self.authorization,

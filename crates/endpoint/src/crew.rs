@@ -1,7 +1,7 @@
 //! The workers of one tenant and one runtime.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,17 +27,15 @@ const SAY_ROOM_AT: f64 = 0.2;
 pub struct Shared {
     pub options: Options,
     said: UnboundedSender<FromDispatcher>,
-    pub stopping: Arc<AtomicBool>,
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
 }
 
 impl Shared {
-    pub fn new(options: Options, said: UnboundedSender<FromDispatcher>, stopping: Arc<AtomicBool>) -> Self {
+    pub fn new(options: Options, said: UnboundedSender<FromDispatcher>) -> Self {
         Self {
             options,
             said,
-            stopping,
             window: Mutex::default(),
             workers: AtomicU32::new(0),
         }

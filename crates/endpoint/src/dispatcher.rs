@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,7 +11,9 @@ use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Progra
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TenantId};
 use mayfly_tasks::Window;
+use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
 
 use crate::crew::{Crew, Key, Shared};
 
@@ -32,8 +33,8 @@ pub struct Dispatcher;
 
 /// A running dispatcher. It ends when the manager's side of the conversation does, or by [`Handle::stop`].
 pub struct Handle {
-    stopping: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Dispatcher {
@@ -43,27 +44,24 @@ impl Dispatcher {
         heard: UnboundedReceiver<ToDispatcher>,
         said: UnboundedSender<FromDispatcher>,
     ) -> Result<Handle, Failure> {
-        let stopping = Arc::new(AtomicBool::new(false));
-        let shared = Arc::new(Shared::new(options, said, Arc::clone(&stopping)));
+        let (stop, stopped) = oneshot::channel();
+        let shared = Arc::new(Shared::new(options, said));
+        let impossible = |error| Failure::new(Code::Internal, format!("no thread for the dispatcher: {error}"));
+        let runtime = Builder::new_current_thread().build().map_err(impossible)?;
         let thread = std::thread::Builder::new()
             .name("mayfly-dispatch".into())
-            .spawn(move || Dispatching::new(shared).run(heard))
-            .map_err(|error| Failure::new(Code::Internal, format!("no thread for the dispatcher: {error}")))?;
-        Ok(Handle {
-            stopping,
-            thread: Some(thread),
-        })
+            .spawn(move || runtime.block_on(Dispatching::new(shared).run(heard, stopped)))
+            .map_err(impossible)?;
+        Ok(Handle { stop, thread })
     }
 }
 
 impl Handle {
     /// Ends it: calls that run are ended, and are told as such to a manager that still listens.
-    pub fn stop(mut self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            // Its panic has been told on standard error.
-            let _ = thread.join();
-        }
+    pub fn stop(self) {
+        // It may have ended by itself; its panic has been told on standard error.
+        let _ = self.stop.send(());
+        let _ = self.thread.join();
     }
 }
 
@@ -84,12 +82,17 @@ impl Dispatching {
         }
     }
 
-    fn run(mut self, mut heard: UnboundedReceiver<ToDispatcher>) {
+    async fn run(mut self, mut heard: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
         self.shared.say(FromDispatcher::Holds(Vec::new()));
         self.shared.say(FromDispatcher::Room {
             tasks: Window::default().tasks(self.shared.options.most_workers.into()),
         });
-        while let Some(message) = self.next(&mut heard) {
+        loop {
+            let message = tokio::select! {
+                message = heard.recv() => message,
+                _ = &mut stopped => None,
+            };
+            let Some(message) = message else { break };
             match message {
                 ToDispatcher::Tenant { tenant, token } => self.on_tenant(tenant, token),
                 ToDispatcher::Program(program) => {
@@ -104,14 +107,6 @@ impl Dispatching {
         for crew in self.crews.values() {
             crew.close();
         }
-    }
-
-    /// The next message; none when there will be none, or it is time to end.
-    fn next(&self, heard: &mut UnboundedReceiver<ToDispatcher>) -> Option<ToDispatcher> {
-        if self.shared.stopping.load(Ordering::SeqCst) {
-            return None;
-        }
-        heard.blocking_recv()
     }
 
     fn on_tenant(&mut self, tenant: TenantId, token: String) {

@@ -1,0 +1,323 @@
+"""Durable tasks: accepted by the manager, run on an endpoint whether or not the submitter is there, fetched when it is."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import functools
+import inspect
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+
+import cloudpickle
+
+from mayfly import _worker
+from mayfly._functions import Functions
+from mayfly._future import Future
+from mayfly._native import TaskOptions
+from mayfly._native import Tasks as NativeTasks
+
+if TYPE_CHECKING:
+    from mayfly._client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Registered:
+    """A function that the manager keeps. Made by `Client.register`.
+
+    Attributes:
+        id: names this version of it everywhere.
+        name: its name; the name alone means its last version.
+        version: from 1; 0 without a name.
+    """
+
+    def __init__(self, status: dict[str, Any], fn: Callable[..., Any] | None = None) -> None:
+        self.status = status
+        self._fn = fn
+        self.id: str = status["id"]
+        self.name: str | None = status["name"]
+        self.version: int = status["version"]
+        self._number = bytes.fromhex(self.id)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it here, if it was registered here."""
+        if self._fn is None:
+            raise TypeError(f"{self!r} is kept by the manager; run it there with client.run")
+        return self._fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        name = self.name or self.status["form"].get("name", "")
+        return f"<mayfly function {name} {f'v{self.version} ' if self.version else ''}{self.id[:8]}>"
+
+
+class Executor(cf.Executor):
+    """Durable tasks as a `concurrent.futures.Executor`.
+
+    What was submitted is on the manager's disk, runs on the endpoint whether or not this process goes on, and each task ends
+    in one outcome. All of them have a tag, by which they are found again: `Client.tasks`.
+
+    Args:
+        endpoint: where they run, by name; needed where there are several.
+        client: of which manager; by default the one that `mayfly.connect` finds.
+        tag: a name of your own for all that belongs together; random by default.
+        priority: higher ones of yours run first, from -128 to 127.
+        deadline: seconds from its submission until a task's end, after which it is ended.
+        walltime: seconds that one execution may take, after which it is ended with all its processes.
+        retries: how often a task is executed again when its function raises.
+        repeatable: whether a task may be executed again when it may have been executed already, such as by a node that died.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        client: Client | None = None,
+        tag: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        walltime: float | None = None,
+        retries: int = 0,
+        repeatable: bool = False,
+    ) -> None:
+        self._own_client = client is None
+        if client is None:
+            from mayfly._client import connect
+
+            client = connect()
+        self._client = client
+        self._pool: NativeTasks = client._native.tasks(tag, endpoint)
+        self._options = options(
+            priority=priority, deadline=deadline, walltime=walltime, retries=retries, repeatable=repeatable
+        )
+        self._register = functools.partial(_register, self._pool)
+        self._numbers: list[bytes] = []
+        self._functions = Functions(self._number)
+        self._shut = False
+        self._lock = threading.Lock()
+        self._watched: dict[str, Future[Any]] = {}
+        weakref.finalize(self, self._pool.close).atexit = False
+        self._helper = threading.Thread(
+            target=_help, args=(weakref.ref(self), self._pool), name="mayfly tasks", daemon=True
+        )
+        self._helper.start()
+
+    @property
+    def tag(self) -> str:
+        """What its tasks have in common."""
+        return self._pool.tag()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submits a task and answers its future. ``fn`` is a callable, or what `Client.register` answered."""
+        return self._submit(fn, args, kwargs, self._options)
+
+    def _submit(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future[Any]:
+        self._check_open()
+        function, arguments = self._known(fn, args)
+        return Future(self._pool.submit(function, arguments, kwargs, options), self._pool, self)
+
+    def _known(self, fn: Any, args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
+        if type(fn) is Registered:
+            return fn._number, args
+        number = self._functions.number(fn)
+        if number is None:
+            return self._applier, (fn, *args)
+        return self._numbers[number], args
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Submits a task for every item, or for every ``chunksize`` items; results come in order, as they are needed.
+
+        All are submitted at once: they run to their end even if this process does not.
+        """
+        self._check_open()
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if not iterables:
+            raise TypeError("map() takes at least one iterable")
+        if chunksize == 1:
+            futures = [self._submit(fn, args, {}, self._options) for args in zip(*iterables, strict=False)]
+            return _in_order(futures, timeout)
+        return _unchunked(self._chunks(fn, iterables, chunksize), timeout)
+
+    def _chunks(self, fn: Any, iterables: tuple[Iterable[Any], ...], chunksize: int) -> list[Future[Any]]:
+        from itertools import islice
+
+        star = len(iterables) != 1
+        items = zip(*iterables, strict=False) if star else iter(iterables[0])
+        futures: list[Future[Any]] = []
+        function, extra = self._known(fn, ())
+        while chunk := list(islice(items, chunksize)):
+            if extra:
+                pickled = cloudpickle.dumps(fn, protocol=5)
+                call = self._pool.submit(self._mapper, (pickled, chunk, star), {}, self._options)
+            else:
+                call = self._pool.submit_map(function, chunk, star, self._options)
+            futures.append(Future(call, self._pool, self))
+        return futures
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the executor, not its tasks: with ``wait`` once all have ended, else as soon as the manager has them."""
+        with self._lock:
+            if self._shut:
+                return
+            self._shut = True
+        if cancel_futures:
+            self._pool.cancel_all()
+        if wait:
+            self._pool.drain()
+        self._pool.close()
+        if self._helper is not threading.current_thread():
+            self._helper.join()
+        if self._own_client:
+            self._client.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self.shutdown(wait=True)
+        return None
+
+    def __repr__(self) -> str:
+        return f"<mayfly.Executor {self.tag}, {self._pool.pending()} tasks>"
+
+    # Inside
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _number(self, fn: Any) -> int:
+        self._numbers.append(self._register(fn))
+        return len(self._numbers) - 1
+
+    @functools.cached_property
+    def _applier(self) -> bytes:
+        return cast(bytes, self._register(_worker.apply))
+
+    @functools.cached_property
+    def _mapper(self) -> bytes:
+        return cast(bytes, self._register(_worker.apply_map))
+
+    def _watch(self, future: Future[Any]) -> None:
+        self._watched[future._call.id] = future
+        future._call.notify()
+
+    def _ended(self, task: str) -> None:
+        future = self._watched.pop(task, None)
+        if future is not None:
+            future._look()
+
+
+def options(
+    *, priority: int, deadline: float | None, walltime: float | None, retries: int, repeatable: bool | None
+) -> TaskOptions:
+    """How tasks are treated, checked."""
+    if not -128 <= priority <= 127:
+        raise ValueError(f"priority={priority}: ask for -128 to 127")
+    if not 0 <= retries <= 1000:
+        raise ValueError(f"retries={retries}: ask for 0 to 1000")
+    return TaskOptions(
+        json.dumps(
+            {
+                "priority": priority,
+                "deadline_ms": _milliseconds("deadline", deadline),
+                "walltime_ms": _milliseconds("walltime", walltime),
+                "retries": retries,
+                # A registered function has its own word on it.
+                "repeatable": True if repeatable else None,
+            }
+        )
+    )
+
+
+def _milliseconds(name: str, seconds: float | None) -> int:
+    if seconds is None:
+        return 0
+    if seconds <= 0:
+        raise ValueError(f"{name}={seconds}: ask for a positive number of seconds")
+    return max(1, min(round(seconds * 1000), 0xFFFF_FFFF))
+
+
+def describe(
+    fn: Any,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    cores: int = 1,
+    memory: int = 0,
+    walltime: float | None = None,
+    repeatable: bool = False,
+    share: Iterable[str] = (),
+) -> dict[str, Any]:
+    """What the manager is told of a function beside its code."""
+    from mayfly._client import runtime
+    from mayfly._lease import _PYTHON, _name_of
+
+    try:
+        source = inspect.getsource(fn)
+    except (OSError, TypeError):
+        source = ""
+    return {
+        "name": name,
+        "description": (inspect.getdoc(fn) or "") if description is None else description,
+        "source": source,
+        "form": {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)},
+        "runtime": runtime(),
+        "resources": {"cores": cores, "memory_bytes": memory, "walltime_ms": _milliseconds("walltime", walltime)},
+        "repeatable": repeatable,
+        "shared_with": [share] if isinstance(share, str) else list(share),
+    }
+
+
+def register(tasks: NativeTasks, fn: Any, **about: Any) -> dict[str, Any]:
+    """Makes a function known to the manager; answers what it knows of it."""
+    status: dict[str, Any] = json.loads(
+        tasks.register(json.dumps(describe(fn, **about)), cloudpickle.dumps(fn, protocol=5))
+    )
+    return status
+
+
+def _register(tasks: NativeTasks, fn: Any) -> bytes:
+    return bytes.fromhex(register(tasks, fn, description="")["id"])
+
+
+def _in_order(futures: list[Future[T]], timeout: float | None) -> Iterator[T]:
+    import time
+
+    until = None if timeout is None else time.monotonic() + timeout
+
+    def results() -> Iterator[T]:
+        futures.reverse()
+        while futures:
+            yield futures.pop().result(None if until is None else until - time.monotonic())
+
+    return results()
+
+
+def _unchunked(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:
+    from mayfly._errors import failed_item
+
+    for _, any_failed, values in _in_order(futures, timeout):
+        for value in values:
+            if any_failed and type(value) is _worker.Failed:
+                raise failed_item(value)
+            yield value
+
+
+def _help(executor: weakref.ref[Executor], tasks: NativeTasks) -> None:
+    while True:
+        ended = tasks.serve()
+        if not ended:
+            return
+        owner = executor()
+        if owner is None:
+            return
+        for task in ended:
+            owner._ended(task)
+        del owner

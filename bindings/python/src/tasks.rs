@@ -1,0 +1,315 @@
+//! Durable tasks, as Python submits them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mayfly_client::{CallError, Status, Tasks as ClientTasks};
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::ids::{FunctionId, TaskId};
+use mayfly_protocol::tasks::{FunctionRegistration, TaskOptions as Options, TaskOutcome};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::client::seconds;
+use crate::codec::{Arguments, Codec, form};
+use crate::errors::{from_call, from_error};
+use crate::guard::Guarded;
+use crate::pool::{Failure, SLICE, deadline};
+
+/// How tasks are treated.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct TaskOptions {
+    options: Arc<Options>,
+}
+
+#[pymethods]
+impl TaskOptions {
+    /// The options as JSON.
+    #[new]
+    fn new(text: &str) -> PyResult<Self> {
+        let options = serde_json::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self {
+            options: Arc::new(options),
+        })
+    }
+}
+
+/// Durable tasks of one tag.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Tasks {
+    tasks: Guarded<Arc<ClientTasks>>,
+    codec: Codec,
+}
+
+/// A function's id, from its bytes.
+fn function_of(bytes: &[u8]) -> PyResult<FunctionId> {
+    let exact = <[u8; 16]>::try_from(bytes);
+    exact.map(FunctionId).map_err(|_| PyValueError::new_err("a function's id has 16 bytes"))
+}
+
+impl Tasks {
+    pub fn new(py: Python<'_>, tasks: ClientTasks) -> PyResult<Self> {
+        Ok(Self {
+            tasks: Guarded::new(Arc::new(tasks)),
+            codec: Codec::new(py)?,
+        })
+    }
+
+    fn send(&self, py: Python<'_>, function: &[u8], arguments: Vec<u8>, options: &TaskOptions) -> PyResult<Task> {
+        let (tasks, function) = (self.tasks.get(py)?, function_of(function)?);
+        let submit = || tasks.submit(function, arguments, &options.options);
+        let id = py.detach(submit).map_err(|error| from_error(py, &error))?;
+        Ok(self.task(tasks, id))
+    }
+
+    fn task(&self, tasks: &Arc<ClientTasks>, id: TaskId) -> Task {
+        Task {
+            tasks: Guarded::new(Arc::clone(tasks)),
+            id,
+            taken: AtomicBool::new(false),
+        }
+    }
+
+    fn result<'py>(&self, py: Python<'py>, outcome: TaskOutcome) -> PyResult<Bound<'py, PyAny>> {
+        match outcome.error {
+            None => self.codec.decode_small(py, &outcome.answer),
+            Some(failure) => Err(from_call(
+                py,
+                &CallError {
+                    failure,
+                    status: outcome.raised.then_some(Status::PythonException),
+                    payload: outcome.answer.to_vec(),
+                },
+            )),
+        }
+    }
+}
+
+#[pymethods]
+impl Tasks {
+    /// What its tasks have in common.
+    fn tag(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.tasks.get(py)?.tag().to_owned())
+    }
+
+    /// Makes a function known, described as JSON without its code; answers what the manager knows of it, as JSON.
+    fn register(&self, py: Python<'_>, description: &str, code: PyBuffer<u8>) -> PyResult<String> {
+        let tasks = self.tasks.get(py)?;
+        let mut described: serde_json::Value =
+            serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        described["code"] = "".into();
+        let registration: Result<FunctionRegistration, _> = serde_json::from_value(described);
+        let registration = FunctionRegistration {
+            code: Blob::from(code.to_vec(py)?),
+            ..registration.map_err(|error| PyValueError::new_err(error.to_string()))?
+        };
+        let status = py
+            .detach(|| tasks.register(&registration))
+            .map_err(|error| from_error(py, &error))?;
+        serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Submits a call of a function, by the bytes of its id.
+    #[pyo3(signature = (function, arguments, keywords, options))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        function: &[u8],
+        arguments: &Bound<'_, PyTuple>,
+        keywords: Option<&Bound<'_, PyDict>>,
+        options: &TaskOptions,
+    ) -> PyResult<Task> {
+        let packed = match self.codec.arguments(py, arguments, keywords)? {
+            Arguments::Bytes(bytes) => {
+                let mut own = Vec::with_capacity(bytes.len() + 1);
+                own.extend_from_slice(bytes);
+                own.push(form::BYTES);
+                own
+            }
+            Arguments::Encoded(encoded, form) => encoded.to_vec(form),
+        };
+        self.send(py, function, packed, options)
+    }
+
+    /// Submits one task that calls a function on every item of a list.
+    fn submit_map(
+        &self,
+        py: Python<'_>,
+        function: &[u8],
+        items: &Bound<'_, PyList>,
+        star: bool,
+        options: &TaskOptions,
+    ) -> PyResult<Task> {
+        let last = if star { form::STARMAP } else { form::MAP };
+        let packed = self.codec.encode(py, items)?.to_vec(last);
+        self.send(py, function, packed, options)
+    }
+
+    /// Tasks that were submitted by somebody else, or earlier: from now on they are followed here.
+    fn adopt(&self, py: Python<'_>, tasks: Vec<String>) -> PyResult<Vec<Task>> {
+        let own = self.tasks.get(py)?;
+        let parse = |text: &String| {
+            let id = text.parse::<TaskId>();
+            id.map_err(|_| PyValueError::new_err(format!("{text} is not a task's id")))
+        };
+        let ids = tasks.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
+        own.adopt(&ids).map_err(|error| from_error(py, &error))?;
+        Ok(ids.into_iter().map(|id| self.task(own, id)).collect())
+    }
+
+    /// Waits, as the helper thread, until tasks ended of which somebody wants to hear; nothing once it is closed.
+    fn serve(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let tasks = Arc::clone(self.tasks.get(py)?);
+        let ended = py.detach(|| tasks.serve());
+        Ok(ended.into_iter().map(|task| task.to_string()).collect())
+    }
+
+    /// Waits until the manager has all that was submitted, so many seconds at most. Whether it has.
+    fn flush(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
+        let (tasks, limit) = (self.tasks.get(py)?, seconds(limit, "timeout")?);
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if py.detach(|| tasks.flush(left.min(SLICE))) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Waits until no task is left whose outcome is not here.
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        let tasks = self.tasks.get(py)?;
+        while !py.detach(|| tasks.drain(SLICE)) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// Tasks whose outcomes are not here.
+    fn pending(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tasks.get(py)?.pending())
+    }
+
+    /// Ends all tasks whose outcomes are not here.
+    fn cancel_all(&self, py: Python<'_>) -> PyResult<()> {
+        let tasks = self.tasks.get(py)?;
+        py.detach(|| tasks.cancel_all())
+            .map(drop)
+            .map_err(|error| from_error(py, &error))
+    }
+
+    /// Ends the waits, not the tasks; what was submitted is sent first.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let tasks = self.tasks.get(py)?;
+        py.detach(|| tasks.close());
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<mayfly tasks {}>", self.tasks.peek().tag())
+    }
+}
+
+/// One task.
+#[pyclass(frozen, module = "mayfly._native")]
+pub struct Task {
+    tasks: Guarded<Arc<ClientTasks>>,
+    id: TaskId,
+    taken: AtomicBool,
+}
+
+impl Task {
+    fn answer<'py>(
+        &self,
+        py: Python<'py>,
+        outcome: Result<Option<TaskOutcome>, mayfly_client::Error>,
+        tasks: &Tasks,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let outcome = match outcome {
+            Ok(None) => return Ok(py.NotImplemented().into_bound(py)),
+            Err(_) => return Ok(py.Ellipsis().into_bound(py)),
+            Ok(Some(outcome)) => outcome,
+        };
+        self.taken.store(true, Ordering::Relaxed);
+        match tasks.result(py, outcome) {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                let error = error.into_value(py).into_any();
+                Ok(Bound::new(py, Failure { error })?.into_any())
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Task {
+    /// Its id.
+    #[getter]
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// Waits up to so many seconds. Answers the result, a `Failure`, `NotImplemented` when the time is over, or `Ellipsis`
+    /// when somebody else took the outcome.
+    #[pyo3(signature = (tasks, limit = None, raw = false))]
+    fn wait<'py>(&self, py: Python<'py>, tasks: &Tasks, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
+        let _ = raw;
+        let until = deadline(limit)?;
+        let own = self.tasks.get(py)?;
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let slice = left.unwrap_or(SLICE).min(SLICE);
+            let outcome = py.detach(|| own.wait(self.id, slice));
+            if !matches!(outcome, Ok(None)) || left.is_some_and(|left| left <= slice) {
+                return self.answer(py, outcome, tasks);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// As `wait`, without waiting.
+    #[pyo3(signature = (tasks, raw = false))]
+    fn take<'py>(&self, py: Python<'py>, tasks: &Tasks, raw: bool) -> PyResult<Bound<'py, PyAny>> {
+        let _ = raw;
+        let outcome = self.tasks.get(py)?.wait(self.id, Duration::ZERO);
+        self.answer(py, outcome, tasks)
+    }
+
+    /// Whether it left for the manager and has not ended.
+    fn is_sent(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tasks.get(py)?.is_sent(self.id))
+    }
+
+    /// Has the helper told when it ends.
+    fn notify(&self, py: Python<'_>) -> PyResult<()> {
+        self.tasks.get(py)?.notify(self.id);
+        Ok(())
+    }
+
+    /// Ends it if it has not begun. Whether it will not run.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let tasks = self.tasks.get(py)?;
+        let cancelled = py.detach(|| tasks.cancel(vec![self.id]));
+        Ok(cancelled.map_err(|error| from_error(py, &error))?.ended > 0)
+    }
+
+    /// Ends it even if it runs.
+    fn kill(&self, py: Python<'_>) -> PyResult<()> {
+        self.cancel(py).map(drop)
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.tasks.is_own() && !*self.taken.get_mut() {
+            self.tasks.peek().forget(self.id);
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! Durable tasks: submitted in batches, followed by their tag.
+//!
+//! Two threads do the talking, so that submitting waits for nobody: one sends what was submitted since its last request, so that
+//! requests are the fuller the more there is to send; the other keeps a request open that the manager answers as soon as tasks
+//! have ended. Whoever waits for a task sleeps until it is among those. The ids of tasks are made here, so that a request whose
+//! answer was lost can be sent again.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::error::{Code, Failure, Retry};
+use mayfly_protocol::ids::{FunctionId, TaskId};
+use mayfly_protocol::tasks::{
+    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_WAIT_MS, Outcomes, TaskInput,
+    TaskOptions, TaskOutcome, TaskSubmission,
+};
+
+use crate::Error;
+use crate::embedded::getrandom_into;
+use crate::manager::ManagerClient;
+
+/// Most tasks, and most bytes of arguments, in one request.
+const MOST_AT_ONCE: usize = 10_000;
+const MOST_BYTES: usize = 16 << 20;
+/// Tasks that may be submitted and not sent: whoever submits more waits.
+const MOST_UNSENT: usize = 200_000;
+/// How long a manager that does not answer is tried before what was submitted fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two attempts.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How tasks are submitted.
+#[derive(Debug, Clone, Default)]
+pub struct TasksOptions {
+    /// What all of them have in common; random if none is given, and then nobody else's.
+    pub tag: Option<String>,
+    /// Where they run; none where there is one endpoint alone.
+    pub endpoint: Option<String>,
+}
+
+struct Unsent {
+    id: TaskId,
+    function: FunctionId,
+    options: Arc<TaskOptions>,
+    arguments: Blob,
+}
+
+#[derive(Default)]
+struct State {
+    unsent: VecDeque<Unsent>,
+    /// Tasks whose outcome is not here yet.
+    waiting: HashSet<TaskId>,
+    ended: HashMap<TaskId, TaskOutcome>,
+    watched: HashSet<TaskId>,
+    /// Whose outcomes are to be dropped when they come.
+    forgotten: HashSet<TaskId>,
+    notices: Vec<TaskId>,
+    /// Waits for the manager are of no use any more.
+    closed: bool,
+    next_id: u128,
+    /// Threads were started.
+    started: bool,
+}
+
+struct Inner {
+    manager: Arc<ManagerClient>,
+    tag: String,
+    endpoint: Option<String>,
+    state: Mutex<State>,
+    /// Something was submitted, or all is closed.
+    submitted: Condvar,
+    /// Outcomes came.
+    changed: Condvar,
+    /// What was submitted was sent.
+    sent: Condvar,
+}
+
+/// Durable tasks of one tag. Dropping it leaves them alone: they run, and their outcomes can be asked for by the tag.
+pub struct Tasks {
+    inner: Arc<Inner>,
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Tasks {
+    pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
+        let mut chance = [0; 16];
+        getrandom_into(&mut chance)?;
+        let tag = options.tag.unwrap_or_else(|| hex::encode(chance));
+        // 48 bits of time, so that they are in order, and then chance.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let next_id = (now.as_millis() << 80) | (u128::from_le_bytes(chance) >> 48);
+        let state = State {
+            next_id,
+            ..State::default()
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                manager,
+                tag,
+                endpoint: options.endpoint,
+                state: Mutex::new(state),
+                submitted: Condvar::new(),
+                changed: Condvar::new(),
+                sent: Condvar::new(),
+            }),
+        })
+    }
+
+    /// What its tasks have in common.
+    pub fn tag(&self) -> &str {
+        &self.inner.tag
+    }
+
+    /// Makes a function known to the manager. The same one again is the same.
+    pub fn register(&self, function: &FunctionRegistration) -> Result<FunctionStatus, Error> {
+        self.inner.manager.post_packed("/v1/functions", function)
+    }
+
+    /// Submits a task. It is on its way when this returns; [`Tasks::flush`] waits until the manager has it.
+    pub fn submit(&self, function: FunctionId, arguments: Vec<u8>, options: &Arc<TaskOptions>) -> Result<TaskId, Error> {
+        let mut state = self.inner.state();
+        self.inner.start(&mut state)?;
+        while state.unsent.len() >= MOST_UNSENT && !state.closed {
+            state = wait(&self.inner.sent, state, RETRY);
+        }
+        if state.closed {
+            return Err(Error::new(Code::Cancelled, "no more tasks can be submitted after the end of their executor"));
+        }
+        state.next_id += 1;
+        let id = TaskId(state.next_id.to_be_bytes());
+        state.waiting.insert(id);
+        state.unsent.push_back(Unsent {
+            id,
+            function,
+            options: Arc::clone(options),
+            arguments: arguments.into(),
+        });
+        drop(state);
+        self.inner.submitted.notify_all();
+        Ok(id)
+    }
+
+    /// Waits until the manager has accepted all that was submitted. Whether it has.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut state = self.inner.state();
+        while !state.unsent.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = wait(&self.inner.sent, state, left);
+        }
+        true
+    }
+
+    /// Waits for the outcome of a task and takes it; none when the time is over. One that was taken, or that is not of this
+    /// session, is an error.
+    pub fn wait(&self, task: TaskId, limit: Duration) -> Result<Option<TaskOutcome>, Error> {
+        let until = Instant::now() + limit;
+        let mut state = self.inner.state();
+        loop {
+            if let Some(outcome) = state.ended.remove(&task) {
+                return Ok(Some(outcome));
+            }
+            if !state.waiting.contains(&task) {
+                return Err(Error::new(Code::NotFound, "this task's outcome was taken already"));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.closed {
+                return Ok(None);
+            }
+            state = wait(&self.inner.changed, state, left);
+        }
+    }
+
+    /// Follows tasks of this tag that were submitted by somebody else, or earlier.
+    pub fn adopt(&self, tasks: &[TaskId]) -> Result<(), Error> {
+        let mut state = self.inner.state();
+        self.inner.start(&mut state)?;
+        state.waiting.extend(tasks);
+        drop(state);
+        self.inner.submitted.notify_all();
+        Ok(())
+    }
+
+    /// Waits until no outcome is missing. Whether none is.
+    pub fn drain(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut state = self.inner.state();
+        while !state.waiting.is_empty() && !state.closed {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = wait(&self.inner.changed, state, left);
+        }
+        true
+    }
+
+    /// Whether a task has ended, as far as is known here.
+    pub fn is_done(&self, task: TaskId) -> bool {
+        !self.inner.state().waiting.contains(&task)
+    }
+
+    /// Whether a task has left for the manager.
+    pub fn is_sent(&self, task: TaskId) -> bool {
+        let state = self.inner.state();
+        state.waiting.contains(&task) && !state.unsent.iter().any(|unsent| unsent.id == task)
+    }
+
+    /// Tasks whose outcomes are not here yet.
+    pub fn pending(&self) -> usize {
+        self.inner.state().waiting.len()
+    }
+
+    /// From now on [`Tasks::serve`] shall tell of this task's end; at once if it has ended.
+    pub fn notify(&self, task: TaskId) {
+        let mut state = self.inner.state();
+        if state.waiting.contains(&task) {
+            state.watched.insert(task);
+        } else {
+            state.notices.push(task);
+            drop(state);
+            self.inner.changed.notify_all();
+        }
+    }
+
+    /// Waits until tasks ended of whose end was to be told; nothing once all is closed.
+    pub fn serve(&self) -> Vec<TaskId> {
+        let mut state = self.inner.state();
+        loop {
+            if !state.notices.is_empty() || state.closed {
+                return std::mem::take(&mut state.notices);
+            }
+            state = wait(&self.inner.changed, state, RETRY);
+        }
+    }
+
+    /// Nobody will ask for this task's outcome.
+    pub fn forget(&self, task: TaskId) {
+        let mut state = self.inner.state();
+        state.ended.remove(&task);
+        state.watched.remove(&task);
+        if state.waiting.contains(&task) {
+            state.forgotten.insert(task);
+        }
+    }
+
+    /// Ends tasks: those that wait, and those that run.
+    pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+        // What the manager has not been told of, it cannot end.
+        self.flush(PATIENCE);
+        let what = Cancellation { tasks, tag: None };
+        self.inner.manager.post_packed("/v1/tasks/cancel", &what)
+    }
+
+    /// Ends all tasks whose outcomes are not here.
+    pub fn cancel_all(&self) -> Result<Cancelled, Error> {
+        let waiting = self.inner.state().waiting.iter().copied().collect();
+        self.cancel(waiting)
+    }
+
+    /// Ends the waits for this session's tasks, not the tasks. What was submitted is sent first, for so long.
+    pub fn close(&self) {
+        let started = self.inner.state().started;
+        if started {
+            self.flush(PATIENCE);
+        }
+        self.inner.state().closed = true;
+        self.inner.submitted.notify_all();
+        self.inner.changed.notify_all();
+        self.inner.sent.notify_all();
+    }
+}
+
+fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
+    match condition.wait_timeout(state, limit) {
+        Ok((state, _)) => state,
+        Err(poisoned) => poisoned.into_inner().0,
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
+        if state.started {
+            return Ok(());
+        }
+        let spawn = |name: &str, run: fn(&Inner)| {
+            let inner = Arc::clone(self);
+            let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&inner));
+            started.map_err(|error| Error::new(Code::Internal, format!("no thread to talk to the manager: {error}")))
+        };
+        spawn("mayfly-submit", Self::send)?;
+        spawn("mayfly-follow", Self::follow)?;
+        state.started = true;
+        Ok(())
+    }
+
+    /// Sends what was submitted, until all is closed.
+    fn send(&self) {
+        loop {
+            let mut state = self.state();
+            while state.unsent.is_empty() {
+                if state.closed {
+                    return;
+                }
+                state = wait(&self.submitted, state, RETRY);
+            }
+            let submission = self.next(&state);
+            let count = submission.tasks.len();
+            drop(state);
+            let accepted = self.submit(&submission);
+            let mut state = self.state();
+            state.unsent.drain(..count);
+            if let Err(error) = accepted {
+                let ended = submission.tasks.iter().filter_map(|task| task.id);
+                state.end(ended.map(|id| refused(id, &error)));
+            }
+            drop(state);
+            self.sent.notify_all();
+            self.changed.notify_all();
+        }
+    }
+
+    /// The longest beginning of what is unsent that one request can have.
+    fn next(&self, state: &State) -> TaskSubmission {
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
+        let mut same = None;
+        for unsent in state.unsent.iter().take(MOST_AT_ONCE) {
+            let kind = (unsent.function, &unsent.options);
+            let is_same = same.is_none_or(|(function, options): (FunctionId, &Arc<TaskOptions>)| {
+                function == kind.0 && (Arc::ptr_eq(options, kind.1) || options == kind.1)
+            });
+            bytes += unsent.arguments.len();
+            if !is_same || (bytes > MOST_BYTES && !tasks.is_empty()) {
+                break;
+            }
+            same = Some(kind);
+            tasks.push(TaskInput {
+                id: Some(unsent.id),
+                key: None,
+                arguments: unsent.arguments.clone(),
+            });
+        }
+        let (function, options) = same.map_or_else(
+            || (FunctionId([0; 16]), TaskOptions::default()),
+            |(function, options)| (function, (**options).clone()),
+        );
+        TaskSubmission {
+            function,
+            endpoint: self.endpoint.clone(),
+            tag: self.tag.clone(),
+            options,
+            tasks,
+        }
+    }
+
+    /// Asks until there is an answer: the same tasks again are the same.
+    fn submit(&self, submission: &TaskSubmission) -> Result<Accepted, Error> {
+        let since = Instant::now();
+        loop {
+            match self.manager.post_packed("/v1/tasks", submission) {
+                Err(error) if error.retry() == Retry::Later && since.elapsed() < PATIENCE => {
+                    let state = self.state();
+                    if state.closed {
+                        return Err(error);
+                    }
+                    drop(wait(&self.submitted, state, RETRY));
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Hears of outcomes while any is wanted, until all is closed.
+    fn follow(&self) {
+        let mut after = 0;
+        loop {
+            let mut state = self.state();
+            while state.waiting.is_empty() {
+                if state.closed {
+                    return;
+                }
+                state = wait(&self.submitted, state, RETRY);
+            }
+            if state.closed {
+                return;
+            }
+            drop(state);
+            let path = format!("/v1/outcomes?tag={}&after={after}&wait_ms={MOST_WAIT_MS}", encoded(&self.tag));
+            let longer = Duration::from_millis(MOST_WAIT_MS);
+            match self.manager.get_packed::<Outcomes>(&path, longer) {
+                Ok(Outcomes { outcomes, next }) => {
+                    after = next;
+                    self.state().end(outcomes.into_iter());
+                    self.changed.notify_all();
+                }
+                Err(_) => {
+                    // It comes back, or whoever waits has a limit: the tasks are safe.
+                    let state = self.state();
+                    if state.closed {
+                        return;
+                    }
+                    drop(wait(&self.submitted, state, RETRY));
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn end(&mut self, outcomes: impl Iterator<Item = TaskOutcome>) {
+        for outcome in outcomes {
+            // Others use the same tag, or it was heard before.
+            if !self.waiting.remove(&outcome.id) {
+                continue;
+            }
+            if self.watched.remove(&outcome.id) {
+                self.notices.push(outcome.id);
+            }
+            if !self.forgotten.remove(&outcome.id) {
+                self.ended.insert(outcome.id, outcome);
+            }
+        }
+    }
+}
+
+/// What a task ends with that the manager did not accept.
+fn refused(id: TaskId, error: &Error) -> TaskOutcome {
+    TaskOutcome {
+        id,
+        number: 0,
+        error: Some(Failure::new(error.code(), format!("the task was not accepted: {}", error.0.message))),
+        raised: false,
+        answer: Blob::default(),
+        attempts: 0,
+    }
+}
+
+/// A tag as it stands in a URL.
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use mayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
-    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream, TasksOptions,
-    Transport,
+    LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream,
+    TasksOptions, Transport,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -199,7 +199,9 @@ impl Client {
     #[pyo3(signature = (tag = None, endpoint = None))]
     fn tasks(&self, py: Python<'_>, tag: Option<String>, endpoint: Option<String>) -> PyResult<Tasks> {
         let inner = self.inner.get(py)?;
-        let tasks = inner.tasks(TasksOptions { tag, endpoint }).map_err(|error| from_error(py, &error))?;
+        let tasks = inner
+            .tasks(TasksOptions { tag, endpoint })
+            .map_err(|error| from_error(py, &error))?;
         Tasks::new(py, tasks)
     }
 
@@ -208,8 +210,9 @@ impl Client {
         let inner = self.inner.get(py)?;
         let body: serde_json::Value =
             serde_json::from_str(body).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let value: serde_json::Value =
-            py.detach(|| inner.post(path, &body)).map_err(|error| from_error(py, &error))?;
+        let value: serde_json::Value = py
+            .detach(|| inner.post(path, &body))
+            .map_err(|error| from_error(py, &error))?;
         json(&value)
     }
 

@@ -47,7 +47,9 @@ pub struct Tasks {
 /// A function's id, from its bytes.
 fn function_of(bytes: &[u8]) -> PyResult<FunctionId> {
     let exact = <[u8; 16]>::try_from(bytes);
-    exact.map(FunctionId).map_err(|_| PyValueError::new_err("a function's id has 16 bytes"))
+    exact
+        .map(FunctionId)
+        .map_err(|_| PyValueError::new_err("a function's id has 16 bytes"))
 }
 
 impl Tasks {

@@ -36,6 +36,7 @@ mod node;
 mod opening;
 mod pool;
 mod printed;
+mod resolver;
 mod tasks;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};

@@ -16,8 +16,10 @@ use serde::de::DeserializeOwned;
 use ureq::Agent;
 use ureq::http::{HeaderValue, Method, Request};
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use ureq::unversioned::transport::DefaultConnector;
 
 use crate::Error;
+use crate::resolver::Remembering;
 
 /// Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
@@ -67,7 +69,7 @@ impl Endpoint {
             .max_idle_age(Duration::from_secs(60))
             .build();
         Ok(Self {
-            agent: config.into(),
+            agent: Agent::with_parts(config, DefaultConnector::default(), Remembering::default()),
             address: ManagerAddress {
                 manager: address.manager.trim_end_matches('/').to_owned(),
                 ..address
@@ -161,7 +163,9 @@ impl Format {
 
     fn read<T: DeserializeOwned>(self, body: &[u8]) -> Result<T, String> {
         match self {
-            Self::Json => serde_json::from_slice(if body.is_empty() { b"null" } else { body }).map_err(|e| e.to_string()),
+            Self::Json => {
+                serde_json::from_slice(if body.is_empty() { b"null" } else { body }).map_err(|e| e.to_string())
+            }
             Self::MessagePack => rmp_serde::from_slice(body).map_err(|error| error.to_string()),
         }
     }

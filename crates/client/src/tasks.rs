@@ -124,14 +124,22 @@ impl Tasks {
     }
 
     /// Submits a task. It is on its way when this returns; [`Tasks::flush`] waits until the manager has it.
-    pub fn submit(&self, function: FunctionId, arguments: Vec<u8>, options: &Arc<TaskOptions>) -> Result<TaskId, Error> {
+    pub fn submit(
+        &self,
+        function: FunctionId,
+        arguments: Vec<u8>,
+        options: &Arc<TaskOptions>,
+    ) -> Result<TaskId, Error> {
         let mut state = self.inner.state();
         self.inner.start(&mut state)?;
         while state.unsent.len() >= MOST_UNSENT && !state.closed {
             state = wait(&self.inner.sent, state, RETRY);
         }
         if state.closed {
-            return Err(Error::new(Code::Cancelled, "no more tasks can be submitted after the end of their executor"));
+            return Err(Error::new(
+                Code::Cancelled,
+                "no more tasks can be submitted after the end of their executor",
+            ));
         }
         state.next_id += 1;
         let id = TaskId(state.next_id.to_be_bytes());
@@ -399,7 +407,10 @@ impl Inner {
                 return;
             }
             drop(state);
-            let path = format!("/v1/outcomes?tag={}&after={after}&wait_ms={MOST_WAIT_MS}", encoded(&self.tag));
+            let path = format!(
+                "/v1/outcomes?tag={}&after={after}&wait_ms={MOST_WAIT_MS}",
+                encoded(&self.tag)
+            );
             let longer = Duration::from_millis(MOST_WAIT_MS);
             match self.manager.get_packed::<Outcomes>(&path, longer) {
                 Ok(Outcomes { outcomes, next }) => {
@@ -442,7 +453,10 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
     TaskOutcome {
         id,
         number: 0,
-        error: Some(Failure::new(error.code(), format!("the task was not accepted: {}", error.0.message))),
+        error: Some(Failure::new(
+            error.code(),
+            format!("the task was not accepted: {}", error.0.message),
+        )),
         raised: false,
         answer: Blob::default(),
         attempts: 0,
@@ -453,6 +467,12 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     text.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }

@@ -66,9 +66,7 @@ impl Shared {
 
     fn workers_changed(&self, by: i64, trouble: Option<String>) {
         let change = |count: u32| u32::try_from(i64::from(count) + by).ok();
-        let before = self
-            .workers
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+        let before = self.workers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         let count = before.ok().and_then(change).unwrap_or_default();
         self.say(FromDispatcher::Workers { count, trouble });
     }
@@ -142,7 +140,9 @@ impl Crew {
         let mut over = Vec::new();
         for lane in &state.lanes {
             while lane.has_room() {
-                let Some((program, task)) = state.waiting.pop_front() else { break };
+                let Some((program, task)) = state.waiting.pop_front() else {
+                    break;
+                };
                 if let Err((program, task)) = lane.begin(program, task) {
                     state.waiting.push_front((program, task));
                     over.push(Arc::clone(lane));

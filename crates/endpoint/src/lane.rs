@@ -195,12 +195,17 @@ impl Lane {
         let mut calls = self.calls();
         let now = Instant::now();
         let since = calls.last.replace(now);
-        let begun = ended.iter().filter_map(|call| calls.running.get(call)).map(|call| call.since);
+        let begun = ended
+            .iter()
+            .filter_map(|call| calls.running.get(call))
+            .map(|call| call.since);
         let since = since.max(begun.min()).unwrap_or(now);
         // While others are ahead of an execution, what it waited is not what it cost: that is what all workers did since.
         let each = (now - since) * self.workers().max(1).into() / u32::try_from(ended.len().max(1)).unwrap_or(u32::MAX);
         for call in ended {
-            let Some(running) = calls.running.remove(call) else { continue };
+            let Some(running) = calls.running.remove(call) else {
+                continue;
+            };
             let took = each.min(now - running.since);
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             match self.pool.wait(*call, Some(Duration::ZERO)) {

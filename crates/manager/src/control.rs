@@ -18,8 +18,8 @@ use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
-use crate::tasks::Tasks;
 use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
+use crate::tasks::Tasks;
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 

@@ -143,7 +143,11 @@ impl Manager {
         ));
         if let Some(task_store) = task_store {
             let giver = Arc::downgrade(&control);
-            let token = move |tenant| giver.upgrade().map_or_else(String::new, |c| c.token_for_dispatcher(tenant));
+            let token = move |tenant| {
+                giver
+                    .upgrade()
+                    .map_or_else(String::new, |c| c.token_for_dispatcher(tenant))
+            };
             let tasks = tasks::Tasks::start(task_store, Box::new(token)).await?;
             // Nobody else sets it.
             let _ = control.tasks.set(tasks);

@@ -180,16 +180,22 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
     async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
         let packed = names(request.headers().get(CONTENT_TYPE));
         let too_long = || {
-            let text = format!("the body has more than {} bytes; submit in several parts", tasks::MOST_BODY_BYTES);
+            let text = format!(
+                "the body has more than {} bytes; submit in several parts",
+                tasks::MOST_BODY_BYTES
+            );
             refuse(Code::PayloadTooLarge, text)
         };
         if packed {
             let bytes = axum::body::Bytes::from_request(request, control).await;
             let bytes = bytes.map_err(|_| too_long())?;
             let read = rmp_serde::from_slice(&bytes);
-            return read
-                .map(Self)
-                .map_err(|error| refuse(Code::InvalidRequest, format!("the body is not what it should be: {error}")));
+            return read.map(Self).map_err(|error| {
+                refuse(
+                    Code::InvalidRequest,
+                    format!("the body is not what it should be: {error}"),
+                )
+            });
         }
         match Json::<T>::from_request(request, control).await {
             Ok(Json(body)) => Ok(Self(body)),

@@ -40,7 +40,11 @@ pub enum Fate {
 pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
     let Some(code) = error else { return Fate::Done };
     if code != Code::FunctionError && (terms.cancelled || terms.late) {
-        return Fate::As(if terms.cancelled { Code::Cancelled } else { Code::DeadlineExceeded });
+        return Fate::As(if terms.cancelled {
+            Code::Cancelled
+        } else {
+            Code::DeadlineExceeded
+        });
     }
     match code {
         // The function itself, and whatever executing it again would end in as well.

@@ -11,6 +11,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mayfly._batch import Batch
     from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
     from mayfly._delegation import Delegation
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
     from mayfly._run import run
+    from mayfly._tasks import Executor, Registered
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessError",
+    "Batch",
     "CallError",
     "Calls",
     "Cancelled",
@@ -53,6 +56,7 @@ __all__ = [
     "DeadlineExceeded",
     "Delegation",
     "Error",
+    "Executor",
     "Forked",
     "Function",
     "FunctionError",
@@ -64,6 +68,7 @@ __all__ = [
     "Library",
     "LoadError",
     "NativeFunction",
+    "Registered",
     "RemoteError",
     "RemoteTraceback",
     "RequestError",
@@ -76,6 +81,7 @@ __all__ = [
 
 # Imported when they are used: workers start from this package too, and need none of it.
 _WHERE = {
+    "_batch": ("Batch",),
     "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
     "_delegation": ("Delegation",),
@@ -84,6 +90,7 @@ _WHERE = {
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),
     "_run": ("run",),
+    "_tasks": ("Executor", "Registered"),
 }
 
 

@@ -12,10 +12,11 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import quote
 
 import cloudpickle
 
@@ -24,8 +25,11 @@ from mayfly._gang import at_once
 from mayfly._trace import traceparent
 
 if TYPE_CHECKING:
+    from mayfly._batch import Batch
+    from mayfly._future import Future
     from mayfly._gang import Gang
     from mayfly._lease import Lease
+    from mayfly._tasks import Executor, Registered
 
 #: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
 DAY = 86_400.0
@@ -116,6 +120,7 @@ class Client:
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._executors: dict[str | None, Executor] = {}
         _clients.add(self)
 
     @classmethod
@@ -265,6 +270,125 @@ class Client:
         )
         return Client(native)
 
+    # Durable tasks
+
+    def register(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        cores: int = 1,
+        memory: int = 0,
+        walltime: float | None = None,
+        repeatable: bool = False,
+        share: Iterable[str] = (),
+    ) -> Registered:
+        """Has the manager keep a function, to be run by its name or id, also by others. The same one again is the same.
+
+        Args:
+            fn: a callable; it is kept as it is now.
+            name: functions of one name are versions, of which the last is meant by the name; by default the callable's.
+            description: for people; by default its docstring.
+            cores: of its worker.
+            memory: bytes of its worker; 0 for the node's usual share.
+            walltime: seconds that one execution may take, after which it is ended with all its processes.
+            repeatable: whether it may be executed again when it may have been executed already.
+            share: names of tenants that may run it too; ``"*"`` for everyone.
+        """
+        from mayfly._tasks import Registered, register
+
+        status = register(
+            self._executor()._pool,
+            fn,
+            name=name if name is not None else getattr(fn, "__name__", None),
+            description=description,
+            cores=cores,
+            memory=memory,
+            walltime=walltime,
+            repeatable=repeatable,
+            share=share,
+        )
+        return Registered(status, fn)
+
+    def function(self, name: str) -> Registered:
+        """A registered function, by its id, or by its name in its last version."""
+        from mayfly._tasks import Registered
+
+        return Registered(json.loads(self._native.get(f"/v1/functions/{quote(name, safe='')}")))
+
+    def functions(self) -> list[Registered]:
+        """The functions that you may run."""
+        from mayfly._tasks import Registered
+
+        return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
+
+    def run(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submits a durable task and answers its future: it runs whether or not this process goes on."""
+        return self._executor().submit(fn, *args, **kwargs)
+
+    def batch(self, tag: str | None = None, **options: Any) -> Batch:
+        """Durable tasks that belong together: ``with client.batch() as batch: batch.submit(f, x)``.
+
+        Args:
+            tag: by which they are found again; random by default.
+            options: as of `Executor`.
+        """
+        from mayfly._batch import Batch
+        from mayfly._tasks import Executor
+
+        return Batch(self, Executor(client=self, tag=tag, **options), [])
+
+    def map(
+        self, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
+    ) -> Batch:
+        """A durable task for every item. When it returns, the manager has all of them on its disk.
+
+        Args:
+            fn: the function; it takes as many arguments as there are iterables.
+            iterables: where the arguments come from.
+            tag: by which they are found again; random by default.
+            options: as of `Executor`.
+        """
+        batch = self.batch(tag, **options)
+        batch.extend(fn, *iterables)
+        batch.flush(timeout=3600.0)
+        return batch
+
+    def tasks(self, tag: str) -> Batch:
+        """The tasks of a tag, wherever and whenever they were submitted: after a crash, or from another machine."""
+        from mayfly._batch import statuses
+
+        batch = self.batch(tag)
+        executor = batch._executor
+        ids = [status["id"] for status in statuses(self, tag)]
+        batch.futures = executor._adopt(ids)
+        return batch
+
+    def task(self, task: str) -> Future[Any]:
+        """One task, by its id."""
+        return self._executor(self.task_status(task)["tag"])._adopt([task])[0]
+
+    def task_status(self, task: str) -> dict[str, Any]:
+        """Where a task is in its life, and since when; see the API's ``TaskStatus``."""
+        status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{task}"))
+        return status
+
+    def endpoints(self) -> list[dict[str, Any]]:
+        """Where tasks can run, and how much they have to do."""
+        endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
+        return endpoints
+
+    def _executor(self, tag: str | None = None) -> Executor:
+        """The executor for tasks of this tag, or for those without one of their own."""
+        from mayfly._tasks import Executor
+
+        with self._lock:
+            made = self._executors.get(tag)
+            if made is None:
+                made = self._executors[tag] = Executor(client=self, tag=tag)
+        return made
+
     def rendezvous(self) -> dict[str, str]:
         """Where the ranks of groups meet: ``address`` (``host:port``) and its ``key``."""
         place: dict[str, str] = json.loads(self._native.get("/v1/rendezvous"))
@@ -285,7 +409,9 @@ class Client:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            leases = list(self._leases)
+            leases, executors = list(self._leases), list(self._executors.values())
+        for executor in executors:
+            executor.shutdown(wait=False)
         for lease in leases:
             lease.shutdown(wait=True)
         self._native.close()
@@ -297,6 +423,8 @@ class Client:
     def _abandon(self) -> None:
         """At the end of the process: what was submitted runs to its end, as with other executors."""
         if os.getpid() == self._pid:
+            for executor in list(self._executors.values()):
+                executor.shutdown(wait=self._native.is_embedded())
             for lease in list(self._leases):
                 lease.shutdown(wait=True)
             self._native.close()

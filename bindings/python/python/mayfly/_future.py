@@ -10,10 +10,11 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mayfly._errors import Cancelled
-from mayfly._native import Call, Failure, Pool
+from mayfly._native import Call, Failure, Pool, Task, Tasks
 
 if TYPE_CHECKING:
     from mayfly._lease import Lease
+    from mayfly._tasks import Executor
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ _DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 
 
 class Future(cf.Future[T]):
-    """The future of one call, as ``concurrent.futures`` has it.
+    """The future of one call or durable task, as ``concurrent.futures`` has it.
 
     The thread that calls `result` receives the answer itself: nobody has to be woken for it. Only when a callback is
     added, or ``concurrent.futures.wait`` and its like look at the future, does the lease's helper thread look after it.
@@ -31,11 +32,17 @@ class Future(cf.Future[T]):
 
     # The base class makes a condition here at once, which costs more than the call.
     def __init__(
-        self, call: Call, pool: Pool, lease: Lease, decode: Callable[[Any], T] | None = None, raw: bool = False
+        self,
+        call: Call | Task,
+        pool: Pool | Tasks,
+        lease: Lease | Executor,
+        decode: Callable[[Any], T] | None = None,
+        raw: bool = False,
     ) -> None:
-        self._call = call
+        # A call goes with a pool, and a task with tasks: they have the same methods.
+        self._call: Any = call
         self._pool = pool
-        self._lease = lease
+        self._lease: Any = lease
         self._decode = decode
         self._raw = raw
         self._made: threading.Condition | None = None
@@ -49,6 +56,12 @@ class Future(cf.Future[T]):
             with _lock:
                 return self.__dict__.setdefault(name, [])
         raise AttributeError(name)
+
+    @property
+    def id(self) -> int | str:
+        """The call's number in its lease, or the task's id, by which `Client.task` finds it."""
+        number: int | str = self._call.id
+        return number
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]

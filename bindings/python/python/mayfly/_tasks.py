@@ -1,7 +1,8 @@
-"""Durable tasks: accepted by the manager, run on an endpoint whether or not the submitter is there, fetched when it is."""
+"""Durable tasks: kept by the manager, run on an endpoint whether or not the submitter is there, fetched when it is."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures as cf
 import functools
 import inspect
@@ -10,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import cloudpickle
 
@@ -58,8 +59,8 @@ class Registered:
 class Executor(cf.Executor):
     """Durable tasks as a `concurrent.futures.Executor`.
 
-    What was submitted is on the manager's disk, runs on the endpoint whether or not this process goes on, and each task ends
-    in one outcome. All of them have a tag, by which they are found again: `Client.tasks`.
+    What was submitted is on the manager's disk, runs on the endpoint whether or not this process goes on, and each task
+    ends in one outcome. All of them have a tag, by which they are found again: `Client.tasks`.
 
     Args:
         endpoint: where they run, by name; needed where there are several.
@@ -69,7 +70,7 @@ class Executor(cf.Executor):
         deadline: seconds from its submission until a task's end, after which it is ended.
         walltime: seconds that one execution may take, after which it is ended with all its processes.
         retries: how often a task is executed again when its function raises.
-        repeatable: whether a task may be executed again when it may have been executed already, such as by a node that died.
+        repeatable: whether a task may be executed again when it may have been executed already, as by a node that died.
     """
 
     def __init__(
@@ -119,6 +120,10 @@ class Executor(cf.Executor):
         self._check_open()
         function, arguments = self._known(fn, args)
         return Future(self._pool.submit(function, arguments, kwargs, options), self._pool, self)
+
+    async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Submits a task and awaits its result."""
+        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     def _known(self, fn: Any, args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
         if type(fn) is Registered:
@@ -198,11 +203,14 @@ class Executor(cf.Executor):
 
     @functools.cached_property
     def _applier(self) -> bytes:
-        return cast(bytes, self._register(_worker.apply))
+        return self._register(_worker.apply)
 
     @functools.cached_property
     def _mapper(self) -> bytes:
-        return cast(bytes, self._register(_worker.apply_map))
+        return self._register(_worker.apply_map)
+
+    def _adopt(self, tasks: list[str]) -> list[Future[Any]]:
+        return [Future(task, self._pool, self) for task in self._pool.adopt(tasks)]
 
     def _watch(self, future: Future[Any]) -> None:
         self._watched[future._call.id] = future

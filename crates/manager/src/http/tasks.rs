@@ -122,11 +122,18 @@ fn function_at(control: &Control, caller: &Caller, path: NamePath) -> Result<std
             let mut versions = tasks.functions();
             versions.retain(|function| function.name.as_ref() == Some(&name) && may_run(function, &by));
             // One's own before those that others share.
-            versions.into_iter().max_by_key(|function| (function.tenant == by.tenant, function.version))
+            versions
+                .into_iter()
+                .max_by_key(|function| (function.tenant == by.tenant, function.version))
         }
     };
     let found = found.filter(|function| may_run(function, &by));
-    found.ok_or_else(|| refuse(Code::NotFound, format!("there is no function `{name}` that you may run")))
+    found.ok_or_else(|| {
+        refuse(
+            Code::NotFound,
+            format!("there is no function `{name}` that you may run"),
+        )
+    })
 }
 
 /// One function, by its id, or by its name in its last version.
@@ -278,7 +285,11 @@ pub(crate) async fn show_outcome(
     let status = task_at(&control, &caller, path).await?;
     let outcome: Option<TaskOutcome> = control.tasks()?.outcome(status.id, wait).await?;
     let outcome = outcome.ok_or_else(|| {
-        let text = format!("task {} has not ended: it is {}; ask again", status.id, status.state.name());
+        let text = format!(
+            "task {} has not ended: it is {}; ask again",
+            status.id,
+            status.state.name()
+        );
         refuse(Code::TimedOut, text)
     })?;
     Ok(packed.answer(outcome))

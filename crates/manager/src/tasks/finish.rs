@@ -93,7 +93,9 @@ impl Tasks {
         let mut told: Vec<Arc<super::Tag>> = Vec::new();
         for task in tasks {
             state.published = task.outcome.number;
-            let Some(live) = state.live.remove(&task.outcome.id) else { continue };
+            let Some(live) = state.live.remove(&task.outcome.id) else {
+                continue;
+            };
             if let Some(endpoint) = state.endpoints.get_mut(&live.endpoint) {
                 endpoint.done += 1;
                 endpoint.failed += u64::from(task.outcome.error.is_some());

@@ -32,7 +32,10 @@ impl Tasks {
         let (outgoing, heard) = mpsc::unbounded_channel();
         let (said, hearing) = mpsc::unbounded_channel();
         let mut state = self.state();
-        let endpoint = state.endpoints.entry(id).or_insert_with(|| super::Endpoint::new(record));
+        let endpoint = state
+            .endpoints
+            .entry(id)
+            .or_insert_with(|| super::Endpoint::new(record));
         endpoint.links += 1;
         let number = endpoint.links;
         endpoint.link = Some(Link {
@@ -63,7 +66,9 @@ impl Tasks {
                 // A newer connection of the same dispatcher says all of it again.
                 return;
             }
-            let Some(endpoint) = state.endpoints.get_mut(&id) else { return };
+            let Some(endpoint) = state.endpoints.get_mut(&id) else {
+                return;
+            };
             match message {
                 FromDispatcher::Holds(held) => ended.extend(state.on_holds(id, &held)),
                 FromDispatcher::Room { tasks } => {
@@ -113,7 +118,9 @@ impl Tasks {
                 live.place = Place::Queued;
                 live.started_at_ms = 0;
             }
-            let Some(endpoint) = state.endpoints.get_mut(&id) else { return };
+            let Some(endpoint) = state.endpoints.get_mut(&id) else {
+                return;
+            };
             endpoint.held = endpoint.held.saturating_sub(1);
             if one.begun {
                 endpoint.queue.took(tenant, one.took_us);
@@ -143,7 +150,10 @@ impl State {
     fn on_holds(&mut self, id: EndpointId, held: &[Attempt]) -> Vec<Ended> {
         let held: HashSet<Attempt> = held.iter().copied().collect();
         let at_it = |place| matches!(place, Place::Sent | Place::Running);
-        let own = self.live.iter().filter(|(_, live)| live.endpoint == id && at_it(live.place));
+        let own = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.endpoint == id && at_it(live.place));
         let (kept, lost): (Vec<_>, Vec<_>) = own
             .map(|(task, live)| live.attempt(*task))
             .partition(|attempt| held.contains(attempt));
@@ -152,7 +162,10 @@ impl State {
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.held = count;
         }
-        let foreign = held.difference(&kept.into_iter().collect()).copied().collect::<Vec<_>>();
+        let foreign = held
+            .difference(&kept.into_iter().collect())
+            .copied()
+            .collect::<Vec<_>>();
         if !foreign.is_empty() {
             self.tell(id, ToDispatcher::Cancel(foreign));
         }

@@ -273,7 +273,11 @@ impl Tasks {
     pub fn counts(&self, tenant: Option<TenantId>) -> TaskCounts {
         let state = self.state();
         let mut counts = TaskCounts::default();
-        for live in state.live.values().filter(|live| tenant.is_none_or(|tenant| tenant == live.tenant)) {
+        for live in state
+            .live
+            .values()
+            .filter(|live| tenant.is_none_or(|tenant| tenant == live.tenant))
+        {
             match live.state(state.endpoints.get(&live.endpoint)) {
                 TaskState::Queued => counts.queued += 1,
                 TaskState::Waiting => counts.waiting += 1,
@@ -404,7 +408,11 @@ impl State {
             return;
         };
         // What was sent may be with its dispatcher still, which will say so.
-        let place = if tries.attempts == 0 { Place::Queued } else { Place::Sent };
+        let place = if tries.attempts == 0 {
+            Place::Queued
+        } else {
+            Place::Sent
+        };
         if place == Place::Queued {
             endpoint.queue.push(spec.tenant, spec.priority, spec.id);
         }
@@ -427,7 +435,10 @@ impl State {
 
     /// Tells a dispatcher, if it is connected: one that is not will ask.
     fn tell(&self, endpoint: EndpointId, message: ToDispatcher) {
-        let link = self.endpoints.get(&endpoint).and_then(|endpoint| endpoint.link.as_ref());
+        let link = self
+            .endpoints
+            .get(&endpoint)
+            .and_then(|endpoint| endpoint.link.as_ref());
         if let Some(link) = link {
             // Its end is noticed by whoever listens to it.
             let _ = link.outgoing.send(message);
@@ -441,7 +452,9 @@ impl State {
     }
 
     fn function_name(&self, id: FunctionId) -> String {
-        self.functions.get(&id).map_or_else(String::new, |function| name_of(function))
+        self.functions
+            .get(&id)
+            .map_or_else(String::new, |function| name_of(function))
     }
 
     fn shown_live(&self, id: TaskId) -> Option<(TenantId, TaskStatus)> {
@@ -473,7 +486,11 @@ impl State {
             name: self.function_name(record.spec.function),
             endpoint: self.endpoint_name(record.spec.endpoint),
             tag: record.spec.tag.clone(),
-            state: if record.ended.is_some() { TaskState::Done } else { TaskState::Queued },
+            state: if record.ended.is_some() {
+                TaskState::Done
+            } else {
+                TaskState::Queued
+            },
             error: record.ended.as_ref().and_then(|(_, error)| error.clone()),
             attempts: record.tries.attempts,
             priority: record.spec.priority,
@@ -551,4 +568,3 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
 
 /// What is ended: the task, and why not well.
 type Ending = (TaskId, Option<Failure>);
-

@@ -35,7 +35,12 @@ impl Endpoint {
     }
 
     /// Whether tasks of this tenant and function can be sent as soon as they are accepted.
-    pub(super) fn takes_at_once(&self, tenant: mayfly_protocol::ids::TenantId, function: FunctionId, count: usize) -> bool {
+    pub(super) fn takes_at_once(
+        &self,
+        tenant: mayfly_protocol::ids::TenantId,
+        function: FunctionId,
+        count: usize,
+    ) -> bool {
         let Some(link) = &self.link else { return false };
         self.queue.is_empty()
             && self.free() >= count
@@ -77,7 +82,9 @@ impl State {
 
     /// Puts tasks that could not be sent back where they were.
     fn put_back(&mut self, id: EndpointId, tasks: &[TaskId]) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         for task in tasks.iter().rev() {
             if let Some(live) = self.live.get_mut(task).filter(|live| live.place == Place::Beginning) {
                 live.place = Place::Queued;
@@ -149,7 +156,9 @@ impl Tasks {
         let mut ended = Vec::new();
         let mut assigned = Vec::with_capacity(tasks.len());
         let mut messages = Vec::new();
-        let Some(endpoint) = state.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = state.endpoints.get_mut(&id) else {
+            return;
+        };
         let Some(link) = endpoint.link.as_mut() else { return };
         for program in programs {
             link.programs.insert(program.id);
@@ -161,10 +170,12 @@ impl Tasks {
                 // It was not executed, whatever was written down in case that it would be.
                 live.tries.attempts -= 1;
                 endpoint.held = endpoint.held.saturating_sub(1);
-                let cancelled = || Failure::new(
-                    mayfly_protocol::error::Code::Cancelled,
-                    "the task was cancelled before it began",
-                );
+                let cancelled = || {
+                    Failure::new(
+                        mayfly_protocol::error::Code::Cancelled,
+                        "the task was cancelled before it began",
+                    )
+                };
                 ended.push((*task, Some(if live.late { late() } else { cancelled() })));
                 continue;
             }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission,
-};
+use mayfly_protocol::tasks::{Accepted, FunctionRegistration, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission};
 use sha2::{Digest, Sha256};
 
 use super::{CACHED_BYTES, Live, Place, State, Tasks};
@@ -39,7 +37,11 @@ struct Admitted {
 
 impl Tasks {
     /// Keeps a function. The same one again is the same.
-    pub async fn register(&self, tenant: TenantId, given: FunctionRegistration) -> Result<Arc<FunctionRecord>, Failure> {
+    pub async fn register(
+        &self,
+        tenant: TenantId,
+        given: FunctionRegistration,
+    ) -> Result<Arc<FunctionRecord>, Failure> {
         named("the function's name", given.name.as_deref().unwrap_or("-"))?;
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
         let spec = FunctionSpec {
@@ -139,7 +141,10 @@ impl Tasks {
         if at_once {
             state.give_room(endpoint, others.len());
         }
-        let connected = state.endpoints.get(&endpoint).is_some_and(|endpoint| endpoint.link.is_some());
+        let connected = state
+            .endpoints
+            .get(&endpoint)
+            .is_some_and(|endpoint| endpoint.link.is_some());
         if at_once && connected {
             self.assign(&mut state, endpoint, &accepted, Vec::new());
         } else {
@@ -313,7 +318,9 @@ impl State {
     /// Puts accepted tasks behind others. Answers those that were cancelled meanwhile.
     fn enqueue(&mut self, id: EndpointId, tasks: &[TaskId], was_at_once: bool) -> Vec<super::Ending> {
         let mut ended = Vec::new();
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return ended };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return ended;
+        };
         for task in tasks {
             let Some(live) = self.live.get_mut(task) else { continue };
             live.place = Place::Queued;

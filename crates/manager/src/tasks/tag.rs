@@ -67,7 +67,9 @@ impl Tag {
         recent.bytes += outcome.answer.len() + EACH_BYTES;
         recent.outcomes.push_back(outcome);
         while recent.bytes > RECENT_BYTES || recent.outcomes.len() > RECENT {
-            let Some(oldest) = recent.outcomes.pop_front() else { break };
+            let Some(oldest) = recent.outcomes.pop_front() else {
+                break;
+            };
             recent.bytes -= oldest.answer.len() + EACH_BYTES;
             recent.complete_after = oldest.number;
         }
@@ -99,7 +101,14 @@ impl Recent {
             bytes += outcome.answer.len() + EACH_BYTES;
             first || bytes <= PAGE_BYTES
         };
-        Look::Found(self.outcomes.range(from..).take(limit).take_while(fits).cloned().collect())
+        Look::Found(
+            self.outcomes
+                .range(from..)
+                .take(limit)
+                .take_while(fits)
+                .cloned()
+                .collect(),
+        )
     }
 }
 
@@ -128,7 +137,10 @@ impl Tasks {
                     let found = found.wait().await?;
                     // What the store has and is not told yet may have a gap before it.
                     let published = self.state().published;
-                    let found: Vec<_> = found.into_iter().filter(|outcome| outcome.number <= published).collect();
+                    let found: Vec<_> = found
+                        .into_iter()
+                        .filter(|outcome| outcome.number <= published)
+                        .collect();
                     if found.is_empty() {
                         after = up_to;
                         continue;

@@ -67,8 +67,8 @@ impl TaskStore for SqliteTasks {
                 .prepare(&format!("SELECT {TASK} FROM tasks WHERE number IS NULL ORDER BY id"))?
                 .query_map([], task_of)?
                 .collect::<rusqlite::Result<_>>()?;
-            let last_number = connection
-                .query_row("SELECT coalesce(max(number), 0) FROM tasks", [], |row| unsigned(row, 0))?;
+            let last_number =
+                connection.query_row("SELECT coalesce(max(number), 0) FROM tasks", [], |row| unsigned(row, 0))?;
             Ok(TaskSnapshot {
                 functions,
                 endpoints,
@@ -90,7 +90,9 @@ impl TaskStore for SqliteTasks {
             let mut function = function.clone();
             if let Some(name) = &function.name {
                 function.version = transaction
-                    .prepare_cached("SELECT coalesce(max(version), 0) + 1 FROM functions WHERE tenant = ?1 AND name = ?2")?
+                    .prepare_cached(
+                        "SELECT coalesce(max(version), 0) + 1 FROM functions WHERE tenant = ?1 AND name = ?2",
+                    )?
                     .query_row(params![function.tenant.0, name], |row| row.get(0))?;
             }
             transaction
@@ -255,12 +257,7 @@ impl TaskStore for SqliteTasks {
                      ORDER BY id DESC LIMIT ?4"
                 ))?
                 .query_map(
-                    params![
-                        before.0,
-                        query.tenant.map(|tenant| tenant.0),
-                        query.tag,
-                        query.limit
-                    ],
+                    params![before.0, query.tenant.map(|tenant| tenant.0), query.tag, query.limit],
                     task_of,
                 )?
                 .collect()
@@ -273,7 +270,9 @@ impl TaskStore for SqliteTasks {
                 .prepare_cached("SELECT id FROM tasks WHERE id > ?1 ORDER BY id LIMIT ?2")?
                 .query_map(params![from.0, FORGET], |row| row.get(0).map(TaskId))?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
-            let Some(last) = ids.last().copied() else { return Ok(None) };
+            let Some(last) = ids.last().copied() else {
+                return Ok(None);
+            };
             transaction
                 .prepare_cached(
                     "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3",
@@ -305,7 +304,8 @@ fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
     })
 }
 
-const TASK: &str = "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
+const TASK: &str =
+    "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
     attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms";
 
 fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {

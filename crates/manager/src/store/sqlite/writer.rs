@@ -163,7 +163,9 @@ impl Writer {
 
 fn run(connection: &Connection, statements: &str, version: i64) -> Result<(), StoreError> {
     connection
-        .execute_batch(&format!("BEGIN; {statements}; PRAGMA user_version = {version}; COMMIT;"))
+        .execute_batch(&format!(
+            "BEGIN; {statements}; PRAGMA user_version = {version}; COMMIT;"
+        ))
         .map_err(|error| failed(&error))
 }
 
@@ -299,4 +301,3 @@ fn failed(error: &rusqlite::Error) -> StoreError {
         _ => StoreError::Broken(error.to_string()),
     }
 }
-

@@ -1,0 +1,354 @@
+"""Durable tasks from Python: accepted, run, fetched, cancelled, and found again."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.daemons import Daemon, private_directory
+from harness.leaks import wait_until
+from harness.programs import bin_dir
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[Daemon]:
+    with private_directory() as directory:
+        daemon = Daemon("up", "--listen", "127.0.0.1:0", state=Path(directory) / "state")
+        yield daemon
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def client(manager: Daemon) -> Iterator[mayfly.Client]:
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    with mayfly.connect(config=manager.state) as client:
+        yield client
+
+
+@pytest.fixture
+def executor(client: mayfly.Client) -> Iterator[mayfly.Executor]:
+    with mayfly.Executor(client=client) as executor:
+        yield executor
+
+
+def area(width: int, height: int) -> int:
+    """The area of a rectangle."""
+    return width * height
+
+
+def wait_for(path: str) -> str:
+    """Says that it is running, and waits until it may end."""
+    Path(path + ".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return "released"
+
+
+def test_an_executor_is_one_of_the_standard_library(executor: mayfly.Executor) -> None:
+    assert isinstance(executor, cf.Executor)
+    assert executor.submit(area, 6, height=7).result(30) == 42
+    assert list(executor.map(area, range(100), range(100), timeout=30)) == [n * n for n in range(100)]
+    assert list(executor.map(abs, range(-50, 0), chunksize=7, timeout=30)) == list(range(50, 0, -1))
+    futures = {executor.submit(area, n, 2): n for n in range(20)}
+    assert all(future.result() == 2 * futures[future] for future in cf.as_completed(futures, timeout=30))
+
+
+def test_an_exception_comes_back_with_the_traceback_of_where_it_was_raised(executor: mayfly.Executor) -> None:
+    def fail(what: str) -> None:
+        raise LookupError(what)
+
+    with pytest.raises(LookupError, match="nothing there") as raised:
+        executor.submit(fail, "nothing there").result(30)
+    assert "in fail" in str(raised.value.__cause__)
+
+
+def test_large_arguments_and_results_travel(executor: mayfly.Executor) -> None:
+    data = os.urandom(5 << 20)
+    assert executor.submit(lambda data: data[::-1], data).result(60) == data[::-1]
+
+
+def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: mayfly.Executor) -> None:
+    factor = 2
+
+    def scaled(n: int) -> int:
+        return n * factor
+
+    assert executor.submit(scaled, 10).result(30) == 20
+    factor = 3
+    assert executor.submit(scaled, 10).result(30) == 30
+
+
+def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client: mayfly.Client) -> None:
+    first = client.register(area, name="area", walltime=10)
+    assert client.register(area, name="area", walltime=10).id == first.id
+    second = client.register(lambda width, height: 2 * width * height, name="area")
+    assert (first.version, second.version) == (1, 2)
+    assert client.function("area").id == second.id
+    assert client.run(client.function("area"), 6, 7).result(30) == 84
+    assert client.run(client.function(first.id), 6, 7).result(30) == 42
+    kept = client.function(first.id).status
+    assert kept["description"] == "The area of a rectangle."
+    assert "return width * height" in kept["source"]
+    assert kept["resources"]["walltime_ms"] == 10_000
+    assert {function.id for function in client.functions()} >= {first.id, second.id}
+
+
+def test_tasks_are_found_again_by_their_tag_after_their_submitter_was_killed(
+    client: mayfly.Client, manager: Daemon, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    program = f"""
+import mayfly, os, time
+from pathlib import Path
+
+def work(n, gate):
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    return n * n
+
+batch = mayfly.connect(config={str(manager.state)!r}).map(work, range(40), [{str(gate)!r}] * 40, tag="orphans")
+print(len(batch), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    orphaned = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (orphaned.returncode, orphaned.stdout.strip()) == (-9, "40"), orphaned.stderr
+    gate.touch()
+    batch = client.tasks("orphans")
+    assert len(batch) == 40
+    assert list(batch.results(timeout=60)) == [n * n for n in range(40)]
+    assert batch.counts() == {"queued": 0, "waiting": 0, "running": 0, "done": 40}
+    # They can be fetched again.
+    assert list(client.tasks("orphans")) == [n * n for n in range(40)]
+
+
+def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: mayfly.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    future = client.run(wait_for, str(gate))
+    wait_until(lambda: Path(f"{gate}.begun").exists(), "the task runs")
+    wait_until(lambda: client.task_status(future.id)["state"] == "running", "it is told that it runs")
+    again = client.task(future.id)
+    assert not again.done()
+    gate.touch()
+    assert again.result(30) == "released"
+    status = client.task_status(future.id)
+    assert (status["state"], status["attempts"], status["error"]) == ("done", 1, None)
+    assert status["submitted_at_ms"] <= status["started_at_ms"] <= status["ended_at_ms"]
+    with pytest.raises(mayfly.Error, match="you have no task"):
+        client.task("0" * 32)
+
+
+def test_tasks_are_cancelled_whether_they_wait_or_run(client: mayfly.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with mayfly.Executor(client=client) as executor:
+        running = executor.submit(wait_for, str(gate))
+        wait_until(lambda: Path(f"{gate}.begun").exists(), "the task runs")
+        others = [executor.submit(wait_for, str(gate)) for _ in range(500)]
+        last = others.pop()
+        assert executor._pool.flush(30)
+        assert last.cancel()
+        running.kill()
+        for future in others:
+            future.kill()
+        with pytest.raises(cf.CancelledError):
+            running.result(30)
+        for future in [*others, last]:
+            with pytest.raises(cf.CancelledError):
+                future.result(30)
+    assert client.task_status(running.id)["error"]["code"] == "cancelled"
+
+
+def test_a_batch_is_cancelled_as_a_whole(client: mayfly.Client, tmp_path: Path) -> None:
+    batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
+    cancelled = batch.cancel()
+    assert cancelled["ended"] + cancelled["told"] == 300
+    wait_until(lambda: batch.counts()["done"] == 300, "all have ended", timeout=30)
+    assert batch.done() == 300 or batch.futures[0].cancelled()
+
+
+def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+
+    def linger() -> None:
+        child = subprocess.Popen(["sleep", "1000"])
+        written.write_text(str(child.pid))
+        child.wait()
+
+    with mayfly.Executor(client=client, walltime=0.5) as executor:
+        with pytest.raises(mayfly.DeadlineExceeded):
+            executor.submit(linger).result(30)
+    child = int(written.read_text())
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child has ended, too")
+
+
+def test_a_deadline_ends_tasks_that_wait_and_tasks_that_run(client: mayfly.Client, tmp_path: Path) -> None:
+    with mayfly.Executor(client=client, deadline=0.5) as executor:
+        futures = [executor.submit(wait_for, str(tmp_path / "never")) for _ in range(20)]
+        for future in futures:
+            with pytest.raises(mayfly.DeadlineExceeded):
+                future.result(30)
+
+
+def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: mayfly.Client, tmp_path: Path) -> None:
+    def die_at_first(path: str) -> str:
+        if not Path(path).exists():
+            Path(path).touch()
+            os.kill(os.getpid(), 9)
+        return "alive"
+
+    with mayfly.Executor(client=client) as executor, pytest.raises(mayfly.Error) as raised:
+        executor.submit(die_at_first, str(tmp_path / "once")).result(30)
+    assert raised.value.code == "maybe_executed"
+    with mayfly.Executor(client=client, repeatable=True) as executor:
+        assert executor.submit(die_at_first, str(tmp_path / "twice")).result(30) == "alive"
+
+
+def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: mayfly.Client, tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+
+    def third_time(path: str) -> int:
+        with open(path, "a") as file:
+            file.write("x")
+        count = os.path.getsize(path)
+        if count < 3:
+            raise ValueError(count)
+        return count
+
+    with mayfly.Executor(client=client, retries=2) as executor:
+        assert executor.submit(third_time, str(tries)).result(30) == 3
+    tries.unlink()
+    with mayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="2"):
+        executor.submit(third_time, str(tries)).result(30)
+
+
+def test_the_higher_priority_runs_first(client: mayfly.Client, tmp_path: Path) -> None:
+    gate, order = tmp_path / "gate", tmp_path / "order"
+
+    def note(path: str, what: str) -> None:
+        with open(path, "a") as file:
+            file.write(what)
+        time.sleep(0.02)
+
+    with mayfly.Executor(client=client) as low, mayfly.Executor(client=client, priority=5) as high:
+        blockers = [low.submit(wait_for, str(gate)) for _ in range(300)]
+        slow = [low.submit(note, str(order), "l") for _ in range(10)]
+        fast = [high.submit(note, str(order), "h") for _ in range(10)]
+        assert low._pool.flush(30)
+        assert high._pool.flush(30)
+        gate.touch()
+        cf.wait([*blockers, *slow, *fast], timeout=60)
+    written = order.read_text()
+    # A few low ones may have been at the dispatcher already.
+    assert written.index("h") < len(written) - 10
+    assert written.rindex("h") < written.rindex("l")
+
+
+def test_threads_submit_and_wait_at_once(executor: mayfly.Executor) -> None:
+    failures: list[BaseException] = []
+
+    def many(base: int) -> None:
+        try:
+            futures = [executor.submit(area, base, n) for n in range(200)]
+            assert [future.result(60) for future in futures] == [base * n for n in range(200)]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=many, args=(base,)) for base in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_ten_thousand_tasks_have_one_outcome_each(client: mayfly.Client) -> None:
+    batch = client.map(abs, range(-10_000, 0))
+    assert list(batch.results(timeout=120)) == list(range(10_000, 0, -1))
+
+
+def ask(manager: Daemon, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """One request by hand."""
+    import ssl
+
+    connection = manager.connection
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(connection["manager"] + path, data, method=method)
+    for name, value in {
+        "Authorization": f"Bearer {connection['token']}",
+        "Content-Type": "application/json",
+        **headers,
+    }.items():
+        request.add_header(name.replace("_", "-"), value)
+    context = ssl.create_default_context(cadata=connection["ca_pem"])
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer.status, json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_the_same_task_submitted_twice_is_one(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+    def count(path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+
+    function = client.register(count, name="count").id
+    counted = tmp_path / "counted"
+    import base64
+
+    arguments = base64.b64encode(pickle.dumps((str(counted),)) + b"\0").decode()
+    submission = {"function": function, "tag": "keyed", "tasks": [{"key": "only once", "arguments": arguments}]}
+    first = ask(manager, "POST", "/v1/tasks", submission)
+    assert first[0] == 201, first
+    (task,) = first[1]["tasks"]
+    assert ask(manager, "POST", "/v1/tasks", submission)[1]["tasks"] == [task]
+    status, outcome = ask(manager, "GET", f"/v1/tasks/{task}/outcome?wait_ms=20000")
+    assert (status, outcome["id"]) == (200, task)
+    assert ask(manager, "POST", "/v1/tasks", submission)[1]["tasks"] == [task]
+    assert client.run(abs, -1).result(30) == 1
+    assert counted.read_text() == "x"
+
+
+def test_requests_that_make_no_sense_are_told_so(client: mayfly.Client, manager: Daemon) -> None:
+    function = client.register(abs, name="abs").id
+    one = {"arguments": ""}
+    wrong = {
+        "no such function": ({"function": "0" * 32, "tasks": [one]}, "not_found"),
+        "no such endpoint": ({"function": function, "endpoint": "mars", "tasks": [one]}, "not_found"),
+        "no tasks": ({"function": function, "tasks": []}, "invalid_request"),
+        "a tag without end": ({"function": function, "tag": "x" * 300, "tasks": [one]}, "invalid_request"),
+        "one key twice": ({"function": function, "tasks": [one | {"key": "a"}, one | {"key": "a"}]}, "invalid_request"),
+        "no base64": ({"function": function, "tasks": [{"arguments": "?"}]}, "invalid_request"),
+    }
+    for what, (submission, code) in wrong.items():
+        status, answer = ask(manager, "POST", "/v1/tasks", submission)
+        assert status >= 400, what
+        assert answer["error"]["code"] == code, (what, answer)
+    status, answer = ask(manager, "POST", "/v1/tasks", b"\xc1\xff", Content_Type="application/msgpack")
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+
+
+def test_the_manager_never_unpickles_what_it_is_sent(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+
+    class Malicious:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"echo $PPID > {trace}",)
+
+    # Where it is run is where it takes effect: in a worker, which is the submitter's own.
+    with mayfly.Executor(client=client) as executor:
+        executor.submit(area, Malicious(), 2).result(30)
+    assert int(trace.read_text()) != manager.pid

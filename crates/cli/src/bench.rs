@@ -1,6 +1,7 @@
 //! `mayfly bench`: what an invocation costs here, beside what this machine can do at best.
 
 mod comm;
+mod tasks;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -34,6 +35,7 @@ use crate::values;
   mayfly bench reclaim                                 a node given back to its owner, and given again
   mayfly bench reject                                  a warm call that finds no core
   mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
+  mayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
   mayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
   mayfly bench comm --language python                  the same from Python, beside mpi4py
   mayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
@@ -58,6 +60,8 @@ enum What {
     Reject(RejectArguments),
     /// Leases granted each second while thousands of simulated nodes are registered, and what their heartbeats cost
     Control(ControlArguments),
+    /// Durable tasks: from submission to result, and how many a second; beside Parsl's
+    Tasks(tasks::TasksArguments),
     /// Messages and collectives between ranks, beside those of Open MPI in the same run
     Comm(comm::CommArguments),
     /// Cold, warm and hot over each transport, with a picture of the distributions
@@ -308,6 +312,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let report = control::run(&manager.connection, manager.child.id(), options);
             print(&report.map_err(|error| failure(&error))?, json)
         }
+        What::Tasks(options) => print(&tasks::run(options)?, json),
         What::Table(options) => table(options, json),
     }
 }

@@ -3,7 +3,7 @@
 ``invoke`` prints one JSON object: round trips of a function that does nothing (``samples_ns``), how many a second go
 through futures (``futures_per_s``), and with ``--items`` the rate of `Lease.map` with no chunk size beside that of the
 standard library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python
-function.
+function. ``tasks`` measures durable tasks (see `mayfly._bench_tasks`).
 """
 
 from __future__ import annotations
@@ -113,6 +113,13 @@ def describe(_: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def tasks(options: argparse.Namespace) -> dict[str, Any]:
+    """Durable tasks, beside Parsl's."""
+    from mayfly._bench_tasks import measure
+
+    return measure(options)
+
+
 def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m mayfly._bench", description=__doc__.splitlines()[0])
@@ -127,6 +134,14 @@ def main() -> None:
     command.add_argument("--items", type=int, default=0)
     command.add_argument("--sandbox", default="process", choices=["process", "isolated", "container"])
     commands.add_parser("describe", help="a function as it travels").set_defaults(run=describe)
+    command = commands.add_parser("tasks", help="durable tasks")
+    command.set_defaults(run=tasks)
+    command.add_argument("--tasks", type=int, default=20_000)
+    command.add_argument("--calls", type=int, default=500)
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--size", type=int, default=0)
+    command.add_argument("--workers", type=int, default=2)
+    command.add_argument("--parsl", default="")
     options = parser.parse_args()
     json.dump(options.run(options), sys.stdout)
     print()

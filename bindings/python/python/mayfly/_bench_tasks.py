@@ -1,0 +1,168 @@
+"""Durable tasks, measured: the Python part of ``mayfly bench tasks``.
+
+With ``--parsl PYTHON`` this file also runs by itself in another interpreter, which has Parsl and not Mayfly, and measures the
+same there in turns, a line of JSON for each line that it is sent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: What is measured in one turn; there are several, in turns with the peer.
+WARM_UP = 50
+
+
+def noop(argument: bytes) -> None:
+    """Does nothing."""
+
+
+def latencies(call: Callable[[], object], count: int) -> list[float]:
+    """Milliseconds from the submission to the result, one after the other."""
+    for _ in range(WARM_UP):
+        call()
+    samples = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - start) / 1e6)
+    finally:
+        gc.enable()
+    return samples
+
+
+def rate(submit: Callable[[], Any], count: int) -> float:
+    """Tasks a second, from the first submission to the last result."""
+    start = time.perf_counter()
+    for future in [submit() for _ in range(count)]:
+        future.result()
+    return count / (time.perf_counter() - start)
+
+
+def quantile(samples: list[float], part: float) -> float:
+    """The value that this part of the samples does not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+class Parsl:
+    """The peer, in its own interpreter."""
+
+    def __init__(self, python: str, workers: int) -> None:
+        self.process = subprocess.Popen(
+            [python, __file__, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.version = self.ask("version", 0)
+
+    def ask(self, what: str, count: int, size: int = 0) -> Any:
+        """Has it measured there."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what} {count} {size}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("Parsl ended before it had measured; what it said stands above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """What ``mayfly bench tasks`` prints."""
+    import mayfly
+
+    argument = os.urandom(options.size)
+    own: dict[str, list[float]] = {"latency": [], "rate": []}
+    other: dict[str, list[float]] = {"latency": [], "rate": []}
+    peer = Parsl(options.parsl, options.workers) if options.parsl else None
+    try:
+        # As a person would have it: a manager, its node and its dispatcher in one process, on this machine's disk.
+        with mayfly.Client._own() as client, mayfly.Executor(client=client) as executor:
+            for _ in range(options.rounds):
+                own["latency"] += latencies(lambda: executor.submit(noop, argument).result(), options.calls)
+                own["rate"].append(rate(lambda: executor.submit(noop, argument), options.tasks))
+                if peer is not None:
+                    other["latency"] += peer.ask("latency", max(20, options.calls // 4), options.size)
+                    other["rate"].append(peer.ask("rate", max(50, options.tasks // 20), options.size))
+            workers = max(endpoint["workers"] for endpoint in client.endpoints())
+    finally:
+        if peer is not None:
+            peer.close()
+    found: dict[str, Any] = {
+        "durable": True,
+        "workers": workers,
+        "argument_bytes": options.size,
+        "tasks": options.tasks,
+        "rounds": options.rounds,
+        "latency_p50_ms": quantile(own["latency"], 0.5),
+        "latency_p99_ms": quantile(own["latency"], 0.99),
+        "tasks_per_s": quantile(own["rate"], 0.5),
+        "tasks_per_s_rounds": own["rate"],
+    }
+    if peer is not None:
+        found |= {
+            "parsl_version": peer.version,
+            "parsl_durable": False,
+            "parsl_latency_p50_ms": quantile(other["latency"], 0.5),
+            "parsl_latency_p99_ms": quantile(other["latency"], 0.99),
+            "parsl_tasks_per_s": quantile(other["rate"], 0.5),
+            "parsl_tasks_per_s_rounds": other["rate"],
+        }
+    return found
+
+
+def serve(workers: int) -> None:
+    """Measures Parsl's high-throughput executor, as it is asked on standard input."""
+    import parsl
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.providers import LocalProvider
+
+    # Its programs are found by their names.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    executor = HighThroughputExecutor(
+        label="peer",
+        address="127.0.0.1",
+        loopback_address="127.0.0.1",
+        max_workers_per_node=workers,
+        encrypted=False,
+        provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        config = Config(
+            executors=[executor], run_dir=directory, usage_tracking=0, strategy="none", initialize_logging=False
+        )
+        with parsl.load(config):
+            nothing = parsl.python_app(noop)
+            for line in sys.stdin:
+                what, count, size = line.split()
+                argument = os.urandom(int(size))
+                if what == "version":
+                    answer: Any = parsl.__version__
+                elif what == "latency":
+                    answer = latencies(lambda argument=argument: nothing(argument).result(), int(count))
+                else:
+                    answer = rate(lambda argument=argument: nothing(argument), int(count))
+                print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

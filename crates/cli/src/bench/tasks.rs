@@ -1,0 +1,119 @@
+//! `mayfly bench tasks`: durable tasks from Python, beside Parsl's high-throughput executor in the same run.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::Args;
+use mayfly_bench::busy::Watch;
+use mayfly_protocol::error::{Code, Failure};
+use serde::{Deserialize, Serialize};
+
+use super::{ask, failure, python};
+
+/// How long is looked for others' work before.
+const LOOK: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Args)]
+pub struct TasksArguments {
+    /// Tasks of one measurement of the rate
+    #[arg(long, default_value_t = 20_000)]
+    tasks: usize,
+    /// Tasks of one measurement of the latency, one after the other
+    #[arg(long, default_value_t = 500)]
+    calls: usize,
+    /// How often each is measured, in turns with Parsl
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Bytes of each task's argument
+    #[arg(long, default_value_t = 0)]
+    size: usize,
+    /// Workers of Parsl's; Mayfly has one for each core
+    #[arg(long, default_value_t = 2)]
+    workers: u16,
+    /// Python interpreter that has Parsl; without one, Mayfly alone is measured
+    #[arg(long, value_name = "PYTHON", env = "MAYFLY_PARSL_PYTHON")]
+    parsl: Option<String>,
+    /// Report although the machine was busy
+    #[arg(long)]
+    force: bool,
+    /// Python interpreter that has the mayfly module
+    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    python: String,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TasksReport {
+    durable: bool,
+    workers: u32,
+    argument_bytes: usize,
+    tasks: usize,
+    rounds: usize,
+    latency_p50_ms: f64,
+    latency_p99_ms: f64,
+    tasks_per_s: f64,
+    tasks_per_s_rounds: Vec<f64>,
+    #[serde(flatten)]
+    parsl: Option<ParslReport>,
+}
+
+/// The same of Parsl.
+#[derive(Debug, Serialize, Deserialize)]
+struct ParslReport {
+    parsl_version: String,
+    parsl_durable: bool,
+    parsl_latency_p50_ms: f64,
+    parsl_latency_p99_ms: f64,
+    parsl_tasks_per_s: f64,
+    parsl_tasks_per_s_rounds: Vec<f64>,
+}
+
+impl fmt::Display for TasksReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let workers = self.workers;
+        writeln!(
+            f,
+            "Durable tasks that do nothing, {} bytes of argument, {workers} workers",
+            self.argument_bytes
+        )?;
+        let mut line = |who: &str, p50: f64, p99: f64, rate: f64| {
+            writeln!(
+                f,
+                "  {who:<24} {p50:>8.2} ms p50 {p99:>9.2} ms p99 {rate:>10.0} tasks/s"
+            )
+        };
+        line("mayfly", self.latency_p50_ms, self.latency_p99_ms, self.tasks_per_s)?;
+        if let Some(parsl) = &self.parsl {
+            let who = format!("parsl {} (not durable)", parsl.parsl_version);
+            line(
+                &who,
+                parsl.parsl_latency_p50_ms,
+                parsl.parsl_latency_p99_ms,
+                parsl.parsl_tasks_per_s,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+pub fn run(options: &TasksArguments) -> Result<TasksReport, Failure> {
+    // What is measured has too many processes to tell them from others': so others are looked for before.
+    Watch::look(LOOK, &[])
+        .judge(options.force)
+        .map_err(|busy| failure(&mayfly_bench::Error::from(busy)))?;
+    let mut command = python(&options.python, "tasks");
+    for (name, value) in [
+        ("--tasks", options.tasks),
+        ("--calls", options.calls),
+        ("--rounds", options.rounds),
+        ("--size", options.size),
+        ("--workers", options.workers.into()),
+    ] {
+        command.args([name, &value.to_string()]);
+    }
+    if let Some(parsl) = &options.parsl {
+        command.args(["--parsl", parsl]);
+    }
+    let found = serde_json::from_value(ask(command)?.into());
+    found.map_err(|error| Failure::new(Code::Internal, format!("the report makes no sense: {error}")))
+}

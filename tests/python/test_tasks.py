@@ -187,9 +187,8 @@ def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, t
         written.write_text(str(child.pid))
         child.wait()
 
-    with mayfly.Executor(client=client, walltime=0.5) as executor:
-        with pytest.raises(mayfly.DeadlineExceeded):
-            executor.submit(linger).result(30)
+    with mayfly.Executor(client=client, walltime=0.5) as executor, pytest.raises(mayfly.DeadlineExceeded):
+        executor.submit(linger).result(30)
     child = int(written.read_text())
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child has ended, too")
 

@@ -51,7 +51,7 @@ def executions(directory: Path) -> Counter[int]:
 
 
 def outcomes(batch: mayfly.Batch) -> Counter[str]:
-    """How many ended well, and with which codes the others. Of those that ended well, each has its own number as result."""
+    """How many ended well, each with its own number as result, and with which codes the others."""
     ended = Counter[str]()
     for task, future in enumerate(batch.futures):
         try:

@@ -27,7 +27,8 @@ mayfly = pytest.importorskip("mayfly", reason="the package is not installed: mak
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Daemon]:
     with private_directory() as directory:
-        daemon = Daemon("up", "--listen", "127.0.0.1:0", state=Path(directory) / "state")
+        state = Path(directory) / "state"
+        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
         yield daemon
         daemon.stop()
 
@@ -319,6 +320,52 @@ def test_the_same_task_submitted_twice_is_one(client: mayfly.Client, manager: Da
     assert ask(manager, "POST", "/v1/tasks", submission)[1]["tasks"] == [task]
     assert client.run(abs, -1).result(30) == 1
     assert counted.read_text() == "x"
+
+
+def test_a_program_without_python_registers_a_source_and_reads_its_result(manager: Daemon) -> None:
+    import base64
+
+    source = "import math\n\ndef hypotenuse(a, b=1):\n    return {'c': math.hypot(a, b), 'of': (a, b)}\n"
+    function = {
+        "name": "hypotenuse",
+        "form": {"form": "source", "entry": "hypotenuse"},
+        "code": base64.b64encode(source.encode()).decode(),
+    }
+    status, registered = ask(manager, "POST", "/v1/functions", function)
+    assert status == 201, registered
+
+    def outcome(**call: Any) -> dict[str, Any]:
+        submission = {"function": registered["id"], "tasks": [{"call": call}]}
+        status, accepted = ask(manager, "POST", "/v1/tasks", submission)
+        assert status == 201, accepted
+        status, found = ask(manager, "GET", f"/v1/tasks/{accepted['tasks'][0]}/outcome?wait_ms=20000")
+        assert status == 200, found
+        return dict(found)
+
+    assert outcome(arguments=[3], keywords={"b": 4})["result"] == {"c": 5.0, "of": [3, 4]}
+    failed = outcome(arguments=["three"])
+    assert failed["error"]["code"] == "function_error"
+    assert "TypeError" in failed["error"]["message"]
+    assert "in hypotenuse" in failed["error"]["message"]
+
+
+def test_a_source_that_does_not_load_says_why(manager: Daemon) -> None:
+    import base64
+
+    for source, why in (
+        ("def f(:", "SyntaxError"),
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("", "defines no"),
+    ):
+        function = {
+            "form": {"form": "source", "entry": "f"},
+            "code": base64.b64encode(source.encode()).decode(),
+        }
+        registered = ask(manager, "POST", "/v1/functions", function)[1]
+        accepted = ask(manager, "POST", "/v1/tasks", {"function": registered["id"], "tasks": [{"call": {}}]})[1]
+        found = ask(manager, "GET", f"/v1/tasks/{accepted['tasks'][0]}/outcome?wait_ms=20000")[1]
+        assert found["error"]["code"] == "load_failed", found
+        assert why in found["error"]["message"]
 
 
 def test_requests_that_make_no_sense_are_told_so(client: mayfly.Client, manager: Daemon) -> None:

@@ -33,6 +33,8 @@ pub mod form {
     pub const STARMAP: u8 = 3;
     /// The bytes before are the only argument, a `bytes` object.
     pub const BYTES: u8 = 4;
+    /// JSON: an object with the list `arguments` and the object `keywords`; the result is wanted as JSON.
+    pub const JSON: u8 = mayfly_protocol::tasks::JSON_CALL;
 }
 
 /// What a response's payload is.
@@ -43,6 +45,8 @@ pub mod answer {
     pub const NONE: u8 = 1;
     /// The bytes before are the result, a `bytes` object.
     pub const BYTES: u8 = 2;
+    /// JSON.
+    pub const JSON: u8 = mayfly_protocol::tasks::JSON_ANSWER;
 }
 
 /// Set in the last byte when buffers travel beside the pickle.
@@ -205,6 +209,7 @@ impl Codec {
         match *last {
             answer::NONE => Ok(py.None().into_bound(py)),
             answer::BYTES => Ok(PyBytes::new(py, content).into_any()),
+            answer::JSON => py.import("json")?.call_method1("loads", (PyBytes::new(py, content),)),
             last if last & BUFFERS != 0 => {
                 let block = Bound::new(py, Block::new(Memory::Copied(payload.to_vec())))?;
                 self.decode_buffers(py, &block)

@@ -43,6 +43,8 @@ enum Function {
 
 enum Fault {
     Raised(PyErr),
+    /// The function raised this.
+    Described(String),
     TooLarge(String),
 }
 
@@ -92,8 +94,21 @@ impl PythonRuntime {
         Ok(())
     }
 
+    fn compile(&self, code: &Path, entry: &str) -> Result<Py<PyAny>, String> {
+        let source = read(code)?;
+        Python::attach(|py| {
+            let worker = self.worker.bind(py);
+            let loaded = worker.call_method1("load_source", (PyBytes::new(py, &source), entry));
+            loaded.map(Bound::unbind).map_err(|error| {
+                let text = worker.call_method1("describe_exception", (error.value(py),));
+                let text = text.and_then(|text| text.extract::<String>());
+                text.unwrap_or_else(|_| format!("the function's source cannot be run here: {error}"))
+            })
+        })
+    }
+
     fn unpickle(&self, code: &Path) -> Result<Py<PyAny>, String> {
-        let bytes = std::fs::read(code).map_err(|error| format!("the function's code cannot be read: {error}"))?;
+        let bytes = read(code)?;
         Python::attach(|py| {
             let loaded = self.codec.decode_plain(py, &bytes).and_then(|function| {
                 if function.is_callable() {
@@ -123,6 +138,9 @@ impl PythonRuntime {
             (input.last().copied().unwrap_or(form::ARGUMENTS), input.len())
         };
         let mut block = None;
+        if last == form::JSON {
+            return self.call_json(py, function, call);
+        }
         let argument = if last & BUFFERS == 0 {
             let content = &call.input()[..length.saturating_sub(1)];
             if last == form::BYTES {
@@ -148,6 +166,26 @@ impl PythonRuntime {
             call.retain();
         }
         done
+    }
+
+    fn call_json(&self, py: Python<'_>, function: &Bound<'_, PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
+        let input = call.input();
+        let asked = PyBytes::new(py, &input[..input.len().saturating_sub(1)]);
+        let worker = self.worker.bind(py);
+        let answered = worker.call_method1("call_json", (function, asked));
+        let answered = match answered {
+            Ok(answered) => answered.downcast_into::<PyBytes>().map_err(PyErr::from)?,
+            // Whoever asked in JSON cannot unpickle.
+            Err(error) => {
+                let text = worker.call_method1("describe_exception", (error.value(py),))?;
+                return Err(Fault::Described(text.extract()?));
+            }
+        };
+        let bytes = answered.as_bytes();
+        put(call, bytes.len() + 1, |place| {
+            place[..bytes.len()].copy_from_slice(bytes);
+            place[bytes.len()] = answer::JSON;
+        })
     }
 
     fn apply<'py>(
@@ -225,6 +263,10 @@ fn put(call: &mut Call<'_>, length: usize, write: impl FnOnce(&mut [u8])) -> Res
     Ok(())
 }
 
+fn read(code: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(code).map_err(|error| format!("the function's code cannot be read: {error}"))
+}
+
 /// `3.11` of `3.11.7`.
 fn minor(version: &str) -> &str {
     let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
@@ -285,6 +327,7 @@ impl Runtime for PythonRuntime {
                 self.check_versions(python, cloudpickle)?;
                 Function::Python(self.unpickle(code)?)
             }
+            Form::Source { entry } => Function::Python(self.compile(code, entry)?),
             Form::Plain { .. } | Form::Checked { .. } => Function::Native(self.native.load(code, function)?),
         };
         let number = u16::try_from(self.functions.len()).map_err(|_| "more than 65,536 functions in one worker")?;
@@ -305,6 +348,10 @@ impl Runtime for PythonRuntime {
         Python::attach(|py| match self.call_python(py, function, call) {
             Ok(()) => Status::Ok,
             Err(Fault::Raised(error)) => self.report(py, error, call),
+            Err(Fault::Described(text)) => {
+                call.fail(&text);
+                Status::FunctionError
+            }
             Err(Fault::TooLarge(text)) => {
                 call.fail(&text);
                 Status::OutOfMemory

@@ -358,8 +358,8 @@ impl Inner {
             same = Some(kind);
             tasks.push(TaskInput {
                 id: Some(unsent.id),
-                key: None,
                 arguments: unsent.arguments.clone(),
+                ..TaskInput::default()
             });
         }
         let (function, options) = same.map_or_else(
@@ -459,6 +459,7 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
         )),
         raised: false,
         answer: Blob::default(),
+        result: None,
         attempts: 0,
     }
 }

@@ -158,7 +158,7 @@ impl NativeRuntime {
                     .map(|f| Function::Checked(*f))
                     .map_err(|e| missing(symbol, e))
             },
-            Form::Python { .. } => {
+            Form::Python { .. } | Form::Source { .. } => {
                 Err("this lease runs shared libraries; lease with the Python runtime to call Python functions".into())
             }
         }

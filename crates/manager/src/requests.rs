@@ -225,6 +225,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Packed {
 }
 
 impl Packed {
+    /// Whether it is.
+    pub fn is(&self) -> bool {
+        self.0
+    }
+
     /// The answer, as it is wanted.
     pub fn answer<T: serde::Serialize>(&self, answer: T) -> Response {
         if !self.0 {

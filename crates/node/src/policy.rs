@@ -109,7 +109,7 @@ fn within(request: &LeaseRequest) -> Language {
             let is_shown = |path: &&String| request.files.iter().any(|file| Path::new(path).starts_with(&file.path));
             let own = std::iter::once(PYTHON_DIR.to_string());
             let minor = runtimes::minor(version);
-            let is_plain = minor.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+            let is_plain = !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
             Language::Python {
                 executable: format!("python{}", if is_plain { minor } else { "3" }).into(),
                 path: own.chain(path.iter().filter(is_shown).cloned()).collect(),

@@ -78,6 +78,10 @@ pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
             .unwrap_or("unknown")
     };
     let (python, pickler) = (after("python"), after("cloudpickle"));
+    // Source is for whatever version there is.
+    if version.is_empty() {
+        return Ok(());
+    }
     let major = |version: &str| version.split('.').next().unwrap_or_default().to_string();
     if minor(python) != minor(version) {
         return Err(Failure::new(

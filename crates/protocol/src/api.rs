@@ -14,7 +14,7 @@ pub enum Runtime {
     Native,
     /// Python callables.
     Python {
-        /// Full version of the client's interpreter, such as `3.11.7`.
+        /// Full version of the client's interpreter, such as `3.11.7`; empty where whichever there is will do.
         version: String,
         /// Version of the client's cloudpickle.
         cloudpickle: String,
@@ -24,6 +24,18 @@ pub enum Runtime {
         #[serde(default)]
         path: Vec<String>,
     },
+}
+
+impl Runtime {
+    /// Whichever Python the node has: for functions that travel as source.
+    pub fn any_python() -> Self {
+        Self::Python {
+            version: String::new(),
+            cloudpickle: String::new(),
+            executable: None,
+            path: Vec::new(),
+        }
+    }
 }
 
 /// Whether workers poll or sleep while they wait.

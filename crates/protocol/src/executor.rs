@@ -159,6 +159,11 @@ pub enum Form {
         #[serde(default)]
         name: String,
     },
+    /// The text of a Python module, for whatever version of Python the worker has.
+    Source {
+        /// The function in it to call.
+        entry: String,
+    },
 }
 
 impl Form {
@@ -167,6 +172,7 @@ impl Form {
         match self {
             Self::Plain { symbol } | Self::Checked { symbol } => symbol,
             Self::Python { name, .. } => name,
+            Self::Source { entry } => entry,
         }
     }
 }

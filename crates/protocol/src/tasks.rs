@@ -22,6 +22,11 @@ pub const MOST_NAME_BYTES: usize = 256;
 /// The longest that a request for outcomes is held open.
 pub const MOST_WAIT_MS: u64 = 30_000;
 
+/// Last byte of a payload that is a call in JSON, and of an answer in JSON; Python's workers know both.
+pub const JSON_CALL: u8 = 5;
+/// See [`JSON_CALL`].
+pub const JSON_ANSWER: u8 = 4;
+
 /// What one execution of a function needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -58,9 +63,10 @@ pub struct FunctionRegistration {
     pub source: String,
     /// What `code` is.
     pub form: Form,
-    /// What runs it.
+    /// What runs it; by default whichever Python there is, which suits source.
+    #[serde(default = "Runtime::any_python")]
     pub runtime: Runtime,
-    /// The code itself.
+    /// The code itself: the pickle, the library, or the text.
     pub code: Blob,
     /// What one execution needs.
     #[serde(default)]
@@ -150,6 +156,19 @@ pub struct TaskInput {
     pub key: Option<String>,
     /// What the function is called with, as its runtime encodes it.
     pub arguments: Blob,
+    /// The same in JSON, in place of `arguments`, for Python functions; the result is then JSON, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call: Option<JsonCall>,
+}
+
+/// What a Python function is called with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct JsonCall {
+    /// In their order.
+    pub arguments: Vec<serde_json::Value>,
+    /// By their names.
+    pub keywords: serde_json::Map<String, serde_json::Value>,
 }
 
 /// Tasks that are accepted: written to the disk, to end in one outcome each whatever fails.
@@ -240,11 +259,22 @@ pub struct TaskOutcome {
     /// What the function answered, as its runtime encodes it.
     #[serde(default, skip_serializing_if = "Blob::is_empty")]
     pub answer: Blob,
+    /// The result, where the call was in JSON and the outcome is asked for in JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<serde_json::Value>,
     /// Executions that were begun, or may have been.
     pub attempts: u16,
 }
 
 impl TaskOutcome {
+    /// With its result shown as JSON, where it is.
+    pub fn shown(mut self) -> Self {
+        if let Some((&JSON_ANSWER, text)) = self.answer.split_last() {
+            self.result = serde_json::from_slice(text).ok();
+        }
+        self
+    }
+
     /// The code of how it ended; none for well.
     pub fn code(&self) -> Option<Code> {
         self.error.as_ref().map(|failure| failure.code)

@@ -1,7 +1,7 @@
 """Durable tasks, measured: the Python part of ``mayfly bench tasks``.
 
-With ``--parsl PYTHON`` this file also runs by itself in another interpreter, which has Parsl and not Mayfly, and measures
-the same there in turns, a line of JSON for each line that it is sent.
+With ``--parsl PYTHON`` this file also runs by itself in another interpreter, which has Parsl and not Mayfly, and
+measures the same there in turns, a line of JSON for each line that it is sent.
 """
 
 from __future__ import annotations

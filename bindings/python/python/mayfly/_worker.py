@@ -62,6 +62,52 @@ def apply(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def call_json(function: Callable[..., Any], call: bytes) -> bytes:
+    """Calls a function as a program without Python asked for it, and answers in the same language."""
+    import json
+
+    asked = json.loads(call)
+    result = function(*asked.get("arguments", ()), **asked.get("keywords", {}))
+    return json.dumps(result, default=_as_list).encode()
+
+
+def _as_list(value: Any) -> Any:
+    """NumPy's arrays and scalars, and iterables that are no lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset, range)):
+        return list(value)
+    raise TypeError(
+        f"the result has a {type(value).__qualname__}, which JSON cannot express; answer numbers, texts, lists and "
+        "dictionaries, or submit the task from Python"
+    )
+
+
+def load_source(source: bytes, entry: str) -> Callable[..., Any]:
+    """The function of this name in a module's text."""
+    import types
+
+    module = types.ModuleType("mayfly_source")
+    # What the module defines finds itself there, as pickle and dataclasses want.
+    sys.modules[module.__name__] = module
+    exec(compile(source, f"<source of {entry}>", "exec"), module.__dict__)
+    try:
+        return getattr(module, entry)  # type: ignore[no-any-return]
+    except AttributeError:
+        raise LookupError(f"the source defines no {entry!r}") from None
+
+
+def describe_exception(error: BaseException) -> str:
+    """An exception with its traceback, for those who do not speak Python."""
+    import traceback
+
+    # The frames of this module say nothing about the user's function.
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
 class Mapper:
     """Maps a function that is not known to the worker by itself: its pickle travels with every chunk."""
 
@@ -78,13 +124,7 @@ def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, bool, 
 
 def pack_exception(error: BaseException) -> bytes:
     """An exception and its traceback's text, in a form that surely can be unpickled by the caller."""
-    import traceback
-
-    # The frames of this module say nothing about the user's function.
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    text = describe_exception(error)
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
             packed: bytes = dumps((error, text), 5)

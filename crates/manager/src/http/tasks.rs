@@ -292,7 +292,7 @@ pub(crate) async fn show_outcome(
         );
         refuse(Code::TimedOut, text)
     })?;
-    Ok(packed.answer(outcome))
+    Ok(packed.answer(if packed.is() { outcome } else { outcome.shown() }))
 }
 
 /// Which outcomes to answer.
@@ -328,7 +328,11 @@ pub(crate) async fn list_outcomes(
         patience(asked.wait_ms),
         limit,
     );
-    Ok(packed.answer(outcomes.await?))
+    let mut outcomes = outcomes.await?;
+    if !packed.is() {
+        outcomes.outcomes = outcomes.outcomes.into_iter().map(TaskOutcome::shown).collect();
+    }
+    Ok(packed.answer(outcomes))
 }
 
 /// Endpoints, and how they do.

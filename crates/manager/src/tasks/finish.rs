@@ -72,6 +72,7 @@ impl Tasks {
                     error: one.error,
                     raised: one.raised,
                     answer: one.answer,
+                    result: None,
                     attempts,
                 },
                 started_at_ms,

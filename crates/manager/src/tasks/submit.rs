@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Accepted, FunctionRegistration, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission};
+use mayfly_protocol::tasks::{
+    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission,
+};
 use sha2::{Digest, Sha256};
 
 use super::{CACHED_BYTES, Live, Place, State, Tasks};
@@ -81,7 +83,7 @@ impl Tasks {
     }
 
     /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
-    pub async fn submit(self: &Arc<Self>, by: Submitter, submission: TaskSubmission) -> Result<Accepted, Failure> {
+    pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
         named("the tag", &submission.tag)?;
         if submission.tasks.is_empty() || submission.tasks.len() > MOST_TASKS {
             let count = submission.tasks.len();
@@ -91,6 +93,9 @@ impl Tasks {
             ));
         }
         let ids = ids_of(by.tenant, &submission.tasks)?;
+        for task in &mut submission.tasks {
+            encode(task)?;
+        }
         let (admitted, endpoint) = self.state().admit(&by, submission, &ids)?;
         let accepted = Accepted { tasks: ids, endpoint };
         let Some(admitted) = admitted else {
@@ -165,6 +170,18 @@ impl Tasks {
         }
         Ok(())
     }
+}
+
+/// A call in JSON becomes what a worker takes it from.
+fn encode(task: &mut TaskInput) -> Result<(), Failure> {
+    let Some(call) = task.call.take() else { return Ok(()) };
+    if !task.arguments.is_empty() {
+        let text = "a task has `arguments` and a `call`; give one of them";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let bytes = serde_json::to_vec(&call).map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
+    task.arguments = [bytes, vec![JSON_CALL]].concat().into();
+    Ok(())
 }
 
 fn taken(task: TaskId) -> Failure {

@@ -345,6 +345,7 @@ fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
         raised: row.get(4)?,
         attempts: row.get(5)?,
         answer: blob(row, 6)?,
+        result: None,
     })
 }
 

@@ -275,7 +275,7 @@ fn merge(into: &mut Value, from: Value) {
 }
 
 /// The output as text, if it is one that a terminal can show.
-fn as_text(result: &[u8]) -> Option<&str> {
+pub fn as_text(result: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(result).ok()?;
     text.chars()
         .all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t'))

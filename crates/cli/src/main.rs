@@ -9,7 +9,9 @@ mod completions;
 mod connect;
 mod connector;
 mod daemon;
+mod endpoint;
 mod exit;
+mod function;
 mod invoke;
 mod lease;
 mod logging;
@@ -25,6 +27,7 @@ mod rendezvous;
 mod resources;
 mod run;
 mod status;
+mod task;
 mod tenant;
 mod token;
 mod top;
@@ -105,6 +108,12 @@ enum Command {
     Page(page::Arguments),
     /// List, create, renew, release and revoke leases
     Lease(lease::Arguments),
+    /// Follow durable tasks, fetch their outcomes, and cancel them
+    Task(task::Arguments),
+    /// Show the functions that durable tasks run
+    Function(function::Arguments),
+    /// Show where durable tasks run, and how much there is to do
+    Endpoint(endpoint::Arguments),
     /// Show and make tenants, and set what they may hold and spend
     Tenant(tenant::Arguments),
     /// Show, make and revoke tokens, with which people and programs use the manager
@@ -164,6 +173,9 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Top(arguments) => top::run(arguments, global),
         Command::Page(arguments) => page::run(arguments, global),
         Command::Lease(arguments) => lease::run(arguments, global),
+        Command::Task(arguments) => task::run(arguments, global),
+        Command::Function(arguments) => function::run(arguments, global),
+        Command::Endpoint(arguments) => endpoint::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),
         Command::Login(arguments) => login::run(arguments, global),

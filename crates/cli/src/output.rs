@@ -139,6 +139,21 @@ pub fn amount(billionths: u64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// The wall clock, in milliseconds since the Unix epoch.
+pub fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A text of somebody else's as one that a terminal only shows: control characters are written out.
+pub fn plain(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.into(),
+    };
+    text.chars().map(shown).collect()
+}
+
 fn utc(ms: u64) -> time::OffsetDateTime {
     let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
     time::OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
@@ -172,6 +187,12 @@ mod tests {
         table.row(["longer".into(), "1".into(), "lost".into()]);
         let expected = "NAME    CORES  STATE\na          12  up\nlonger      1  lost";
         assert_eq!(table.text(false), expected);
+    }
+
+    #[test]
+    fn a_text_of_somebody_elses_does_nothing_to_the_terminal() {
+        assert_eq!(plain("größer, `so`"), "größer, `so`");
+        assert_eq!(plain("a\x1b[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
     }
 
     #[test]

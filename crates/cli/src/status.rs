@@ -162,9 +162,7 @@ pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
         ("COMPUTED", Align::Right),
         ("POLLED", Align::Right),
     ];
-    let now_ms = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64);
+    let now_ms = output::now_ms();
     let mut table = Table::new(&columns);
     for lease in leases {
         let ends = if is_live(lease) {

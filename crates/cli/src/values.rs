@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mayfly_protocol::ids::TaskId;
+
 /// Reads `90s`, `10m`, `1h30m`, `500ms`, `2d`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no duration; write one such as 500ms, 90s, 10m, 1h30m or 2d");
@@ -71,6 +73,22 @@ pub fn name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// Reads `90`, in seconds, or a duration.
+pub fn wait(text: &str) -> Result<Duration, String> {
+    match text.parse::<u32>() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
+        Err(_) => duration(text),
+    }
+}
+
+/// Reads the id of a task. Tables show the end of one only, and many have that of their beginning, which is the time.
+pub fn task(text: &str) -> Result<TaskId, String> {
+    text.parse().map_err(|_| {
+        let why = "one has 32 hexadecimal digits, and `mayfly task list --json` shows it whole";
+        format!("`{text:.80}` is no id of a task; {why}")
+    })
+}
+
 /// Reads `2026-11-21` as milliseconds since the Unix epoch, at the beginning of that day in UTC.
 pub fn day(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no day; write one such as 2026-11-21");
@@ -103,6 +121,33 @@ mod tests {
             "18446744073709551615d",
         ] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn waits_are_durations_or_seconds() {
+        assert_eq!(wait("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(wait("10m"), Ok(Duration::from_secs(600)));
+        for wrong in ["", "-1", "1.5", "99999999999"] {
+            assert!(wait(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ids_of_tasks_are_whole() {
+        let whole = "019a51c3e0f07d2c9b64f1a85be3d207";
+        assert_eq!(task(whole).map(|id| id.to_string()), Ok(whole.into()));
+        for wrong in [
+            "",
+            "f1a85be3d207",
+            "...f1a85be3d207",
+            &format!("{whole}0"),
+            &"g".repeat(32),
+        ] {
+            assert!(
+                task(wrong).is_err_and(|why| why.contains("32 hexadecimal digits")),
+                "{wrong}"
+            );
         }
     }
 

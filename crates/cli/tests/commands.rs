@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mayfly_client::{Client, Form, Runtime};
+use mayfly_protocol::tasks::{Accepted, FunctionRegistration, FunctionStatus, Resources, TaskInput, TaskSubmission};
 use serde_json::Value;
 
 mod support;
@@ -20,6 +22,8 @@ uint32_t area(void *in, uint32_t size, void *out) {
     return 4;
 }";
 const SIDES: &str = "hex:0600000007000000";
+/// Of no task.
+const ID: &str = "019a51c3e0f07d2c9b64f1a85be3d207";
 
 /// `mayfly`, of which nothing in the environment of whoever runs the tests is heard.
 fn mayfly(home: &Path) -> Command {
@@ -153,6 +157,14 @@ fn every_command_explains_itself() {
         &["lease", "renew"],
         &["lease", "release"],
         &["lease", "revoke"],
+        &["task", "list"],
+        &["task", "show"],
+        &["task", "result"],
+        &["task", "cancel"],
+        &["task", "counts"],
+        &["function", "list"],
+        &["function", "show"],
+        &["endpoint", "list"],
         &["tenant", "list"],
         &["tenant", "set"],
         &["token", "list"],
@@ -218,6 +230,28 @@ fn what_is_not_understood_ends_with_status_2() {
     assert_eq!(
         error_of(home.path(), &["up", "--cores", "9999"]),
         ("invalid_request".into(), 2)
+    );
+    for arguments in [
+        &["task", "show", "f1a85be3d207"][..],
+        &["task", "result", "no id"],
+        &["task", "result", ID, "--wait", "soon"],
+        &["task", "result", ID, "--raw"],
+        &["task", "cancel", "zz"],
+        &["task", "cancel"],
+        &["task", "cancel", ID, "--tag", "both"],
+        &["task", "list", "--limit", "0"],
+        &["function", "show", ""],
+    ] {
+        assert_eq!(
+            error_of(home.path(), arguments),
+            ("invalid_request".into(), 2),
+            "{arguments:?}"
+        );
+    }
+    let output = run(home.path(), &["task", "show", "f1a85be3d207"]);
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("32 hexadecimal digits"),
+        "the message shows what an id looks like"
     );
     let output = run(home.path(), &["lease", "create", "--for", "ten"]);
     assert_eq!(output.status.code(), Some(2));
@@ -463,6 +497,139 @@ fn up_serves_leases_and_calls_and_leaves_nothing() {
 }
 
 #[test]
+fn without_tasks_lists_are_empty_and_the_endpoint_is_up() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let _up = Daemon::up(home);
+    assert_eq!(json_of(home, &["task", "list"]), Value::Array(vec![]));
+    assert_eq!(json_of(home, &["task", "list", "--everybody"]), Value::Array(vec![]));
+    assert_eq!(json_of(home, &["function", "list"]), Value::Array(vec![]));
+    assert_eq!(json_of(home, &["task", "counts"])["queued"], 0);
+    let endpoints = json_of(home, &["endpoint", "list"]);
+    assert_eq!(
+        (&endpoints[0]["name"], &endpoints[0]["state"]),
+        (&"local".into(), &"up".into())
+    );
+    for (arguments, text) in [
+        (["task", "list"], "No tasks.\n"),
+        (["function", "list"], "No functions.\n"),
+    ] {
+        assert_eq!(String::from_utf8_lossy(&run(home, &arguments).stdout), text);
+    }
+
+    for arguments in [
+        &["task", "show", ID][..],
+        &["task", "result", ID, "--wait", "10m"],
+        &["function", "show", "no/such function"],
+    ] {
+        assert_eq!(error_of(home, arguments), ("not_found".into(), 4), "{arguments:?}");
+    }
+    assert_eq!(json_of(home, &["task", "cancel", ID])["ended"], 0);
+}
+
+/// Registers a symbol of a library, and submits a task of it; answers the ids of both.
+fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments: &[u8]) -> (String, String) {
+    let registration = FunctionRegistration {
+        name: Some(symbol.into()),
+        description: String::new(),
+        source: AREA.into(),
+        form: Form::Plain { symbol: symbol.into() },
+        runtime: Runtime::Native,
+        code: support::compile(library).into(),
+        resources: Resources::default(),
+        repeatable: false,
+        shared_with: Vec::new(),
+    };
+    let function: FunctionStatus = client.post("/v1/functions", &registration).unwrap();
+    let submission = TaskSubmission {
+        function: function.id,
+        endpoint: None,
+        tag: tag.into(),
+        options: Default::default(),
+        tasks: vec![TaskInput {
+            arguments: arguments.to_vec().into(),
+            ..TaskInput::default()
+        }],
+    };
+    let accepted: Accepted = client.post("/v1/tasks", &submission).unwrap();
+    (function.id.to_string(), accepted.tasks[0].to_string())
+}
+
+#[test]
+fn a_durable_task_is_followed_to_its_outcome() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let up = Daemon::up(home);
+    let client = Client::connect(Some(Path::new(up.ready["connection"].as_str().unwrap()))).unwrap();
+    let (function, task) = submit(&client, (AREA, "area"), "two words & more", &[6, 0, 0, 0, 7, 0, 0, 0]);
+
+    let output = run(home, &["task", "result", &task, "--wait", "20"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hex:2a000000\n");
+    let raw = run(home, &["task", "result", &task, "--raw"]);
+    assert_eq!((raw.status.code(), &raw.stdout[..]), (Some(0), &[42, 0, 0, 0][..]));
+    assert_eq!(json_of(home, &["task", "result", &task])["answer"], "KgAAAA==");
+
+    let shown = json_of(home, &["task", "show", &task]);
+    assert_eq!((&shown["state"], &shown["name"]), (&"done".into(), &"area".into()));
+    let text = String::from_utf8(run(home, &["task", "show", &task]).stdout).unwrap();
+    assert!(
+        text.contains("queued for") && text.contains("outcome     ok\n"),
+        "{text}"
+    );
+    assert_eq!(
+        json_of(home, &["task", "list", "--tag", "two words & more"])[0]["id"],
+        *task
+    );
+    assert_eq!(json_of(home, &["task", "list", "--tag", "two"]), Value::Array(vec![]));
+    let table = String::from_utf8(run(home, &["task", "list", "--limit", "1"]).stdout).unwrap();
+    assert!(table.contains(&format!("...{}  area", &task[20..])), "{table}");
+    assert!(!table.contains(&task), "{table}");
+    assert_eq!(json_of(home, &["task", "counts"])["done"], 1);
+    assert_eq!(json_of(home, &["endpoint", "list"])[0]["tasks"]["done"], 1);
+
+    let by_name = json_of(home, &["function", "show", "area"]);
+    assert_eq!((&by_name["id"], &by_name["version"]), (&(*function).into(), &1.into()));
+    assert_eq!(json_of(home, &["function", "show", &function]), by_name);
+    let source = run(home, &["function", "show", "area", "--source"]);
+    assert_eq!(String::from_utf8_lossy(&source.stdout).trim_end(), AREA);
+    let table = String::from_utf8(run(home, &["function", "list"]).stdout).unwrap();
+    assert!(table.contains(&function) && table.contains("native"), "{table}");
+}
+
+#[test]
+fn the_result_of_a_task_that_fails_or_is_cancelled_is_its_error() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let up = Daemon::up(home);
+    let client = Client::connect(Some(Path::new(up.ready["connection"].as_str().unwrap()))).unwrap();
+    let (_, task) = submit(&client, (AREA, "volume"), "fails", &[]);
+    assert_eq!(
+        error_of(home, &["task", "result", &task, "--wait", "20s"]),
+        ("load_failed".into(), 1)
+    );
+    assert_eq!(json_of(home, &["task", "list"])[0]["error"]["code"], "load_failed");
+
+    let rest = "#include <stdint.h>\n#include <unistd.h>\n
+        uint32_t rest(void *in, uint32_t size, void *out) { for (;;) pause(); }";
+    let (_, task) = submit(&client, (rest, "rest"), "rests", &[]);
+    assert_eq!(error_of(home, &["task", "result", &task]), ("timed_out".into(), 3));
+    assert_eq!(
+        error_of(home, &["task", "result", &task, "--wait", "300ms"]),
+        ("timed_out".into(), 3)
+    );
+    let cancelled = json_of(home, &["task", "cancel", "--tag", "rests"]);
+    assert_eq!(
+        cancelled["ended"].as_u64().unwrap() + cancelled["told"].as_u64().unwrap(),
+        1
+    );
+    assert_eq!(
+        error_of(home, &["task", "result", &task, "--wait", "20"]),
+        ("cancelled".into(), 1)
+    );
+    assert_eq!(json_of(home, &["task", "cancel", &task])["told"], 0);
+}
+
+#[test]
 fn a_lease_that_was_not_given_back_ends_with_up() {
     let home = tempfile::tempdir().unwrap();
     let mut up = Daemon::up(home.path());
@@ -619,7 +786,7 @@ fn a_node_on_its_own_leases_without_a_manager() {
     let mut node = Daemon::start(home.path(), &["node"]);
     assert_eq!(node.ready["manager"], Value::Null);
     let allowance = node.ready["allowance"].as_str().unwrap();
-    let client = mayfly_client::Client::node(Path::new(allowance)).unwrap();
+    let client = Client::node(Path::new(allowance)).unwrap();
     let lease = client.lease(mayfly_client::LeaseOptions::native(1)).unwrap();
     assert_eq!(lease.workers(), 1);
     lease.release().unwrap();

@@ -57,4 +57,4 @@ pub use mayfly_protocol::node_api::Stream;
 pub use mayfly_protocol::slot::{Geometry, Status};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
 pub use printed::{Printed, Reader};
-pub use tasks::{Tasks, TasksOptions};
+pub use tasks::{Tasks, TasksOptions, encoded};

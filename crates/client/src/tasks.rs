@@ -464,8 +464,8 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
     }
 }
 
-/// A tag as it stands in a URL.
-fn encoded(text: &str) -> String {
+/// A tag or a name as it stands in a path of the manager's API.
+pub fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     text.bytes()
         .map(|byte| {

@@ -1,0 +1,232 @@
+//! `mayfly function`: what durable tasks run.
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, Subcommand};
+use mayfly_client::encoded;
+use mayfly_protocol::api::Runtime;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::FunctionStatus;
+
+use crate::output::Align::{Left, Right};
+use crate::{Global, connect, output};
+
+/// Show the functions that durable tasks run.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly function list
+  mayfly function show simulate
+  mayfly function show simulate --source > simulate.py
+
+Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
+registered by `client.register` of Python, and by whatever submits tasks.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show the functions that you may run, with all their versions
+    List,
+    /// Show one function
+    Show(Show),
+}
+
+/// Show one function.
+#[derive(Debug, Args)]
+struct Show {
+    /// Its id, or its name for its last version
+    #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
+    function: String,
+    /// Print its source, and nothing else
+    #[arg(long)]
+    source: bool,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    match &arguments.what {
+        What::List => list(global),
+        What::Show(wanted) => show(wanted, global),
+    }
+}
+
+fn list(global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let functions: Vec<FunctionStatus> = client.get("/v1/functions").map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&functions)?
+    } else if functions.is_empty() {
+        "No functions.".into()
+    } else {
+        table(&functions).text(output::colours(&std::io::stdout()))
+    });
+    Ok(())
+}
+
+fn table(functions: &[FunctionStatus]) -> output::Table {
+    let mut table = output::Table::new(&[
+        ("FUNCTION", Left),
+        ("VERSION", Right),
+        ("OWNER", Left),
+        ("RUNTIME", Left),
+        ("SHARED WITH", Left),
+        ("REGISTERED", Left),
+        ("ID", Left),
+    ]);
+    for function in functions {
+        table.row([
+            name(function),
+            version(function),
+            function.owner.clone(),
+            runtime(function),
+            shared(function),
+            output::time(function.registered_at_ms),
+            function.id.to_string(),
+        ]);
+    }
+    table
+}
+
+fn show(wanted: &Show, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let path = format!("/v1/functions/{}", encoded(&wanted.function));
+    let function: FunctionStatus = client.get(&path).map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&function)?
+    } else if wanted.source {
+        source(&function)?
+    } else {
+        described(&function)
+    });
+    Ok(())
+}
+
+fn source(function: &FunctionStatus) -> Result<String, Failure> {
+    if function.source.is_empty() {
+        let text = format!("{} was registered without its source", name(function));
+        return Err(Failure::new(Code::NotFound, text));
+    }
+    Ok(lines(&function.source).join("\n"))
+}
+
+fn described(function: &FunctionStatus) -> String {
+    let resources = &function.resources;
+    let mut needs = output::count(resources.cores.into(), "core");
+    if resources.memory_bytes > 0 {
+        needs += &format!(", {}", output::size(resources.memory_bytes));
+    }
+    if resources.walltime_ms > 0 {
+        needs += &format!(", {} at most", output::span(resources.walltime_ms.into()));
+    }
+    let mut text = format!(
+        "Function {}\n  version     {}\n  id          {}\n  owner       {}\n  shared with {}\n  runtime     {}\n  \
+         needs       {needs}\n  repeatable  {}\n  code        SHA-256 {}\n  registered  {} UTC",
+        name(function),
+        version(function),
+        function.id,
+        function.owner,
+        shared(function),
+        runtime(function),
+        if function.repeatable { "yes" } else { "no" },
+        function.hash,
+        output::time(function.registered_at_ms),
+    );
+    if !function.description.is_empty() {
+        text += &format!("\n\n{}", lines(&function.description).join("\n"));
+    }
+    text
+}
+
+/// Its name, or what its code calls itself.
+fn name(function: &FunctionStatus) -> String {
+    output::plain(function.name.as_deref().unwrap_or(function.form.name()))
+}
+
+fn version(function: &FunctionStatus) -> String {
+    match function.version {
+        0 => "-".into(),
+        version => version.to_string(),
+    }
+}
+
+fn runtime(function: &FunctionStatus) -> String {
+    match &function.runtime {
+        Runtime::Native => "native".into(),
+        Runtime::Python { version, .. } => format!("Python {}", output::plain(version)),
+    }
+}
+
+fn shared(function: &FunctionStatus) -> String {
+    match &function.shared_with[..] {
+        [] => "-".into(),
+        with if with.iter().any(|name| name == "*") => "everyone".into(),
+        with => output::plain(&with.join(", ")),
+    }
+}
+
+/// Lines of a text of somebody else's, in which tabs are what they are.
+fn lines(text: &str) -> Vec<String> {
+    let line = |line: &str| line.split('\t').map(output::plain).collect::<Vec<_>>().join("\t");
+    text.lines().map(|text| line(text).trim_end().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::executor::Form;
+    use mayfly_protocol::ids::{CodeHash, FunctionId};
+    use mayfly_protocol::tasks::Resources;
+
+    use super::*;
+
+    fn function() -> FunctionStatus {
+        FunctionStatus {
+            id: FunctionId([7; 16]),
+            name: Some("area".into()),
+            version: 3,
+            owner: "astro".into(),
+            description: "What two sides enclose.\n\nFast.".into(),
+            source: "def area(a, b):\n\treturn a * b\x1b[2J\n".into(),
+            hash: CodeHash([9; 32]),
+            form: Form::Plain { symbol: "f".into() },
+            runtime: Runtime::Native,
+            resources: Resources::default(),
+            repeatable: false,
+            shared_with: Vec::new(),
+            registered_at_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_function_is_shown_by_its_name_and_version_and_else_by_its_symbol() {
+        let (named, mut unnamed) = (function(), function());
+        (unnamed.name, unnamed.version) = (None, 0);
+        assert_eq!((name(&named), version(&named)), ("area".into(), "3".into()));
+        assert_eq!((name(&unnamed), version(&unnamed)), ("f".into(), "-".into()));
+        let text = described(&named);
+        assert!(
+            text.contains("needs       1 core\n") && text.ends_with("\n\nWhat two sides enclose.\n\nFast."),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_source_keeps_its_lines_and_does_nothing_to_the_terminal() {
+        let mut function = function();
+        assert_eq!(
+            source(&function),
+            Ok("def area(a, b):\n\treturn a * b\\u{1b}[2J".into())
+        );
+        function.source.clear();
+        assert_eq!(source(&function).map_err(|failure| failure.code), Err(Code::NotFound));
+    }
+
+    #[test]
+    fn sharing_with_everyone_is_said_in_a_word() {
+        let mut function = function();
+        assert_eq!(shared(&function), "-");
+        function.shared_with = vec!["astro".into(), "bio".into()];
+        assert_eq!(shared(&function), "astro, bio");
+        function.shared_with.push("*".into());
+        assert_eq!(shared(&function), "everyone");
+    }
+}

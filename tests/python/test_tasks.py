@@ -172,6 +172,18 @@ def test_tasks_are_cancelled_whether_they_wait_or_run(client: mayfly.Client, tmp
     assert client.task_status(running.id)["error"]["code"] == "cancelled"
 
 
+def test_a_task_behind_long_ones_is_cancelled_at_once(client: mayfly.Client, tmp_path: Path) -> None:
+    never = str(tmp_path / "never")
+    with mayfly.Executor(client=client) as executor:
+        futures = [executor.submit(wait_for, f"{never}{n}") for n in range(12)]
+        assert executor._pool.flush(10)
+        wait_until(lambda: client.task_status(futures[0].id)["state"] == "running", "the first one runs")
+        futures[-1].kill()
+        with pytest.raises(cf.CancelledError):
+            futures[-1].result(5)
+        executor._pool.cancel_all()
+
+
 def test_a_batch_is_cancelled_as_a_whole(client: mayfly.Client, tmp_path: Path) -> None:
     batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
     cancelled = batch.cancel()

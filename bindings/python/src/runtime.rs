@@ -100,9 +100,10 @@ impl PythonRuntime {
             let worker = self.worker.bind(py);
             let loaded = worker.call_method1("load_source", (PyBytes::new(py, &source), entry));
             loaded.map(Bound::unbind).map_err(|error| {
-                let text = worker.call_method1("describe_exception", (error.value(py),));
+                let said = error.to_string();
+                let text = worker.call_method1("describe_exception", (error.into_value(py),));
                 let text = text.and_then(|text| text.extract::<String>());
-                text.unwrap_or_else(|_| format!("the function's source cannot be run here: {error}"))
+                text.unwrap_or_else(|_| format!("the function's source cannot be run here: {said}"))
             })
         })
     }
@@ -177,7 +178,8 @@ impl PythonRuntime {
             Ok(answered) => answered.downcast_into::<PyBytes>().map_err(PyErr::from)?,
             // Whoever asked in JSON cannot unpickle.
             Err(error) => {
-                let text = worker.call_method1("describe_exception", (error.value(py),))?;
+                // Taken apart like this, the exception carries its traceback.
+                let text = worker.call_method1("describe_exception", (error.into_value(py),))?;
                 return Err(Fault::Described(text.extract()?));
             }
         };

@@ -52,7 +52,7 @@ enum What {
     Result(Outcome),
     /// End tasks: those that have not begun never will, those that run end soon
     Cancel(Cancel),
-    /// Show how many of your tasks wait and run, and how many of everybody's have ended since the manager started
+    /// Show how many of your tasks wait and run, and how many have ended since the manager started
     Counts,
 }
 

@@ -139,7 +139,7 @@ impl Crew {
     fn feed(self: &Arc<Self>, state: &mut State) {
         let mut over = Vec::new();
         for lane in &state.lanes {
-            while lane.has_room() {
+            while state.waiting.front().is_some_and(|(program, _)| lane.takes(program)) {
                 let Some((program, task)) = state.waiting.pop_front() else {
                     break;
                 };

@@ -11,7 +11,7 @@ use mayfly_client::{
 };
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
-use mayfly_tasks::Window;
+use mayfly_tasks::{Cost, gives};
 
 use crate::crew::{Crew, Task};
 
@@ -32,16 +32,25 @@ struct Running {
     program: Arc<Program>,
     task: Assigned,
     since: Instant,
+    /// What it was expected to take.
+    expected_us: u64,
     told: bool,
 }
 
 #[derive(Default)]
 struct Calls {
     running: HashMap<CallId, Running>,
-    functions: HashMap<mayfly_protocol::ids::FunctionId, FunctionId>,
-    window: Window,
+    functions: HashMap<mayfly_protocol::ids::FunctionId, Known>,
+    /// What all that runs is expected to take.
+    ahead_us: u64,
     /// When executions were last seen to have ended.
     last: Option<Instant>,
+}
+
+/// A function of this lane's.
+struct Known {
+    function: FunctionId,
+    cost: Cost,
 }
 
 /// One lease, the channels to its workers, and what runs there.
@@ -79,9 +88,12 @@ impl Lane {
         self.lease.workers()
     }
 
-    pub fn has_room(&self) -> bool {
+    /// Whether it is to be given one more execution of this function.
+    pub fn takes(&self, program: &Program) -> bool {
         let calls = self.calls();
-        calls.running.len() < calls.window.at_workers(self.workers().into()) as usize
+        let unknown = Cost::default();
+        let cost = calls.functions.get(&program.id).map_or(&unknown, |known| &known.cost);
+        gives(self.workers().into(), calls.running.len(), calls.ahead_us, cost)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -113,20 +125,24 @@ impl Lane {
             ..CallOptions::default()
         };
         let function = match calls.functions.get(&program.id) {
-            Some(function) => Ok(*function),
+            Some(known) => Ok((known.function, known.cost.expected_us())),
             None => self.learn(&mut calls, &program),
         };
         let input = |task: &Assigned| Input::Bytes(task.arguments.to_vec());
-        let call = function.and_then(|function| self.pool.submit(function, input(&task), options));
+        let call = function.and_then(|(function, expected_us)| {
+            let call = self.pool.submit(function, input(&task), options)?;
+            Ok((call, expected_us))
+        });
         match call {
-            Ok(call) => {
-                let since = Instant::now();
+            Ok((call, expected_us)) => {
                 let running = Running {
                     program,
                     task,
-                    since,
+                    since: Instant::now(),
+                    expected_us,
                     told: false,
                 };
+                calls.ahead_us += expected_us;
                 calls.running.insert(call, running);
                 Ok(())
             }
@@ -137,11 +153,13 @@ impl Lane {
         }
     }
 
-    fn learn(&self, calls: &mut Calls, program: &Program) -> Result<FunctionId, Error> {
+    fn learn(&self, calls: &mut Calls, program: &Program) -> Result<(FunctionId, u64), Error> {
         let hash = self.lease.put_code(&program.code)?;
         let function = self.pool.register(hash, program.form.clone())?;
-        calls.functions.insert(program.id, function);
-        Ok(function)
+        let cost = Cost::default();
+        let expected_us = cost.expected_us();
+        calls.functions.insert(program.id, Known { function, cost });
+        Ok((function, expected_us))
     }
 
     /// Ends these executions, if they are here.
@@ -206,14 +224,17 @@ impl Lane {
             let Some(running) = calls.running.remove(call) else {
                 continue;
             };
+            calls.ahead_us = calls.ahead_us.saturating_sub(running.expected_us);
             let took = each.min(now - running.since);
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             match self.pool.wait(*call, Some(Duration::ZERO)) {
                 Err(error) if is_over(error.code()) && !self.is_retired() => back.push((running.program, running.task)),
                 outcome => {
                     let one = told(running.task.attempt, outcome, took_us);
-                    if one.begun {
-                        calls.window.took(took_us);
+                    if one.begun
+                        && let Some(known) = calls.functions.get_mut(&running.program.id)
+                    {
+                        known.cost.took(took_us);
                     }
                     outcomes.push(one);
                 }

@@ -1,12 +1,13 @@
 //! The warm, single-threaded parent of a lease's workers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use mayfly_fabric::descriptors;
 use mayfly_fabric::memory::Mapping;
 use mayfly_protocol::executor::{CONTROL_FD, FromExecutor, MAX_PACKET_BYTES, ToExecutor};
 use mayfly_protocol::ids::{Incarnation, WorkerIndex};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::Runtime;
@@ -58,7 +59,15 @@ struct Parent<'a, R: Runtime> {
     runtime: &'a mut R,
     assignment: Option<Assignment>,
     workers: Vec<Slot>,
+    /// How often to look yet for what a dead worker left, which dies a moment after it.
+    looks: u8,
 }
+
+/// Looks after a death, and the time between two.
+const LOOKS: u8 = 20;
+/// Most processes below a worker that are ended with it by name; its group and, at the end of the lease, all others go anyway.
+const MOST_BELOW: usize = 10_000;
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Runs an executor over the control socket at descriptor 3 until the node closes it.
 pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
@@ -76,6 +85,7 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         runtime,
         assignment: None,
         workers: Vec::new(),
+        looks: 0,
     };
     // The first worker waits for the lease as the parent does: whoever starts cold does not wait for its fork.
     let result = parent.fork(0, 1).and_then(|first| {
@@ -106,7 +116,12 @@ impl<R: Runtime> Parent<'_, R> {
     fn serve(&mut self) -> Result<(), ExecutorError> {
         let mut packet = vec![0; MAX_PACKET_BYTES];
         loop {
-            for ready in self.wait()? {
+            let all = self.wait()?;
+            if all.is_empty() && self.looks > 0 {
+                self.looks -= 1;
+                self.reap_strays();
+            }
+            for ready in all {
                 match ready {
                     Ready::Control => {
                         let (length, files) = descriptors::receive(borrow(CONTROL_FD), &mut packet)?;
@@ -138,7 +153,8 @@ impl<R: Runtime> Parent<'_, R> {
             waiting.push(PollFd::new(&worker.pidfd, PollFlags::IN));
             waiting.push(PollFd::new(&worker.socket, PollFlags::IN));
         }
-        match rustix::event::poll(&mut waiting, None) {
+        let limit = (self.looks > 0).then(|| Timespec::try_from(LOOK)).and_then(Result::ok);
+        match rustix::event::poll(&mut waiting, limit.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(std::io::Error::from(error).into()),
@@ -210,7 +226,12 @@ impl<R: Runtime> Parent<'_, R> {
             }
             ToExecutor::Kill { worker } => {
                 if let Some(slot) = self.workers.get(worker.0 as usize) {
+                    // What it started in sessions of their own has no other mark than being below it.
+                    let below = descendants(slot.pid);
                     let _ = rustix::process::pidfd_send_signal(&slot.pidfd, Signal::KILL);
+                    for process in below {
+                        let _ = rustix::process::kill_process(process, Signal::KILL);
+                    }
                 }
             }
         }
@@ -245,6 +266,7 @@ impl<R: Runtime> Parent<'_, R> {
         // Whatever the worker started goes with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         self.reap_strays();
+        self.looks = LOOKS;
         if self.assignment.is_none() {
             return Err(ExecutorError::Idle);
         }
@@ -336,6 +358,27 @@ impl<R: Runtime> Parent<'_, R> {
             }
         }
     }
+}
+
+/// All processes below one, as they are now.
+fn descendants(of: Pid) -> Vec<Pid> {
+    let mut found = vec![of];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        next += 1;
+        let threads = std::fs::read_dir(format!("/proc/{parent}/task", parent = parent.as_raw_nonzero()));
+        for thread in threads.into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            let children = text
+                .split_whitespace()
+                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+            found.extend(children);
+        }
+        if found.len() > MOST_BELOW {
+            break;
+        }
+    }
+    found.split_off(1)
 }
 
 /// This process's children, dead ones included.

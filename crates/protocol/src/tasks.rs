@@ -186,9 +186,9 @@ pub struct Accepted {
 pub enum TaskState {
     /// Accepted, and behind others.
     Queued,
-    /// At its endpoint, which has no worker for it yet.
+    /// At its endpoint, for a worker that is free, or about to be.
     Waiting,
-    /// At its endpoint, and next or running on a worker.
+    /// On a worker. Executions that take less than some 50 ms are not seen in this state.
     Running,
     /// It has its outcome.
     Done,
@@ -314,9 +314,9 @@ pub struct Cancelled {
 pub struct TaskCounts {
     /// Accepted, and behind others.
     pub queued: u64,
-    /// At their endpoint, without a worker yet.
+    /// At their endpoint, for a worker.
     pub waiting: u64,
-    /// Next or running on a worker.
+    /// On a worker.
     pub running: u64,
     /// Ended since the manager started.
     pub done: u64,

@@ -10,4 +10,4 @@ pub mod window;
 
 pub use fate::{Fate, Terms, fate};
 pub use queue::Queue;
-pub use window::Window;
+pub use window::{Cost, Window, gives};

@@ -5,10 +5,10 @@
 
 /// So much work, in microseconds, is to be at hand for each worker: some round trips to a manager that also writes to its disk.
 const AHEAD_US: u64 = 20_000;
+/// What an execution is taken to cost of whose function nothing is known.
+const UNKNOWN_US: u64 = 1_000_000;
 /// However short tasks are, for each worker.
 const MOST_EACH: u64 = 1_024;
-/// What waits behind so long a task would gain more by another worker than a worker by having its next task at hand.
-const LONG_US: u64 = 2_000;
 /// Weight of the past in the mean cost.
 const MEMORY: u64 = 16;
 /// What a task is taken to cost before one has ended: short, so that nothing is held up for want of knowing.
@@ -39,15 +39,35 @@ impl Window {
         let each = (AHEAD_US / self.mean_us.max(1)).clamp(1, MOST_EACH) + 1;
         u32::try_from(each * u64::from(workers.max(1))).unwrap_or(u32::MAX)
     }
+}
 
-    /// How many of those to give to the workers themselves: of long tasks just one each, so that none waits behind another while
-    /// a worker is free.
-    pub fn at_workers(&self, workers: u32) -> u32 {
-        match self.mean_us > LONG_US {
-            true => workers.max(1),
-            false => self.tasks(workers),
-        }
+/// What executions of one function take, as far as is known.
+#[derive(Debug, Clone, Default)]
+pub struct Cost {
+    mean_us: Option<u64>,
+}
+
+impl Cost {
+    /// One took so long.
+    pub fn took(&mut self, took_us: u64) {
+        let mean_us = self.mean_us.unwrap_or(took_us);
+        self.mean_us = Some((mean_us * (MEMORY - 1) + took_us) / MEMORY);
     }
+
+    /// What the next one is expected to take, in microseconds. Of what nothing is known it is much: it might take an hour, and
+    /// whatever was sent to the same worker behind it would wait for it.
+    pub fn expected_us(&self) -> u64 {
+        self.mean_us.unwrap_or(UNKNOWN_US)
+    }
+}
+
+/// Whether workers that have so many executions, of so many microseconds together, should be given one more of such a cost
+/// now: always if a worker would be idle otherwise, else if all of them will be through soon.
+pub fn gives(workers: u32, running: usize, ahead_us: u64, cost: &Cost) -> bool {
+    let workers = workers.max(1);
+    running < workers as usize
+        || (running < workers as usize * MOST_EACH as usize
+            && ahead_us.saturating_add(cost.expected_us()) <= u64::from(workers) * AHEAD_US / 2)
 }
 
 #[cfg(test)]
@@ -67,6 +87,19 @@ mod tests {
         assert_eq!(after(10).tasks(1), 1_025);
         assert_eq!(after(20_000_000).tasks(4), 8);
         assert!((100..300).contains(&after(100).tasks(1)));
+    }
+
+    #[test]
+    fn what_may_take_long_waits_for_a_free_worker() {
+        let (mut short, mut long) = (Cost::default(), Cost::default());
+        assert!(gives(2, 1, 0, &Cost::default()));
+        assert!(!gives(2, 2, 0, &Cost::default()));
+        short.took(10);
+        long.took(5_000_000);
+        assert!(gives(2, 100, 1_000, &short));
+        assert!(!gives(2, 2, 20, &long));
+        // Nor does anything wait behind it.
+        assert!(!gives(2, 2, long.expected_us(), &short));
     }
 
     #[test]

@@ -223,7 +223,7 @@ pub(crate) async fn count_tasks(
     packed: Packed,
     Shared(control): Shared<Api>,
 ) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.counts(Some(caller.bearer.tenant))))
+    Ok(packed.answer(control.tasks()?.counts(caller.bearer.tenant)))
 }
 
 /// Cancels tasks: those that wait end at once, those that run are ended.

@@ -101,6 +101,9 @@ impl Tasks {
                 endpoint.done += 1;
                 endpoint.failed += u64::from(task.outcome.error.is_some());
             }
+            let ended = state.ended.entry(live.tenant).or_default();
+            ended.done += 1;
+            ended.failed += u64::from(task.outcome.error.is_some());
             live.tag.add(task.outcome);
             if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {
                 told.push(live.tag);

@@ -72,6 +72,8 @@ struct State {
     endpoints: HashMap<EndpointId, Endpoint>,
     tags: HashMap<TenantId, HashMap<Arc<str>, Arc<Tag>>>,
     deadlines: BinaryHeap<Reverse<(u64, TaskId)>>,
+    /// How many tasks of each tenant ended since the manager started.
+    ended: HashMap<TenantId, TaskCounts>,
     cached_bytes: usize,
     /// The greatest number that was given to an outcome.
     last_number: u64,
@@ -163,11 +165,11 @@ impl Endpoint {
 }
 
 impl Live {
-    fn state(&self, endpoint: Option<&Endpoint>) -> TaskState {
+    fn state(&self) -> TaskState {
         match self.place {
             Place::Accepting | Place::Queued | Place::Beginning => TaskState::Queued,
-            Place::Sent if endpoint.is_some_and(|endpoint| endpoint.workers == 0) => TaskState::Waiting,
-            Place::Sent | Place::Running | Place::Ending => TaskState::Running,
+            Place::Sent => TaskState::Waiting,
+            Place::Running | Place::Ending => TaskState::Running,
         }
     }
 
@@ -230,7 +232,7 @@ impl Tasks {
         let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
         for live in state.live.values() {
             let counted = counts.entry(live.endpoint).or_default();
-            match live.state(state.endpoints.get(&live.endpoint)) {
+            match live.state() {
                 TaskState::Queued => counted.queued += 1,
                 TaskState::Waiting => counted.waiting += 1,
                 TaskState::Running | TaskState::Done => counted.running += 1,
@@ -269,32 +271,24 @@ impl Tasks {
         Ok(records.iter().map(|record| state.shown(record)).collect())
     }
 
-    /// How many tasks of a tenant, or of everybody, are where; `done` and `failed` of all tenants.
-    pub fn counts(&self, tenant: Option<TenantId>) -> TaskCounts {
+    /// How many tasks of a tenant are where.
+    pub fn counts(&self, tenant: TenantId) -> TaskCounts {
         let state = self.state();
-        let mut counts = TaskCounts::default();
-        for live in state
-            .live
-            .values()
-            .filter(|live| tenant.is_none_or(|tenant| tenant == live.tenant))
-        {
-            match live.state(state.endpoints.get(&live.endpoint)) {
+        let mut counts = state.ended.get(&tenant).cloned().unwrap_or_default();
+        for live in state.live.values().filter(|live| tenant == live.tenant) {
+            match live.state() {
                 TaskState::Queued => counts.queued += 1,
                 TaskState::Waiting => counts.waiting += 1,
                 TaskState::Running | TaskState::Done => counts.running += 1,
             }
-        }
-        for endpoint in state.endpoints.values() {
-            counts.done += endpoint.done;
-            counts.failed += endpoint.failed;
         }
         counts
     }
 
     /// Ends tasks of a tenant.
     pub async fn cancel(self: &Arc<Self>, tenant: TenantId, what: Cancellation) -> Cancelled {
-        let wanted = match &what.tag {
-            None => what.tasks,
+        let wanted: HashSet<TaskId> = match &what.tag {
+            None => what.tasks.into_iter().collect(),
             Some(tag) => {
                 let state = self.state();
                 let hit = state
@@ -304,6 +298,7 @@ impl Tasks {
                 hit.map(|(id, _)| *id).chain(what.tasks).collect()
             }
         };
+        let wanted: Vec<TaskId> = wanted.into_iter().collect();
         let mut cancelled = Cancelled { ended: 0, told: 0 };
         for some in wanted.chunks(CANCELLED_AT_ONCE) {
             self.cancel_some(tenant, some, &mut cancelled);
@@ -465,7 +460,7 @@ impl State {
             name: name_of(&live.function),
             endpoint: self.endpoint_name(live.endpoint),
             tag: live.tag.name().into(),
-            state: live.state(self.endpoints.get(&live.endpoint)),
+            state: live.state(),
             error: None,
             attempts: live.tries.attempts,
             priority: live.priority,

@@ -73,6 +73,8 @@ struct Inner {
     submitted: Condvar,
     /// Outcomes came.
     changed: Condvar,
+    /// Some that are to be told. Apart, so that nobody is woken for what others wait for.
+    noticed: Condvar,
     /// What was submitted was sent.
     sent: Condvar,
 }
@@ -108,6 +110,7 @@ impl Tasks {
                 state: Mutex::new(state),
                 submitted: Condvar::new(),
                 changed: Condvar::new(),
+                noticed: Condvar::new(),
                 sent: Condvar::new(),
             }),
         })
@@ -237,7 +240,7 @@ impl Tasks {
         } else {
             state.notices.push(task);
             drop(state);
-            self.inner.changed.notify_all();
+            self.inner.noticed.notify_all();
         }
     }
 
@@ -248,7 +251,7 @@ impl Tasks {
             if !state.notices.is_empty() || state.closed {
                 return std::mem::take(&mut state.notices);
             }
-            state = wait(&self.inner.changed, state, RETRY);
+            state = wait(&self.inner.noticed, state, RETRY);
         }
     }
 
@@ -285,6 +288,7 @@ impl Tasks {
         self.inner.state().closed = true;
         self.inner.submitted.notify_all();
         self.inner.changed.notify_all();
+        self.inner.noticed.notify_all();
         self.inner.sent.notify_all();
     }
 }
@@ -297,6 +301,17 @@ fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>, limit: Duration) 
 }
 
 impl Inner {
+    /// Outcomes are here, and whoever waits for them is told.
+    fn end(&self, mut state: MutexGuard<'_, State>, outcomes: impl Iterator<Item = TaskOutcome>) {
+        state.end(outcomes);
+        let noticed = !state.notices.is_empty();
+        drop(state);
+        self.changed.notify_all();
+        if noticed {
+            self.noticed.notify_all();
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -334,11 +349,11 @@ impl Inner {
             state.unsent.drain(..count);
             if let Err(error) = accepted {
                 let ended = submission.tasks.iter().filter_map(|task| task.id);
-                state.end(ended.map(|id| refused(id, &error)));
+                self.end(state, ended.map(|id| refused(id, &error)));
+            } else {
+                drop(state);
             }
-            drop(state);
             self.sent.notify_all();
-            self.changed.notify_all();
         }
     }
 
@@ -415,8 +430,7 @@ impl Inner {
             match self.manager.get_packed::<Outcomes>(&path, longer) {
                 Ok(Outcomes { outcomes, next }) => {
                     after = next;
-                    self.state().end(outcomes.into_iter());
-                    self.changed.notify_all();
+                    self.end(self.state(), outcomes.into_iter());
                 }
                 Err(_) => {
                     // It comes back, or whoever waits has a limit: the tasks are safe.

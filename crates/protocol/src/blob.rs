@@ -109,3 +109,26 @@ impl utoipa::PartialSchema for Blob {
 }
 
 impl utoipa::ToSchema for Blob {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::TaskId;
+
+    #[test]
+    fn bytes_and_ids_are_text_in_json_and_themselves_in_message_pack() {
+        let both = (TaskId([7; 16]), Blob::from(vec![0, 1, 255]));
+        let json = serde_json::to_string(&both).unwrap();
+        assert_eq!(json, format!("[\"{}\",\"AAH/\"]", "07".repeat(16)));
+        assert_eq!(serde_json::from_str::<(TaskId, Blob)>(&json).unwrap(), both);
+        let packed = rmp_serde::to_vec_named(&both).unwrap();
+        assert!(packed.len() < 30);
+        assert_eq!(rmp_serde::from_slice::<(TaskId, Blob)>(&packed).unwrap(), both);
+    }
+
+    #[test]
+    fn what_is_neither_is_refused() {
+        assert!(serde_json::from_str::<Blob>("\"?\"").is_err());
+        assert!(rmp_serde::from_slice::<TaskId>(&rmp_serde::to_vec(&Blob::from(vec![1; 15])).unwrap()).is_err());
+    }
+}

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use mayfly_protocol::blob::Blob;
-use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
+use mayfly_protocol::dispatch::{Attempt, Ended};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::EndpointId;
 use mayfly_protocol::tasks::TaskOutcome;
@@ -110,7 +110,7 @@ impl Tasks {
             }
         }
         if let Some((endpoint, attempts)) = kept {
-            state.tell(endpoint, ToDispatcher::Kept(attempts));
+            state.tell_kept(endpoint, attempts);
         }
         drop(state);
         for tag in told {

@@ -40,6 +40,8 @@ impl Tasks {
         let number = endpoint.links;
         endpoint.link = Some(Link {
             number,
+            // It ends with this process.
+            keeps: false,
             outgoing,
             tenants: HashSet::new(),
             programs: HashSet::new(),
@@ -138,14 +140,20 @@ impl Tasks {
         if let Some(endpoint) = state.endpoints.get(&id) {
             endpoint.wake.notify_one();
         }
-        if !stale.is_empty() {
-            state.tell(id, ToDispatcher::Kept(stale));
-        }
+        state.tell_kept(id, stale);
         self.end(state, last, Some(id));
     }
 }
 
 impl State {
+    /// Tells a dispatcher which outcomes it need not keep any more, if it keeps any.
+    pub(super) fn tell_kept(&self, id: EndpointId, attempts: Vec<Attempt>) {
+        let link = self.endpoints.get(&id).and_then(|endpoint| endpoint.link.as_ref());
+        if link.is_some_and(|link| link.keeps) && !attempts.is_empty() {
+            self.tell(id, ToDispatcher::Kept(attempts));
+        }
+    }
+
     /// A dispatcher says what it has. What it should have and has not, may have been executed by an earlier one.
     fn on_holds(&mut self, id: EndpointId, held: &[Attempt]) -> Vec<Ended> {
         let held: HashSet<Attempt> = held.iter().copied().collect();

@@ -137,6 +137,8 @@ struct Endpoint {
 /// The connection of a dispatcher.
 struct Link {
     number: u64,
+    /// Whether it keeps outcomes until it is told that they are written down, as one does that may connect again.
+    keeps: bool,
     outgoing: mpsc::UnboundedSender<ToDispatcher>,
     tenants: HashSet<TenantId>,
     programs: HashSet<FunctionId>,

@@ -366,3 +366,225 @@ fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
         bytes => bytes.as_blob()?.to_vec().into(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::api::Runtime;
+    use mayfly_protocol::executor::Form;
+    use mayfly_protocol::tasks::Resources;
+
+    use super::*;
+    use crate::store::tasks::FunctionSpec;
+
+    const TENANT: TenantId = TenantId([1; 16]);
+    const FUNCTION: FunctionId = FunctionId([2; 16]);
+    const ENDPOINT: EndpointId = EndpointId([3; 16]);
+
+    fn function(id: u8, name: &str) -> FunctionRecord {
+        FunctionRecord {
+            id: FunctionId([id; 16]),
+            tenant: TENANT,
+            name: Some(name.into()),
+            version: 0,
+            hash: CodeHash([5; 32]),
+            spec: FunctionSpec {
+                description: String::new(),
+                source: String::new(),
+                form: Form::Source { entry: "f".into() },
+                runtime: Runtime::any_python(),
+                resources: Resources::default(),
+                repeatable: false,
+                shared_with: vec!["*".into()],
+            },
+            registered_at_ms: 7,
+        }
+    }
+
+    fn task(id: u8, tag: &str) -> NewTask {
+        NewTask {
+            spec: TaskSpec {
+                id: TaskId([id; 16]),
+                tenant: TENANT,
+                function: FUNCTION,
+                endpoint: ENDPOINT,
+                tag: tag.into(),
+                priority: -3,
+                walltime_ms: 0,
+                repeatable: true,
+                deadline_at_ms: 0,
+                submitted_at_ms: 11,
+            },
+            tries: Tries::default(),
+            arguments: vec![id; 3].into(),
+        }
+    }
+
+    fn ended(id: u8, number: u64, error: Option<Failure>) -> EndedTask {
+        EndedTask {
+            outcome: TaskOutcome {
+                id: TaskId([id; 16]),
+                number,
+                error,
+                raised: false,
+                answer: vec![id].into(),
+                result: None,
+                attempts: 2,
+            },
+            started_at_ms: 12,
+            ended_at_ms: 13,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_task_is_kept_once_and_has_one_outcome_whatever_is_said_again() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        let kept = store.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await;
+        assert_eq!(kept, Ok(vec![true, true]));
+        let again = store.enqueue(vec![task(2, "b"), task(3, "a")]).wait().await;
+        assert_eq!(again, Ok(vec![false, true]));
+        let failure = Failure::new(Code::MaybeExecuted, "who knows");
+        store
+            .end(vec![ended(1, 1, None), ended(2, 2, Some(failure.clone()))])
+            .wait()
+            .await
+            .unwrap();
+        store.end(vec![ended(2, 3, None)]).wait().await.unwrap();
+        let outcomes = store.outcomes(TENANT, "a".into(), 0, 10).wait().await.unwrap();
+        assert_eq!(outcomes.iter().map(|one| one.number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(outcomes[1].error, Some(failure));
+        assert_eq!(store.outcomes(TENANT, "a".into(), 1, 10).wait().await.unwrap().len(), 1);
+        assert_eq!(store.outcomes(TENANT, "b".into(), 0, 10).wait().await, Ok(vec![]));
+        let left = store.load().wait().await.unwrap();
+        assert_eq!(left.last_number, 2);
+        assert_eq!(
+            left.tasks.iter().map(|one| one.spec.id).collect::<Vec<_>>(),
+            [TaskId([3; 16])]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        store.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
+        let tries = Tries {
+            attempts: 1,
+            retries_left: 4,
+            faults: 2,
+        };
+        let begun = vec![(TaskId([1; 16]), tries, false), (TaskId([2; 16]), tries, true)];
+        assert_eq!(store.begin(begun).wait().await, Ok(vec![vec![2; 3].into()]));
+        assert_eq!(store.task(TaskId([1; 16])).wait().await.unwrap().unwrap().tries, tries);
+    }
+
+    #[tokio::test]
+    async fn a_name_has_versions_and_a_function_is_kept_once() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        let code = || Blob::from(b"def f(): pass".to_vec());
+        assert_eq!(
+            store.register(function(1, "f"), code()).wait().await.unwrap().version,
+            1
+        );
+        assert_eq!(
+            store.register(function(2, "f"), code()).wait().await.unwrap().version,
+            2
+        );
+        assert_eq!(
+            store.register(function(1, "f"), code()).wait().await.unwrap().version,
+            1
+        );
+        assert_eq!(
+            store.register(function(3, "g"), code()).wait().await.unwrap().version,
+            1
+        );
+        assert_eq!(store.code(FunctionId([2; 16])).wait().await, Ok(Some(code())));
+        assert_eq!(store.code(FunctionId([9; 16])).wait().await, Ok(None));
+        assert_eq!(store.load().wait().await.unwrap().functions.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn what_ended_long_ago_is_forgotten_and_what_waits_is_not() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        store
+            .enqueue((1..=5).map(|id| task(id, "a")).collect())
+            .wait()
+            .await
+            .unwrap();
+        store
+            .end(vec![ended(1, 1, None), ended(2, 2, None)])
+            .wait()
+            .await
+            .unwrap();
+        assert_eq!(store.forget(13, TaskId([0; 16])).wait().await, Ok(None));
+        assert_eq!(
+            store
+                .tasks(TaskQuery {
+                    limit: 10,
+                    ..TaskQuery::default()
+                })
+                .wait()
+                .await
+                .unwrap()
+                .len(),
+            5
+        );
+        store.forget(14, TaskId([0; 16])).wait().await.unwrap();
+        let left = store
+            .tasks(TaskQuery {
+                limit: 10,
+                ..TaskQuery::default()
+            })
+            .wait()
+            .await
+            .unwrap();
+        assert_eq!(left.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>(), [5, 4, 3]);
+    }
+
+    #[tokio::test]
+    async fn all_of_it_is_there_when_the_file_is_opened_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tasks.db");
+        let store = SqliteTasks::open(Some(&path), None).unwrap();
+        store.register(function(1, "f"), Blob::default()).wait().await.unwrap();
+        let endpoint = EndpointRecord {
+            id: ENDPOINT,
+            name: "here".into(),
+        };
+        store.endpoint(endpoint.clone()).wait().await.unwrap();
+        let other = EndpointRecord {
+            id: EndpointId([9; 16]),
+            ..endpoint.clone()
+        };
+        assert_eq!(store.endpoint(other).wait().await, Ok(endpoint));
+        store.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
+        store.end(vec![ended(1, 1, None)]).wait().await.unwrap();
+        let before = store.load().wait().await.unwrap();
+        assert!(matches!(
+            SqliteTasks::open(Some(&path), None),
+            Err(StoreError::InUse(_))
+        ));
+        drop(store);
+        let store = SqliteTasks::open(Some(&path), None).unwrap();
+        assert_eq!(store.load().wait().await.unwrap(), before);
+        assert_eq!(
+            store.outcome(TaskId([1; 16])).wait().await,
+            Ok(Some(ended(1, 1, None).outcome))
+        );
+        assert_eq!(store.outcome(TaskId([2; 16])).wait().await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_keeps_nothing_of_a_submission() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SqliteTasks::open(Some(&directory.path().join("tasks.db")), Some(64)).unwrap();
+        let large = NewTask {
+            arguments: vec![0; 1 << 20].into(),
+            ..task(2, "a")
+        };
+        assert_eq!(
+            store.enqueue(vec![task(1, "a"), large]).wait().await,
+            Err(StoreError::Full)
+        );
+        assert_eq!(store.load().wait().await.unwrap().tasks, []);
+        assert_eq!(store.enqueue(vec![task(1, "a")]).wait().await, Ok(vec![true]));
+    }
+}

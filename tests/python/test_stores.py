@@ -82,8 +82,12 @@ def wait_for_the_lost(folder: str) -> None:
     comm = MPI.COMM_WORLD
     comm.Barrier()
     if comm.rank == 1:
+        # Whoever is still in the barrier would be told of the loss there.
+        for other in (0, 2):
+            comm.recv(source=other)
         comm.isend(np.zeros(1_000_000), 0)
         os.kill(os.getpid(), signal.SIGKILL)
+    comm.send("has left the barrier", 1)
     try:
         comm.Barrier()
     except MPI.Exception as error:

@@ -82,6 +82,17 @@ def test_large_arguments_and_results_travel(executor: mayfly.Executor) -> None:
     assert executor.submit(lambda data: data[::-1], data).result(60) == data[::-1]
 
 
+def test_a_result_that_is_too_large_is_told_so_and_harms_nobody(executor: mayfly.Executor) -> None:
+    with pytest.raises(mayfly.Error, match="write a file") as raised:
+        executor.submit(bytes, 70 << 20).result(60)
+    assert raised.value.code == "payload_too_large"
+    assert executor.submit(area, 6, 7).result(30) == 42
+    with pytest.raises(mayfly.Error) as raised:
+        executor.submit(len, bytes(70 << 20)).result(60)
+    assert raised.value.code == "payload_too_large"
+    assert executor.submit(area, 6, 7).result(30) == 42
+
+
 def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: mayfly.Executor) -> None:
     factor = 2
 
@@ -266,6 +277,42 @@ def test_the_higher_priority_runs_first(client: mayfly.Client, tmp_path: Path) -
     # A few low ones may have been at the dispatcher already.
     assert written.index("h") < len(written) - 10
     assert written.rindex("h") < written.rindex("l")
+
+
+def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
+    client: mayfly.Client, tmp_path: Path
+) -> None:
+    def count(path: str, n: int) -> int:
+        with open(f"{path}/{n}", "a") as file:
+            file.write("x")
+        time.sleep(0.1)
+        if n == 13:
+            raise ValueError(n)
+        return n * n
+
+    def executed(n: int) -> int:
+        return os.path.getsize(tmp_path / str(n))
+
+    with mayfly.Executor(client=client, memoize=True) as executor:
+        # Some are submitted while the first of them runs, others when it has ended.
+        together = [executor.submit(count, str(tmp_path), n % 3) for n in range(300)]
+        assert [future.result(30) for future in together] == [(n % 3) ** 2 for n in range(300)]
+        again = [executor.submit(count, str(tmp_path), n % 3) for n in range(300)]
+        assert [future.result(30) for future in again] == [(n % 3) ** 2 for n in range(300)]
+        assert [executed(n) for n in range(3)] == [1, 1, 1]
+        assert client.task_status(again[0].id)["attempts"] == 0
+        # What failed is executed for each: the next time it may go well.
+        for future in [executor.submit(count, str(tmp_path), 13) for _ in range(3)]:
+            with pytest.raises(ValueError, match="13"):
+                future.result(30)
+        assert executed(13) == 3
+        # One that follows is cancelled alone.
+        followers = [executor.submit(count, str(tmp_path), 5) for _ in range(3)]
+        followers[1].kill()
+        assert [followers[n].result(30) for n in (0, 2)] == [25, 25]
+    with mayfly.Executor(client=client) as executor:
+        assert executor.submit(count, str(tmp_path), 1).result(30) == 1
+    assert executed(1) == 2
 
 
 def test_threads_submit_and_wait_at_once(executor: mayfly.Executor) -> None:

@@ -13,8 +13,8 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::error::{Code, Failure, Retry};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_WAIT_MS, Outcomes, TaskInput,
-    TaskOptions, TaskOutcome, TaskSubmission,
+    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes,
+    TaskInput, TaskOptions, TaskOutcome, TaskSubmission,
 };
 
 use crate::Error;
@@ -24,6 +24,8 @@ use crate::manager::ManagerClient;
 /// Most tasks, and most bytes of arguments, in one request.
 const MOST_AT_ONCE: usize = 10_000;
 const MOST_BYTES: usize = 16 << 20;
+/// Most bytes of one task's arguments: they fit into a body with all that is said about them.
+const MOST_ARGUMENTS: usize = MOST_BODY_BYTES - (64 << 10);
 /// Tasks that may be submitted and not sent: whoever submits more waits.
 const MOST_UNSENT: usize = 200_000;
 /// How long a manager that does not answer is tried before what was submitted fails.
@@ -133,6 +135,13 @@ impl Tasks {
         arguments: Vec<u8>,
         options: &Arc<TaskOptions>,
     ) -> Result<TaskId, Error> {
+        if arguments.len() > MOST_ARGUMENTS {
+            let text = format!(
+                "the arguments have {} bytes, and a task's may have {MOST_ARGUMENTS}; write them to a file, and pass its name",
+                arguments.len()
+            );
+            return Err(Error::new(Code::PayloadTooLarge, text));
+        }
         let mut state = self.inner.state();
         self.inner.start(&mut state)?;
         while state.unsent.len() >= MOST_UNSENT && !state.closed {

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mayfly_client::{
-    CallError, CallId, CallOptions, ChannelOptions, Code, Error, FunctionId, Geometry, Input, Lease, Outcome, Output,
-    Pool, PoolOptions, Status,
+    CallError, CallId, CallOptions, ChannelOptions, Code, Error, Failure, FunctionId, Geometry, Input, Lease, Outcome,
+    Output, Pool, PoolOptions, Status,
 };
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
+use mayfly_protocol::tasks::MOST_ANSWER_BYTES;
 use mayfly_tasks::{Cost, gives};
 
 use crate::crew::{Crew, Task};
@@ -59,6 +60,8 @@ pub struct Lane {
     pool: Pool,
     calls: Mutex<Calls>,
     retired: AtomicBool,
+    /// Whether its channels were closed, whatever ran.
+    closed: AtomicBool,
 }
 
 impl Lane {
@@ -77,6 +80,7 @@ impl Lane {
             pool,
             calls: Mutex::default(),
             retired: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -112,6 +116,7 @@ impl Lane {
     /// Ends what runs.
     pub fn close(&self) {
         self.retire();
+        self.closed.store(true, Ordering::Relaxed);
         self.pool.disconnect();
     }
 
@@ -230,7 +235,9 @@ impl Lane {
             match self.pool.wait(*call, Some(Duration::ZERO)) {
                 Err(error) if is_over(error.code()) && !self.is_retired() => back.push((running.program, running.task)),
                 outcome => {
-                    let one = told(running.task.attempt, outcome, took_us);
+                    let mut one = told(running.task.attempt, outcome, took_us);
+                    // What was cut off may have been at it.
+                    one.begun |= self.closed.load(Ordering::Relaxed);
                     if one.begun
                         && let Some(known) = calls.functions.get_mut(&running.program.id)
                     {
@@ -282,6 +289,17 @@ fn told(attempt: Attempt, outcome: Outcome, took_us: u64) -> Ended {
         took_us,
     };
     match outcome {
+        Ok(output) if output.as_slice().len() > MOST_ANSWER_BYTES => {
+            let text = format!(
+                "the function answered {} bytes, and a task's result may have {MOST_ANSWER_BYTES}; have it write a file, and \
+                 answer the file's name",
+                output.as_slice().len()
+            );
+            Ended {
+                error: Some(Failure::new(Code::PayloadTooLarge, text)),
+                ..ended
+            }
+        }
         Ok(output) => Ended {
             answer: bytes(output),
             ..ended

@@ -94,10 +94,14 @@ pub fn router(control: Api) -> Router {
             )
         })
         .method_not_allowed_fallback(|| async {
-            refuse(
+            let refusal = refuse(
                 Code::InvalidRequest,
                 "this path has no such method; see `/v1/openapi.json`",
-            )
+            );
+            let mut response = refusal.into_response();
+            // HTTP has a word of its own for it.
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+            response
         })
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
         .layer(axum::middleware::from_fn_with_state(

@@ -264,6 +264,7 @@ const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// What follows the path of `DELETE /v1/nodes/{id}` and `POST /v1/leases/{id}/revoke`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct Grace {
     /// Seconds that running calls may go on for; none by default.
     #[serde(default)]

@@ -73,7 +73,10 @@ macro_rules! byte_id {
 
         impl utoipa::PartialSchema for $name {
             fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
-                String::schema()
+                utoipa::openapi::schema::ObjectBuilder::new()
+                    .schema_type(utoipa::openapi::schema::Type::String)
+                    .pattern(Some(concat!("^([0-9a-fA-F]{2}){", $bytes, "}$")))
+                    .into()
             }
         }
         impl utoipa::ToSchema for $name {}

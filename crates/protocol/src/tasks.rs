@@ -15,6 +15,8 @@ use crate::ids::{CodeHash, EndpointId, FunctionId, TaskId};
 pub const MESSAGE_PACK: &str = "application/msgpack";
 /// Most bytes of a body that brings functions or tasks.
 pub const MOST_BODY_BYTES: usize = 64 << 20;
+/// Most bytes of one task's result.
+pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 /// Most tasks in one submission.
 pub const MOST_TASKS: usize = 100_000;
 /// The longest tag, name or key.
@@ -54,6 +56,7 @@ impl Default for Resources {
 pub struct FunctionRegistration {
     /// Its name; functions of one owner and name are versions, of which the last is meant by the name.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
     pub name: Option<String>,
     /// What it does, for people.
     #[serde(default)]
@@ -124,6 +127,8 @@ pub struct TaskOptions {
     pub retries: u16,
     /// Whether it may be executed again after a fault; none for what its function says.
     pub repeatable: Option<bool>,
+    /// Whether it may have the result of another of its owner's with the same function and arguments, in place of an execution.
+    pub memoize: bool,
 }
 
 /// Tasks to accept, all of one function.
@@ -141,6 +146,7 @@ pub struct TaskSubmission {
     #[serde(default)]
     pub options: TaskOptions,
     /// One for each.
+    #[schema(min_items = 1, max_items = 100_000)]
     pub tasks: Vec<TaskInput>,
 }
 

@@ -6,6 +6,7 @@ measures the same there in turns, a line of JSON for each line that it is sent.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -131,10 +132,11 @@ def measure(options: Any) -> dict[str, Any]:
 
 def serve(workers: int) -> None:
     """Measures Parsl's high-throughput executor, as it is asked on standard input."""
-    import parsl
-    from parsl.config import Config
-    from parsl.executors import HighThroughputExecutor
-    from parsl.providers import LocalProvider
+    # Of the other interpreter; ours has none.
+    import parsl  # type: ignore[import-not-found]
+    from parsl.config import Config  # type: ignore[import-not-found]
+    from parsl.executors import HighThroughputExecutor  # type: ignore[import-not-found]
+    from parsl.providers import LocalProvider  # type: ignore[import-not-found]
 
     # Its programs are found by their names.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
@@ -155,12 +157,13 @@ def serve(workers: int) -> None:
             for line in sys.stdin:
                 what, count, size = line.split()
                 argument = os.urandom(int(size))
+                submit = functools.partial(nothing, argument)
                 if what == "version":
                     answer: Any = parsl.__version__
                 elif what == "latency":
-                    answer = latencies(lambda argument=argument: nothing(argument).result(), int(count))
+                    answer = latencies(lambda submit=submit: submit().result(), int(count))  # type: ignore[misc]
                 else:
-                    answer = rate(lambda argument=argument: nothing(argument), int(count))
+                    answer = rate(submit, int(count))
                 print(json.dumps(answer), flush=True)
 
 

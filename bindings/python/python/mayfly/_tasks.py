@@ -71,6 +71,8 @@ class Executor(cf.Executor):
         walltime: seconds that one execution may take, after which it is ended with all its processes.
         retries: how often a task is executed again when its function raises.
         repeatable: whether a task may be executed again when it may have been executed already, as by a node that died.
+        memoize: whether a task may have the result of an earlier one of yours with the same function and arguments;
+            those that come while it runs wait for it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Executor(cf.Executor):
         walltime: float | None = None,
         retries: int = 0,
         repeatable: bool = False,
+        memoize: bool = False,
     ) -> None:
         self._own_client = client is None
         if client is None:
@@ -93,7 +96,12 @@ class Executor(cf.Executor):
         self._client = client
         self._pool: NativeTasks = client._native.tasks(tag, endpoint)
         self._options = options(
-            priority=priority, deadline=deadline, walltime=walltime, retries=retries, repeatable=repeatable
+            priority=priority,
+            deadline=deadline,
+            walltime=walltime,
+            retries=retries,
+            repeatable=repeatable,
+            memoize=memoize,
         )
         self._register = functools.partial(_register, self._pool)
         self._numbers: list[bytes] = []
@@ -223,7 +231,13 @@ class Executor(cf.Executor):
 
 
 def options(
-    *, priority: int, deadline: float | None, walltime: float | None, retries: int, repeatable: bool | None
+    *,
+    priority: int,
+    deadline: float | None,
+    walltime: float | None,
+    retries: int,
+    repeatable: bool,
+    memoize: bool,
 ) -> TaskOptions:
     """How tasks are treated, checked."""
     if not -128 <= priority <= 127:
@@ -239,6 +253,7 @@ def options(
                 "retries": retries,
                 # A registered function has its own word on it.
                 "repeatable": True if repeatable else None,
+                "memoize": memoize,
             }
         )
     )

@@ -91,6 +91,7 @@ pub(crate) async fn set_prices(
 
 /// What follows the path of `GET /v1/bill`.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Wanted {
     /// Name of the tenant; one's own, or, for operators, everybody, when absent.
     tenant: Option<String>,
@@ -142,6 +143,7 @@ pub(crate) async fn show_bill(
 
 /// What follows the path of `GET /v1/audit`.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Above {
     /// Number of the last entry that is known already.
     #[serde(default)]

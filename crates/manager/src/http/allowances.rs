@@ -19,6 +19,7 @@ type AllowancePath = Result<Path<AllowanceId>, PathRejection>;
 
 /// What follows the path of an allowance.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct News {
     /// Number of the list that is known; a later one is waited for.
     #[serde(default)]

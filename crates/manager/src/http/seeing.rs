@@ -34,6 +34,7 @@ pub(crate) async fn metrics(caller: Caller, Shared(control): Shared<Api>) -> Res
 
 /// From when on.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct After {
     /// Only moments after this one, milliseconds since the Unix epoch.

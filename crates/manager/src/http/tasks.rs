@@ -179,6 +179,7 @@ pub(crate) async fn submit_tasks(
 
 /// Which tasks to list.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default)]
 pub struct Listing {
     /// Of one tag.
@@ -248,7 +249,7 @@ async fn task_at(control: &Control, caller: &Caller, path: TaskPath) -> Result<T
 }
 
 /// One task.
-#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = TaskId, Path)), security(("bearer" = [])),
     responses((status = 200, body = TaskStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_task(
     caller: Caller,
@@ -261,6 +262,7 @@ pub(crate) async fn show_task(
 
 /// How long to wait.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default)]
 pub struct Patience {
     /// Milliseconds to wait for an outcome; 30,000 at most.
@@ -272,7 +274,7 @@ fn patience(wait_ms: u64) -> Duration {
 }
 
 /// How one task ended. While it has not, and the wait is over, that is `timed_out`.
-#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = String, Path), Patience), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = TaskId, Path), Patience), security(("bearer" = [])),
     responses((status = 200, body = TaskOutcome), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_outcome(
     caller: Caller,
@@ -297,6 +299,7 @@ pub(crate) async fn show_outcome(
 
 /// Which outcomes to answer.
 #[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default)]
 pub struct Following {
     /// Of the tasks with this tag.

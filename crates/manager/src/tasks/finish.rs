@@ -1,15 +1,17 @@
 //! Outcomes are written down, and told in the order of their numbers.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::dispatch::{Attempt, Ended};
 use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::EndpointId;
+use mayfly_protocol::ids::{EndpointId, TaskId};
 use mayfly_protocol::tasks::TaskOutcome;
 use tokio::sync::mpsc;
 
+use super::memo::Key;
 use super::{Ending, Place, State, Tasks};
 use crate::control::now_ms;
 use crate::store::tasks::EndedTask;
@@ -29,17 +31,9 @@ pub struct Finishing {
 impl Tasks {
     /// Tasks that were not executed end so.
     pub(super) fn end_unexecuted(&self, state: &mut State, ended: Vec<Ending>) {
-        let tasks = ended.into_iter().map(|(id, error)| {
-            let attempt = Attempt { task: id, number: 0 };
-            Ended {
-                attempt,
-                error,
-                raised: false,
-                begun: false,
-                answer: Blob::default(),
-                took_us: 0,
-            }
-        });
+        let tasks = ended
+            .into_iter()
+            .map(|(id, error)| unexecuted(id, error, Blob::default()));
         self.end(state, tasks.collect(), None);
     }
 
@@ -48,7 +42,9 @@ impl Tasks {
         let now_ms = now_ms();
         let mut tasks = Vec::with_capacity(ended.len());
         let mut kept = Vec::new();
-        for one in ended {
+        let mut anew = Vec::new();
+        let mut ended = VecDeque::from(ended);
+        while let Some(one) = ended.pop_front() {
             let id = one.attempt.task;
             let number = state.last_number + 1;
             let Some(live) = state.live.get_mut(&id).filter(|live| live.place != Place::Ending) else {
@@ -56,6 +52,7 @@ impl Tasks {
             };
             live.place = Place::Ending;
             let arguments = live.arguments.take();
+            let led = live.memo.filter(|_| live.leads);
             let started_at_ms = match (live.tries.attempts, live.started_at_ms) {
                 (0, _) => 0,
                 (_, 0) => now_ms.saturating_sub(one.took_us / 1000).max(live.submitted_at_ms),
@@ -64,6 +61,12 @@ impl Tasks {
             let attempts = live.tries.attempts;
             state.cached_bytes -= arguments.map_or(0, |arguments| arguments.len());
             state.last_number = number;
+            if let Some(key) = led {
+                match &one.error {
+                    None => ended.extend(state.answered(key, &one.answer)),
+                    Some(_) => anew.extend(state.memo.failed(key)),
+                }
+            }
             kept.push(one.attempt);
             tasks.push(EndedTask {
                 outcome: TaskOutcome {
@@ -87,6 +90,12 @@ impl Tasks {
         let kept = by.map(|endpoint| (endpoint, kept));
         // It ends with the manager alone.
         let _ = self.finishing.send(Finishing { tasks, written, kept });
+        for task in anew {
+            // The first one leads the others, so that none of them has an answer now.
+            if state.is_following(task) {
+                state.line_up(task);
+            }
+        }
     }
 
     fn publish(&self, tasks: Vec<EndedTask>, kept: Option<(EndpointId, Vec<Attempt>)>) {
@@ -120,6 +129,34 @@ impl Tasks {
 
     fn say(&self, trouble: Option<StoreError>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+}
+
+impl State {
+    fn is_following(&self, task: TaskId) -> bool {
+        self.live.get(&task).is_some_and(|live| live.place == Place::Following)
+    }
+
+    /// Tasks that waited for this answer, and have it.
+    fn answered(&mut self, key: Key, answer: &Blob) -> Vec<Ended> {
+        let mut followers = self.memo.answered(key, answer);
+        followers.retain(|task| self.is_following(*task));
+        followers
+            .into_iter()
+            .map(|task| unexecuted(task, None, answer.clone()))
+            .collect()
+    }
+}
+
+/// The end of a task that was not executed itself.
+pub fn unexecuted(task: TaskId, error: Option<Failure>, answer: Blob) -> Ended {
+    Ended {
+        attempt: Attempt { task, number: 0 },
+        error,
+        raised: false,
+        begun: false,
+        answer,
+        took_us: 0,
     }
 }
 

@@ -8,11 +8,13 @@
 //! - [`submit`]: functions and tasks come in;
 //! - [`send`]: tasks go to a dispatcher, as many as it has room for;
 //! - [`link`]: what a dispatcher says;
+//! - [`memo`]: tasks whose answer is known already;
 //! - [`finish`]: outcomes are written down, and told;
 //! - [`tag`]: who waits for outcomes.
 
 mod finish;
 mod link;
+mod memo;
 mod send;
 mod submit;
 mod tag;
@@ -72,6 +74,7 @@ struct State {
     endpoints: HashMap<EndpointId, Endpoint>,
     tags: HashMap<TenantId, HashMap<Arc<str>, Arc<Tag>>>,
     deadlines: BinaryHeap<Reverse<(u64, TaskId)>>,
+    memo: memo::Memo,
     /// How many tasks of each tenant ended since the manager started.
     ended: HashMap<TenantId, TaskCounts>,
     cached_bytes: usize,
@@ -87,6 +90,8 @@ enum Place {
     /// Being written down for the first time.
     Accepting,
     Queued,
+    /// Waits for the answer of a task that is the same.
+    Following,
     /// Being written down as sent.
     Beginning,
     /// At its dispatcher.
@@ -107,6 +112,9 @@ struct Live {
     repeatable: bool,
     cancelled: bool,
     late: bool,
+    /// What it may be answered by, if its owner wants that, and whether others may follow it.
+    memo: Option<memo::Key>,
+    leads: bool,
     place: Place,
     tries: Tries,
     walltime_ms: u32,
@@ -169,7 +177,7 @@ impl Endpoint {
 impl Live {
     fn state(&self) -> TaskState {
         match self.place {
-            Place::Accepting | Place::Queued | Place::Beginning => TaskState::Queued,
+            Place::Accepting | Place::Queued | Place::Following | Place::Beginning => TaskState::Queued,
             Place::Sent => TaskState::Waiting,
             Place::Running | Place::Ending => TaskState::Running,
         }
@@ -319,7 +327,7 @@ impl Tasks {
                 continue;
             };
             match live.place {
-                Place::Queued => ended.push((*id, Some(failure()))),
+                Place::Queued | Place::Following => ended.push((*id, Some(failure()))),
                 Place::Accepting | Place::Beginning | Place::Sent | Place::Running => {
                     live.cancelled = true;
                     cancelled.told += 1;
@@ -347,7 +355,7 @@ impl Tasks {
             live.late = true;
             let (endpoint, attempt) = (live.endpoint, live.attempt(id));
             match live.place {
-                Place::Queued => ended.push((id, Some(late()))),
+                Place::Queued | Place::Following => ended.push((id, Some(late()))),
                 Place::Sent | Place::Running => state.tell(endpoint, ToDispatcher::Cancel(vec![attempt])),
                 // What is on its way is looked at when it arrives.
                 Place::Accepting | Place::Beginning | Place::Ending => {}
@@ -516,6 +524,8 @@ impl Live {
             repeatable: spec.repeatable,
             cancelled: false,
             late: false,
+            memo: None,
+            leads: false,
             place,
             tries,
             walltime_ms: spec.walltime_ms,

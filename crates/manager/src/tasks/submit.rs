@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::dispatch::Ended;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
 use mayfly_protocol::tasks::{
@@ -11,6 +13,8 @@ use mayfly_protocol::tasks::{
 };
 use sha2::{Digest, Sha256};
 
+use super::finish::unexecuted;
+use super::memo::{Key, Turn};
 use super::{CACHED_BYTES, Live, Place, State, Tasks};
 use crate::control::now_ms;
 use crate::random;
@@ -45,6 +49,12 @@ impl Tasks {
         given: FunctionRegistration,
     ) -> Result<Arc<FunctionRecord>, Failure> {
         named("the function's name", given.name.as_deref().unwrap_or("-"))?;
+        if given.name.as_deref() == Some("") {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                "the function's name is empty; leave it out, or give one",
+            ));
+        }
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
         let spec = FunctionSpec {
             description: given.description,
@@ -154,7 +164,7 @@ impl Tasks {
             self.assign(&mut state, endpoint, &accepted, Vec::new());
         } else {
             let ended = state.enqueue(endpoint, &accepted, at_once);
-            self.end_unexecuted(&mut state, ended);
+            self.end(&mut state, ended, None);
         }
         kept?;
         Ok(others)
@@ -221,7 +231,8 @@ impl State {
         }
         let at = self.endpoints.get_mut(&endpoint);
         let at_once = at.is_some_and(|at| {
-            let at_once = at.takes_at_once(by.tenant, function.id, new.len());
+            // What may be answered from memory is looked up when it is accepted.
+            let at_once = !options.memoize && at.takes_at_once(by.tenant, function.id, new.len());
             at.held += if at_once { new.len() as u32 } else { 0 };
             at_once
         });
@@ -260,7 +271,7 @@ impl State {
             let fits = self.cached_bytes + input.arguments.len() <= CACHED_BYTES;
             let arguments = (fits || at_once).then(|| input.arguments.clone());
             self.cached_bytes += arguments.as_ref().map_or(0, |arguments| arguments.len());
-            let live = Live::new(
+            let mut live = Live::new(
                 spec.clone(),
                 Arc::clone(&function),
                 Arc::clone(&tag),
@@ -268,6 +279,7 @@ impl State {
                 Place::Accepting,
                 arguments,
             );
+            live.memo = options.memoize.then(|| Key::of(by.tenant, &function, &input.arguments));
             self.live.insert(id, live);
             tasks.push(NewTask {
                 spec,
@@ -332,28 +344,45 @@ impl State {
         }
     }
 
-    /// Puts accepted tasks behind others. Answers those that were cancelled meanwhile.
-    fn enqueue(&mut self, id: EndpointId, tasks: &[TaskId], was_at_once: bool) -> Vec<super::Ending> {
+    /// Puts accepted tasks behind others. Answers those that were cancelled meanwhile, or whose answer is known.
+    fn enqueue(&mut self, id: EndpointId, tasks: &[TaskId], was_at_once: bool) -> Vec<Ended> {
         let mut ended = Vec::new();
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
-            return ended;
-        };
         for task in tasks {
             let Some(live) = self.live.get_mut(task) else { continue };
             live.place = Place::Queued;
             if was_at_once {
                 live.tries.attempts -= 1;
-                endpoint.held = endpoint.held.saturating_sub(1);
             }
             if live.cancelled {
                 let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
-                ended.push((*task, Some(failure)));
+                ended.push(unexecuted(*task, Some(failure), Blob::default()));
             } else {
-                endpoint.queue.push(live.tenant, live.priority, *task);
+                ended.extend(self.line_up(*task));
             }
         }
-        endpoint.wake.notify_one();
+        if was_at_once {
+            self.give_room(id, tasks.len());
+        }
         ended
+    }
+
+    /// A task waits for its turn, or for the answer of another that is the same, or has it already.
+    pub(super) fn line_up(&mut self, task: TaskId) -> Option<Ended> {
+        let live = self.live.get_mut(&task)?;
+        let turn = live.memo.map_or(Turn::Execute, |key| self.memo.comes(key, task));
+        match turn {
+            Turn::Answered(answer) => return Some(unexecuted(task, None, answer)),
+            Turn::Follow => live.place = Place::Following,
+            Turn::Execute => {
+                live.place = Place::Queued;
+                live.leads = live.memo.is_some();
+                if let Some(endpoint) = self.endpoints.get_mut(&live.endpoint) {
+                    endpoint.queue.push(live.tenant, live.priority, task);
+                    endpoint.wake.notify_one();
+                }
+            }
+        }
+        None
     }
 }
 

@@ -609,7 +609,6 @@ async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
         ("POST", "/v1/leases", long.as_str(), Code::PayloadTooLarge),
         ("GET", "/v1/leases/not-an-id", "", Code::InvalidRequest),
         ("GET", "/v1/leases/00000000000000000000000000000000", "", Code::NotFound),
-        ("PUT", "/v1/leases", "", Code::InvalidRequest),
         ("GET", "/v2/anything", "", Code::NotFound),
         ("GET", "/v1/events", "", Code::InvalidRequest),
     ] {
@@ -621,6 +620,10 @@ async fn garbage_gets_a_clear_refusal_and_harms_nobody() {
             assert_eq!(code(status, &answer), wanted, "{method} {path} {body:.20}: {answer}");
         }
     }
+    let (status, answer) = client.send("PUT", "/v1/leases", "").await;
+    assert_eq!(status, 405, "{answer}");
+    let refused = serde_json::from_str::<ErrorBody>(&answer).unwrap();
+    assert_eq!(refused.error.code, Code::InvalidRequest);
     let mut plain = TcpStream::connect(manager.address()).await.unwrap();
     plain.write_all(&[0xff; 4_096]).await.unwrap();
     let mut noise = tls(&manager).await;

@@ -94,6 +94,19 @@ def test_a_function_imports_what_only_the_image_has(start: Start, root: Path, tr
         assert list(lease.map(lambda x: x * x, range(100))) == [x * x for x in range(100)]
 
 
+def test_a_task_runs_in_the_image_that_its_function_names(start: Start, root: Path) -> None:
+    with connect(start_up(start, "--image", root)) as client:
+        function = client.register(imported, image=str(root))
+        assert function.status["image"] == str(root)
+        place, python = client.run(function, MODULE).result(60)
+        assert place.startswith("/usr/lib/python3/dist-packages")
+        assert python.startswith("/usr/bin/python3")
+        with mayfly.Executor(client=client, image="no-such-image") as executor:
+            future = executor.submit(imported, MODULE)
+            with pytest.raises(mayfly.RequestError, match="no-such-image"):
+                future.result(30)
+
+
 def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_host(
     start: Start, root: Path, tmp_path: Path
 ) -> None:

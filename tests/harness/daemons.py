@@ -8,9 +8,12 @@ import os
 import selectors
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,27 @@ class Daemon:
         """What a client needs to reach it: the content of ``connection.json``."""
         found: dict[str, Any] = json.loads((self.state / "connection.json").read_text())
         return found
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, *, token: str = "", **headers: str
+    ) -> tuple[int, bytes]:
+        """What its manager answers to a request, as ``curl`` would see it; ``Content_Type=`` is such a header."""
+        connection = self.connection
+        request = urllib.request.Request(connection["manager"] + path, body, method=method)
+        request.add_header("Authorization", f"Bearer {token or connection['token']}")
+        for name, value in headers.items():
+            request.add_header(name.replace("_", "-"), value)
+        context = ssl.create_default_context(cadata=connection["ca_pem"])
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """What it answers to a document in JSON, in the same."""
+        status, said = self.ask("POST", path, json.dumps(body).encode(), Content_Type="application/json")
+        return status, json.loads(said)
 
     def cli(self, *args: str, timeout: float = 60) -> Any:
         """``mayfly ARGS --json`` against this daemon."""

@@ -15,7 +15,7 @@ from harness.programs import run
 #: The Debian whose Python is of this minor version.
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
 #: What only the image has: a module that no requirement of ours brings.
-MODULE = "sortedcontainers"
+MODULE = "docopt"
 #: The download alone takes a minute on slow lines.
 LIMIT = 600
 
@@ -45,7 +45,7 @@ def _build(root: Path, suite: str) -> str | None:
 def debian() -> tuple[Path, str | None]:
     """A root file system with Python, and why there is none, if so."""
     suite = SUITES.get(sys.version_info[:2])
-    root = Path(os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")) / "images" / f"{suite}-1"
+    root = Path(os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")) / "images" / f"{suite}-2"
     if root.is_dir():
         return root, None
     if suite is None:

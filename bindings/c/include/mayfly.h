@@ -264,6 +264,12 @@ enum mf_status
     MF_MISMATCH = 38,
     // A message is longer than the room that its receiver has for it.
     MF_TRUNCATED = 39,
+    // A task that this one was to come after did not end well.
+    MF_DEPENDENCY_FAILED = 40,
+    // The node still builds the environment that the workers are to have.
+    MF_ENVIRONMENT_BUILDING = 41,
+    // The environment that the workers are to have cannot be built.
+    MF_ENVIRONMENT_FAILED = 42,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -197,6 +197,7 @@ pub unsafe extern "C" fn mf_pool_open(
                         channel: channel_options(self::options(&given.channel, "mf_channel_options")?)?,
                         retries: u8::try_from(given.retries).unwrap_or(u8::MAX),
                         depth: small(given.depth, "calls outstanding")?,
+                        remembers: false,
                     },
                 };
                 Ok(mf_pool {

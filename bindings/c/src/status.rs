@@ -90,11 +90,17 @@ pub enum mf_status {
     MF_MISMATCH = 38,
     /// A message is longer than the room that its receiver has for it.
     MF_TRUNCATED = 39,
+    /// A task that this one was to come after did not end well.
+    MF_DEPENDENCY_FAILED = 40,
+    /// The node still builds the environment that the workers are to have.
+    MF_ENVIRONMENT_BUILDING = 41,
+    /// The environment that the workers are to have cannot be built.
+    MF_ENVIRONMENT_FAILED = 42,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 39] = [
+    pub(crate) const ERRORS: [Self; 42] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -134,6 +140,9 @@ impl mf_status {
         Self::MF_RANK_LOST,
         Self::MF_MISMATCH,
         Self::MF_TRUNCATED,
+        Self::MF_DEPENDENCY_FAILED,
+        Self::MF_ENVIRONMENT_BUILDING,
+        Self::MF_ENVIRONMENT_FAILED,
     ];
 }
 
@@ -189,6 +198,9 @@ fn remedy(code: Code) -> &'static CStr {
         Code::RankLost => c"Go on without the rank, or run again from the last checkpoint.",
         Code::Mismatch => c"Have all ranks call the same operations in the same order, with arguments that fit.",
         Code::Truncated => c"Receive into a larger buffer, or probe for the length first.",
+        Code::EnvironmentBuilding => c"Ask again in a moment, or wait for a place.",
+        Code::EnvironmentFailed => c"Mend the requirements as the message says.",
+        Code::DependencyFailed => c"See how the task ended that the message names; submit both again.",
     }
 }
 

@@ -71,6 +71,7 @@ impl Wanted {
             sandbox: self.sandbox.as_deref().map(level).transpose()?,
             image: self.image,
             network: self.network,
+            output_by_call: false,
             wait: seconds(self.wait, "wait")?,
             traceparent: self.traceparent,
             files: self
@@ -334,6 +335,7 @@ impl Lease {
             },
             retries,
             depth,
+            remembers: false,
         };
         let pool = py
             .detach(|| inner.pool(options))

@@ -35,6 +35,8 @@ pub mod form {
     pub const BYTES: u8 = 4;
     /// JSON: an object with the list `arguments` and the object `keywords`; the result is wanted as JSON.
     pub const JSON: u8 = mayfly_protocol::tasks::JSON_CALL;
+    /// One of the others, and answers of tasks that stand in its arguments.
+    pub const WITH_ANSWERS: u8 = mayfly_protocol::tasks::CALL_WITH_ANSWERS;
 }
 
 /// What a response's payload is.
@@ -210,11 +212,19 @@ impl Codec {
             answer::NONE => Ok(py.None().into_bound(py)),
             answer::BYTES => Ok(PyBytes::new(py, content).into_any()),
             answer::JSON => py.import("json")?.call_method1("loads", (PyBytes::new(py, content),)),
-            last if last & BUFFERS != 0 => {
+            _ => self.decode_copied(py, payload),
+        }
+    }
+
+    /// Unpickles a payload whose buffers are copied, if it has any.
+    pub fn decode_copied<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        match payload.split_last() {
+            Some((last, _)) if last & BUFFERS != 0 => {
                 let block = Bound::new(py, Block::new(Memory::Copied(payload.to_vec())))?;
                 self.decode_buffers(py, &block)
             }
-            _ => self.decode_plain(py, content),
+            Some((_, content)) => self.decode_plain(py, content),
+            None => Err(PyValueError::new_err("an empty payload")),
         }
     }
 }

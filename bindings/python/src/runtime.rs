@@ -10,9 +10,10 @@ use mayfly_client::{CodeHash, Form, Status};
 use mayfly_executor::native::NativeRuntime;
 use mayfly_executor::{Call, Runtime};
 use mayfly_protocol::executor::LoadFunction;
-use pyo3::ffi;
+use mayfly_protocol::tasks::parts;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::{ffi, intern};
 
 use crate::block::{Block, Memory};
 use crate::codec::{BUFFERS, Codec, Encoded, answer, form};
@@ -142,6 +143,9 @@ impl PythonRuntime {
         if last == form::JSON {
             return self.call_json(py, function, call);
         }
+        if last == form::WITH_ANSWERS {
+            return self.call_with_answers(py, function, call);
+        }
         let argument = if last & BUFFERS == 0 {
             let content = &call.input()[..length.saturating_sub(1)];
             if last == form::BYTES {
@@ -167,6 +171,22 @@ impl PythonRuntime {
             call.retain();
         }
         done
+    }
+
+    /// Calls a function in whose arguments answers of others stand.
+    fn call_with_answers(&self, py: Python<'_>, function: &Bound<'_, PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
+        let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
+        let given = parts(call.input()).ok_or_else(broken)?;
+        let (arguments, answers) = given.split_first().ok_or_else(broken)?;
+        let answers = answers.iter().map(|answer| self.codec.decode_small(py, answer));
+        let answers = PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?;
+        let kind = arguments.last().copied().unwrap_or(form::ARGUMENTS) & !BUFFERS;
+        let taking = self.worker.bind(py).getattr(intern!(py, "answers"))?;
+        taking.call_method1(intern!(py, "extend"), (answers,))?;
+        let argument = self.codec.decode_copied(py, arguments);
+        taking.call_method0(intern!(py, "clear"))?;
+        let (result, kind) = self.apply(py, function, kind, argument?)?;
+        self.answer(py, &result, kind, call)
     }
 
     fn call_json(&self, py: Python<'_>, function: &Bound<'_, PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
@@ -315,6 +335,16 @@ impl Runtime for PythonRuntime {
             // SAFETY: as above.
             unsafe { ffi::PyGILState_Release(state) };
         }
+    }
+
+    fn flush(&mut self) {
+        // Of extensions and shared libraries, whose printing is not Python's.
+        self.native.flush();
+        Python::attach(|py| {
+            if let Err(error) = self.worker.bind(py).call_method0("flush") {
+                error.print(py);
+            }
+        });
     }
 
     fn load(&mut self, code: &Path, function: &LoadFunction) -> Result<u16, String> {

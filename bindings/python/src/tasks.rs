@@ -52,6 +52,11 @@ fn function_of(bytes: &[u8]) -> PyResult<FunctionId> {
         .map_err(|_| PyValueError::new_err("a function's id has 16 bytes"))
 }
 
+fn task_of(text: &str) -> PyResult<TaskId> {
+    let id = text.parse();
+    id.map_err(|_| PyValueError::new_err(format!("{text} is not a task's id")))
+}
+
 impl Tasks {
     pub fn new(py: Python<'_>, tasks: ClientTasks) -> PyResult<Self> {
         Ok(Self {
@@ -60,9 +65,16 @@ impl Tasks {
         })
     }
 
-    fn send(&self, py: Python<'_>, function: &[u8], arguments: Vec<u8>, options: &TaskOptions) -> PyResult<Task> {
+    fn send(
+        &self,
+        py: Python<'_>,
+        function: &[u8],
+        arguments: Vec<u8>,
+        after: Vec<TaskId>,
+        options: &TaskOptions,
+    ) -> PyResult<Task> {
         let (tasks, function) = (self.tasks.get(py)?, function_of(function)?);
-        let submit = || tasks.submit(function, arguments, &options.options);
+        let submit = || tasks.submit(function, arguments, after, &options.options);
         let id = py.detach(submit).map_err(|error| from_error(py, &error))?;
         Ok(self.task(tasks, id))
     }
@@ -114,8 +126,9 @@ impl Tasks {
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Submits a call of a function, by the bytes of its id.
-    #[pyo3(signature = (function, arguments, keywords, options))]
+    /// Submits a call of a function, by the bytes of its id. `taken` has, once the arguments are pickled, the ids of tasks whose
+    /// futures are among them.
+    #[pyo3(signature = (function, arguments, keywords, options, taken))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -123,6 +136,7 @@ impl Tasks {
         arguments: &Bound<'_, PyTuple>,
         keywords: Option<&Bound<'_, PyDict>>,
         options: &TaskOptions,
+        taken: &Bound<'_, PyDict>,
     ) -> PyResult<Task> {
         let packed = match self.codec.arguments(py, arguments, keywords)? {
             Arguments::Bytes(bytes) => {
@@ -133,7 +147,9 @@ impl Tasks {
             }
             Arguments::Encoded(encoded, form) => encoded.to_vec(form),
         };
-        self.send(py, function, packed, options)
+        let parse = |id: Bound<'_, PyAny>| task_of(id.extract::<&str>()?);
+        let after = taken.keys().iter().map(parse).collect::<PyResult<_>>()?;
+        self.send(py, function, packed, after, options)
     }
 
     /// Submits one task that calls a function on every item of a list.
@@ -147,17 +163,13 @@ impl Tasks {
     ) -> PyResult<Task> {
         let last = if star { form::STARMAP } else { form::MAP };
         let packed = self.codec.encode(py, items)?.to_vec(last);
-        self.send(py, function, packed, options)
+        self.send(py, function, packed, Vec::new(), options)
     }
 
     /// Tasks that were submitted by somebody else, or earlier: from now on they are followed here.
     fn adopt(&self, py: Python<'_>, tasks: Vec<String>) -> PyResult<Vec<Task>> {
         let own = self.tasks.get(py)?;
-        let parse = |text: &String| {
-            let id = text.parse::<TaskId>();
-            id.map_err(|_| PyValueError::new_err(format!("{text} is not a task's id")))
-        };
-        let ids = tasks.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
+        let ids = tasks.iter().map(|id| task_of(id)).collect::<PyResult<Vec<_>>>()?;
         own.adopt(&ids).map_err(|error| from_error(py, &error))?;
         Ok(ids.into_iter().map(|id| self.task(own, id)).collect())
     }

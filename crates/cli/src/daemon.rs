@@ -18,6 +18,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
+/// A SIGTERM that comes so soon after the first one is the same.
+const TOLD_TWICE: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// A state directory that no other daemon uses meanwhile.
 #[derive(Debug)]
 pub struct StateDir {
@@ -130,6 +133,8 @@ pub struct Ending {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     Signal,
+    /// Whoever started it went away.
+    HungUp,
     ParentEnded,
 }
 
@@ -157,11 +162,10 @@ impl Ending {
         } = self;
         let Some(parent) = parent else {
             tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                _ = hangup.recv() => {}
+                _ = terminate.recv() => return Why::Signal,
+                _ = interrupt.recv() => return Why::Signal,
+                _ = hangup.recv() => return Why::HungUp,
             }
-            return Why::Signal;
         };
         loop {
             tokio::select! {
@@ -173,12 +177,18 @@ impl Ending {
         }
     }
 
-    /// Runs what ends the daemon; a second signal ends it at once.
+    /// Runs what ends the daemon; a second signal ends it at once. Batch systems send the first one twice.
     pub async fn orderly(&mut self, end: impl Future<Output = ()>) {
+        let begun = tokio::time::Instant::now();
         let again = async {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
+            loop {
+                tokio::select! {
+                    _ = self.terminate.recv() => {}
+                    _ = self.interrupt.recv() => return,
+                }
+                if begun.elapsed() > TOLD_TWICE {
+                    return;
+                }
             }
         };
         tokio::select! {

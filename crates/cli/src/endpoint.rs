@@ -1,19 +1,32 @@
 //! `mayfly endpoint`: where durable tasks run.
 
+mod config;
+mod daemon;
+mod directory;
+mod nodes;
+mod setup;
+
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
+use mayfly_client::encoded;
 use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::EndpointStatus;
+use mayfly_protocol::tasks::{BlockStatus, EndpointStatus};
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output};
+use crate::{Global, connect, output, task};
 
-/// Show where durable tasks run, and how much there is to do.
+/// Show where durable tasks run, and make and run such places.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mayfly endpoint list
-  mayfly endpoint list --json | jq '.[] | select(.state == \"down\")'
+  mayfly endpoint setup cluster --provider slurm --option partition=idle --max-blocks 4
+  mayfly endpoint start cluster                   on the login node, for as long as it is to run tasks
+  mayfly endpoint status cluster
+  mayfly endpoint logs cluster --follow
 
-An endpoint leases workers while it has tasks, and gives them back when it has none. `mayfly up` has one, `local`.")]
+An endpoint is a place where tasks run: this machine, or a cluster that it gets nodes of from its batch system while there are
+tasks. It only opens connections, to the manager that it was set up with. `mayfly up` has one of its own, `local`.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -23,10 +36,116 @@ pub struct Arguments {
 enum What {
     /// Show endpoints with everybody's tasks; what is done and has failed, since the manager started
     List,
+    /// Make an endpoint on this machine: register it, and write its configuration
+    Setup(setup::Arguments),
+    /// Start an endpoint in the background
+    Start(Start),
+    /// Run an endpoint in the foreground: for service managers, and to see what it does
+    Run(Named),
+    /// Stop an endpoint, and give its nodes back
+    Stop(Stop),
+    /// Show how an endpoint on this machine does
+    Status(Named),
+    /// Show what an endpoint on this machine wrote
+    Logs(Logs),
+    /// Show the tasks that run, or ran, at an endpoint
+    Tasks(Tasks),
+    /// Forget an endpoint: at its manager, and on this machine
+    Remove(Named),
+}
+
+/// An endpoint of this machine.
+#[derive(Debug, Args)]
+struct Named {
+    /// Which
+    name: String,
+}
+
+/// Start an endpoint in the background.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly endpoint start cluster
+
+Returns when it runs. It ends by `mayfly endpoint stop`, not with the session. Pilot jobs that an earlier life left go on.")]
+struct Start {
+    /// Which
+    name: String,
+}
+
+/// Stop an endpoint.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly endpoint stop cluster
+  mayfly endpoint stop cluster --keep-blocks      its pilot jobs wait for the next start, for a while
+
+Tasks that have not begun go back to the manager. Those that run end: repeatable ones are executed again elsewhere or later, others
+end as maybe executed.")]
+struct Stop {
+    /// Which
+    name: String,
+    /// Leave its nodes to the next start
+    #[arg(long)]
+    keep_blocks: bool,
+}
+
+/// Show what an endpoint wrote.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly endpoint logs cluster -n 100
+  mayfly endpoint logs cluster --follow
+  mayfly endpoint logs cluster --block cluster-3      what the nodes of a block wrote")]
+struct Logs {
+    /// Which
+    name: String,
+    /// Lines
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 40)]
+    lines: usize,
+    /// Go on with what it writes from now on
+    #[arg(short, long)]
+    follow: bool,
+    /// Of a block's nodes, by its name
+    #[arg(long, value_name = "BLOCK")]
+    block: Option<String>,
+}
+
+/// Show the tasks of an endpoint.
+#[derive(Debug, Args)]
+struct Tasks {
+    /// Which, of those that `mayfly endpoint list` shows
+    name: String,
+    /// At most so many, the latest
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+}
+
+/// How long a daemon may take to come up, or to give its nodes back.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+impl Arguments {
+    /// What is logged, and as which service: one that runs tells what happens to its blocks.
+    pub fn logging(&self) -> (&'static str, Option<&'static str>) {
+        match self.what {
+            What::Run(_) => ("info", Some("mayfly-endpoint")),
+            _ => ("warn", None),
+        }
+    }
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    let What::List = arguments.what;
+    match &arguments.what {
+        What::List => list(global),
+        What::Setup(wanted) => setup::run(wanted, global),
+        What::Start(wanted) => directory::start(&wanted.name, global, START_LIMIT),
+        What::Run(wanted) => daemon::run(&wanted.name, global),
+        What::Stop(wanted) => directory::stop(&wanted.name, wanted.keep_blocks, global, START_LIMIT),
+        What::Status(wanted) => directory::status(&wanted.name, global),
+        What::Logs(wanted) => directory::logs(&wanted.name, wanted.block.as_deref(), wanted.lines, wanted.follow),
+        What::Tasks(wanted) => tasks(wanted, global),
+        What::Remove(wanted) => setup::remove(&wanted.name, global),
+    }
+}
+
+fn list(global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let endpoints: Vec<EndpointStatus> = client.get("/v1/endpoints").map_err(|error| error.0)?;
     output::line(&if global.json {
@@ -43,6 +162,9 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
     let mut table = output::Table::new(&[
         ("ENDPOINT", Left),
         ("STATE", Left),
+        ("OWNER", Left),
+        ("PROVIDER", Left),
+        ("NODES", Right),
         ("WORKERS", Right),
         ("QUEUED", Right),
         ("WAITING", Right),
@@ -53,12 +175,23 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
     ]);
     for endpoint in endpoints {
         let tasks = &endpoint.tasks;
+        let or_none = |text: &str| {
+            if text.is_empty() {
+                "-".into()
+            } else {
+                output::plain(text)
+            }
+        };
         table.row([
             output::plain(&endpoint.name),
             endpoint.state.clone(),
+            or_none(&endpoint.owner),
+            or_none(&endpoint.spec.provider),
+            nodes_of(&endpoint.blocks),
             endpoint.workers.to_string(),
             tasks.queued.to_string(),
-            tasks.waiting.to_string(),
+            // For a worker, or first for what it imports.
+            (tasks.waiting + tasks.environment).to_string(),
             tasks.running.to_string(),
             tasks.done.to_string(),
             tasks.failed.to_string(),
@@ -66,4 +199,20 @@ fn table(endpoints: &[EndpointStatus]) -> output::Table {
         ]);
     }
     table
+}
+
+/// Nodes that are there, of those that were asked for.
+fn nodes_of(blocks: &[BlockStatus]) -> String {
+    let joined: u32 = blocks.iter().map(|block| block.joined).sum();
+    let wanted: u32 = blocks.iter().map(|block| block.nodes).sum();
+    match wanted {
+        0 => "-".into(),
+        wanted => format!("{joined}/{wanted}"),
+    }
+}
+
+fn tasks(wanted: &Tasks, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let path = format!("/v1/tasks?endpoint={}", encoded(&wanted.name));
+    task::list(path, wanted.limit, &client, global)
 }

@@ -29,6 +29,8 @@ pub fn status(code: Code) -> u8 {
         | Code::TooLarge
         | Code::VersionMismatch
         | Code::PythonMismatch
+        | Code::EnvironmentBuilding
+        | Code::EnvironmentFailed
         | Code::WorkerBusy
         | Code::Replayed
         | Code::TransportRefused

@@ -189,6 +189,7 @@ mod tests {
             hash: CodeHash([9; 32]),
             form: Form::Plain { symbol: "f".into() },
             runtime: Runtime::Native,
+            image: None,
             resources: Resources::default(),
             repeatable: false,
             shared_with: Vec::new(),

@@ -1,16 +1,14 @@
 //! `mayfly lease`: leases by hand.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_client::{Mode, Printed};
+use mayfly_client::Mode;
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
-use mayfly_protocol::node_api::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -312,36 +310,15 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
             missed = reader.missed();
         }
         let nothing = printed.is_empty();
-        if let Err(error) = show(printed, global.json) {
-            // Whoever reads has seen enough.
-            return match error.kind() {
-                std::io::ErrorKind::BrokenPipe => Ok(()),
-                _ => Err(Failure::new(
-                    Code::Internal,
-                    format!("writing the output failed: {error}"),
-                )),
-            };
+        let pieces = printed.into_iter().map(|piece| (piece.stream, piece.bytes));
+        // Whoever reads may have seen enough.
+        if !output::printed(pieces, global.json)? {
+            return Ok(());
         }
         if reader.is_over() || nothing && !wanted.follow {
             return Ok(());
         }
     }
-}
-
-fn show(printed: Vec<Printed>, as_json: bool) -> std::io::Result<()> {
-    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
-    for Printed { stream, bytes } in printed {
-        if as_json {
-            let text = String::from_utf8_lossy(&bytes);
-            writeln!(out, "{}", json!({ "stream": stream, "text": text }))?;
-            continue;
-        }
-        match stream {
-            Stream::Out => out.write_all(&bytes)?,
-            Stream::Err => err.write_all(&bytes)?,
-        }
-    }
-    out.flush()
 }
 
 fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {

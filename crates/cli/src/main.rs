@@ -8,8 +8,10 @@ mod bill;
 mod completions;
 mod connect;
 mod connector;
+mod contents;
 mod daemon;
 mod endpoint;
+mod env;
 mod exit;
 mod function;
 mod invoke;
@@ -112,7 +114,8 @@ enum Command {
     Task(task::Arguments),
     /// Show the functions that durable tasks run
     Function(function::Arguments),
-    /// Show where durable tasks run, and how much there is to do
+    Env(env::Arguments),
+    /// Show where durable tasks run, and make and run such places
     Endpoint(endpoint::Arguments),
     /// Show and make tenants, and set what they may hold and spend
     Tenant(tenant::Arguments),
@@ -161,6 +164,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Up(arguments) => (arguments.log_level(), Some("mayfly-up")),
         Command::Manager(_) => ("info", Some("mayfly-manager")),
         Command::Node(_) => ("info", Some("mayfly-node")),
+        Command::Endpoint(arguments) => arguments.logging(),
         Command::Rendezvous(_) => ("info", None),
         _ => ("warn", None),
     };
@@ -175,6 +179,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Lease(arguments) => lease::run(arguments, global),
         Command::Task(arguments) => task::run(arguments, global),
         Command::Function(arguments) => function::run(arguments, global),
+        Command::Env(arguments) => return env::run(arguments, global),
         Command::Endpoint(arguments) => endpoint::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),

@@ -11,6 +11,7 @@ use mayfly_manager::{Manager, Options, StoreKind, oidc};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
+use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir};
 use crate::lease::Level;
 use crate::resources::levels;
@@ -53,6 +54,8 @@ pub struct Arguments {
     /// docs/guides/running.md
     #[arg(long, value_name = "FILE")]
     oidc: Option<PathBuf>,
+    #[command(flatten)]
+    contents: ContentArguments,
     /// How isolated workers may be, as far as their nodes allow it too; may be repeated, the first is for leases that name none
     #[arg(long, value_enum, value_name = "LEVEL", default_values = ["isolated", "container"])]
     sandbox: Vec<Level>,
@@ -102,6 +105,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     options.heartbeat = arguments.heartbeat;
+    arguments.contents.apply(&mut options)?;
     options.oidc = arguments.oidc.as_deref().map(oidc::Site::read).transpose()?;
     if let Some(url) = &arguments.store {
         options.store = StoreKind::Postgres { url: url.clone() };

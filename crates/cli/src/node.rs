@@ -58,6 +58,12 @@ pub struct Arguments {
     /// Where to keep state [default: `node` in the state directory of `mayfly up`]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Remove the state directory at the end, if it was empty at the beginning: for nodes that come and go with a job
+    #[arg(long)]
+    ephemeral: bool,
+    /// End when the manager has not been there for so long: for nodes that nobody looks after
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "standalone")]
+    alone_for: Option<Duration>,
     /// Where to listen for clients that cannot share memory with it; port 0 for any
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     listen_tcp: SocketAddr,
@@ -159,7 +165,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         }
     }
     options.listen_tcp = Some(arguments.listen_tcp);
-    options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice())?;
+    options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice());
     options.manager = link.clone();
     let node = tokio::select! {
         node = Node::start(options) => node?,
@@ -183,9 +189,20 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         None => None,
     };
     output::announce(&describe(&node, link.as_ref(), joined, state.path(), global)?);
-    ending.told().await;
-    tracing::info!("ending");
+    let alone = async {
+        match arguments.alone_for {
+            Some(limit) => node.alone_for(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = ending.told() => tracing::info!("ending"),
+        () = alone => tracing::warn!("ending: the manager has not been there for too long"),
+    }
     ending.orderly(node.shutdown()).await;
+    if arguments.ephemeral {
+        state.remove();
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::FromRawFd;
 
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::node_api::Stream;
 use serde::Serialize;
 
 /// Whether a stream shows colours: a terminal does, unless its owner wants none.
@@ -21,6 +22,32 @@ pub fn bytes(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
     if out.write_all(bytes).and_then(|()| out.flush()).is_err() {
         std::process::exit(0);
+    }
+}
+
+/// Shows what workers print, each stream where it belongs, or, as JSON, a line for each piece. Whether anybody reads it.
+pub fn printed(pieces: impl IntoIterator<Item = (Stream, Vec<u8>)>, as_json: bool) -> Result<bool, Failure> {
+    let show = || {
+        let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
+        for (stream, bytes) in pieces {
+            match stream {
+                _ if as_json => {
+                    let text = String::from_utf8_lossy(&bytes);
+                    writeln!(out, "{}", serde_json::json!({ "stream": stream, "text": text }))?;
+                }
+                Stream::Out => out.write_all(&bytes)?,
+                Stream::Err => err.write_all(&bytes)?,
+            }
+        }
+        out.flush()
+    };
+    match show() {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(
+            Code::Internal,
+            format!("writing the output failed: {error}"),
+        )),
     }
 }
 

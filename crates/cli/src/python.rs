@@ -1,7 +1,8 @@
 //! A Python callable by name: called through the user's own interpreter, which pickles it and knows what it answers.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use mayfly_client::{MANAGER_VARIABLE, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
@@ -36,6 +37,29 @@ else:
 "#;
 const NO_PACKAGE: i32 = 91;
 
+/// Runs a program of this interpreter's to its end. It finds the same manager, and this program.
+pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<ExitStatus, Failure> {
+    if let Some(manager) = &global.manager {
+        command.env(MANAGER_VARIABLE, manager);
+    }
+    if let Ok(binary) = std::env::current_exe() {
+        command.env("MAYFLY_BIN", binary);
+    }
+    command.status().map_err(|error| {
+        let text = format!(
+            "{} cannot be started: {error}; name an interpreter that has the mayfly package by --python",
+            python.display()
+        );
+        Failure::new(Code::InvalidRequest, text)
+    })
+}
+
+/// What a program that ended so makes of us.
+pub fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(1));
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
 /// Calls `module:function` on a leased worker.
 pub fn invoke(
     python: &Path,
@@ -60,19 +84,7 @@ pub fn invoke(
         .args([module, function, arguments, format])
         .args([sandbox.map_or("", Sandbox::name), image.unwrap_or_default()])
         .stdin(Stdio::null());
-    if let Some(manager) = &global.manager {
-        command.env(MANAGER_VARIABLE, manager);
-    }
-    if let Ok(binary) = std::env::current_exe() {
-        command.env("MAYFLY_BIN", binary);
-    }
-    let status = command.status().map_err(|error| {
-        let text = format!(
-            "{} cannot be started: {error}; name an interpreter by --python",
-            python.display()
-        );
-        Failure::new(Code::InvalidRequest, text)
-    })?;
+    let status = started(command, python, global)?;
     match status.code() {
         Some(0) => Ok(()),
         Some(NO_PACKAGE) => Err(Failure::new(

@@ -66,6 +66,20 @@ pub struct NodeArguments {
     /// leases that name none. The node pulls nothing [default: none]
     #[arg(long, value_name = "IMAGE")]
     image: Vec<String>,
+    /// Where to build and keep the Python environments that leases name; nodes may share it, also over a network file system
+    /// [default: `mayfly/environments` in the user's cache]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "MAYFLY_ENVIRONMENTS",
+        hide_env_values = true,
+        overrides_with = "environments"
+    )]
+    environments: Option<PathBuf>,
+    /// The program `uv`, which builds them from wheels, with its own settings of where to find these [default: the one beside the
+    /// Python interpreter, or else on the PATH]
+    #[arg(long, value_name = "EXE")]
+    uv: Option<PathBuf>,
     /// Directory below which leases may have isolated workers read; may be repeated
     #[arg(long, value_name = "DIR")]
     readable: Vec<PathBuf>,
@@ -127,8 +141,18 @@ impl NodeArguments {
         options.pythons = self
             .python
             .iter()
-            .map(|python| on_path(python.as_path()))
+            .map(|python| on_path(python.as_path(), "--python"))
             .collect::<Result<_, _>>()?;
+        options.uv = self.uv.as_deref().map(|uv| on_path(uv, "--uv")).transpose()?;
+        if let Some(dir) = &self.environments {
+            let absolute = std::path::absolute(dir).map_err(|error| {
+                Failure::new(
+                    Code::InvalidRequest,
+                    format!("--environments {}: {error}", dir.display()),
+                )
+            })?;
+            options.environments = Some(absolute);
+        }
         options.warm_native = self.warm_pool.into();
         options.warm_python = self.warm_pool.into();
         options.metrics = self.metrics;
@@ -239,7 +263,7 @@ fn directories(named: &[PathBuf], option: &str) -> Result<Vec<PathBuf>, Failure>
 }
 
 /// The program's full path: nodes compare interpreters by it.
-fn on_path(program: &Path) -> Result<PathBuf, Failure> {
+fn on_path(program: &Path, option: &str) -> Result<PathBuf, Failure> {
     let found = if program.components().count() > 1 {
         std::path::absolute(program).ok().filter(|path| path.is_file())
     } else {
@@ -250,7 +274,7 @@ fn on_path(program: &Path) -> Result<PathBuf, Failure> {
     found.ok_or_else(|| {
         Failure::new(
             Code::InvalidRequest,
-            format!("--python {}: there is no such program", program.display()),
+            format!("{option} {}: there is no such program", program.display()),
         )
     })
 }

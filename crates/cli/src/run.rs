@@ -6,12 +6,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::{MANAGER_VARIABLE, Placement, Sandbox};
+use mayfly_client::{Placement, Sandbox};
 use mayfly_comm::Channel;
-use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::error::Failure;
 
 use crate::lease::Level;
-use crate::{Global, values};
+use crate::{Global, python, values};
 
 /// Run a script, a folder, a program or a function on many ranks that talk to each other.
 #[derive(Debug, Args)]
@@ -161,20 +161,6 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
     ];
     command.args(switches.iter().filter(|(_, set)| *set).map(|(name, _)| name));
     command.arg("--").arg(&arguments.target).args(&arguments.arguments);
-    if let Some(manager) = &global.manager {
-        command.env(MANAGER_VARIABLE, manager);
-    }
-    if let Ok(binary) = std::env::current_exe() {
-        command.env("MAYFLY_BIN", binary);
-    }
-    let status = command.status().map_err(|error| {
-        let text = format!(
-            "{} cannot be started: {error}; name an interpreter that has the mayfly package by --python",
-            arguments.python.display()
-        );
-        Failure::new(Code::InvalidRequest, text)
-    })?;
-    use std::os::unix::process::ExitStatusExt;
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(1));
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    let status = python::started(command, &arguments.python, global)?;
+    Ok(python::exit_code(status))
 }

@@ -7,7 +7,10 @@ use mayfly_client::{Client, encoded};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::tasks::{Cancellation, Cancelled, FunctionStatus, TaskCounts, TaskOutcome, TaskState, TaskStatus};
+use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::tasks::{
+    Cancellation, Cancelled, FunctionStatus, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
+};
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, invoke, output, values};
@@ -28,6 +31,7 @@ const SHOWN_BYTES: usize = 1024;
   mayfly task list --json | jq -r '.[].id'                      ids in full, which the other commands take
   mayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
   mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
   mayfly task cancel --tag sweep-7
   mayfly task counts
 
@@ -50,10 +54,38 @@ enum What {
     },
     /// Show how a task ended; fails as the task did
     Result(Outcome),
+    /// Show what a task prints: the last 64 KiB, while its manager lives
+    Output(Printed),
     /// End tasks: those that have not begun never will, those that run end soon
     Cancel(Cancel),
     /// Show how many of your tasks wait and run, and how many have ended since the manager started
     Counts,
+}
+
+/// Show what a task prints on standard output and error: the last 64 KiB, while its manager lives.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
+struct Printed {
+    /// Its id
+    #[arg(value_name = "ID", value_parser = values::task)]
+    task: TaskId,
+    /// Go on with what it prints next, until it has ended
+    #[arg(long, short)]
+    follow: bool,
+    /// Standard output or error alone
+    #[arg(long, value_enum, value_name = "STREAM")]
+    stream: Option<Channel>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Channel {
+    /// Standard output
+    Out,
+    /// Standard error
+    Err,
 }
 
 /// Show your tasks, the latest first.
@@ -105,19 +137,26 @@ struct Cancel {
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     match &arguments.what {
-        What::List(wanted) => list(wanted, &client, global),
+        What::List(wanted) => list_wanted(wanted, &client, global),
         What::Show { task } => show(*task, &client, global),
         What::Result(wanted) => result(wanted, &client, global),
+        What::Output(wanted) => printed(wanted, &client, global),
         What::Cancel(wanted) => cancel(wanted, &client, global),
         What::Counts => counts(&client, global),
     }
 }
 
-fn list(wanted: &List, client: &Client, global: &Global) -> Result<(), Failure> {
-    let mut path = format!("/v1/tasks?limit={}&everybody={}", wanted.limit, wanted.everybody);
+fn list_wanted(wanted: &List, client: &Client, global: &Global) -> Result<(), Failure> {
+    let mut path = format!("/v1/tasks?everybody={}", wanted.everybody);
     if let Some(tag) = &wanted.tag {
         path += &format!("&tag={}", encoded(tag));
     }
+    list(path, wanted.limit, client, global)
+}
+
+/// Lists the tasks that a path of the manager's tells of.
+pub fn list(path: String, limit: u32, client: &Client, global: &Global) -> Result<(), Failure> {
+    let path = format!("{path}&limit={limit}");
     let tasks: Vec<TaskStatus> = client.get(&path).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&tasks)?
@@ -126,7 +165,7 @@ fn list(wanted: &List, client: &Client, global: &Global) -> Result<(), Failure> 
     } else {
         table(&tasks, output::now_ms()).text(output::colours(&std::io::stdout()))
     });
-    if !global.json && tasks.len() == wanted.limit as usize {
+    if !global.json && tasks.len() == limit as usize {
         eprintln!("(There may be more, which --limit shows.)");
     }
     Ok(())
@@ -235,13 +274,16 @@ fn spans(task: &TaskStatus, now_ms: u64) -> (u64, Option<u64>) {
 }
 
 fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), Failure> {
-    let outcome = wait(wanted.task, wanted.wait.unwrap_or_default(), client)?;
-    if let Some(mut failure) = outcome.error {
+    let mut outcome = wait(wanted.task, wanted.wait.unwrap_or_default(), client)?;
+    if let Some(mut failure) = outcome.error.take() {
         if outcome.raised {
             let task = wanted.task;
             failure.message += &format!("; in Python, `client.task(\"{task}\").result()` raises it");
         }
         return Err(failure);
+    }
+    if let Some(content) = outcome.content.filter(|_| wanted.raw || !global.json) {
+        outcome.answer = client.read_content(content).map_err(|error| error.0)?.into();
     }
     if wanted.raw {
         output::bytes(&outcome.answer);
@@ -301,6 +343,33 @@ fn cut(bytes: &[u8], text: impl Fn(&[u8]) -> String) -> String {
     }
 }
 
+/// Shows what a task prints, each stream where it belongs.
+fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
+    let mut from = 0;
+    loop {
+        let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
+        let path = format!("/v1/tasks/{}/output?from={from}&wait_ms={wait_ms}", wanted.task);
+        let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
+        if answer.from > from {
+            eprintln!(
+                "mayfly task: {} bytes before this are not kept any more",
+                answer.from - from
+            );
+        }
+        let is_done = answer.over || (!wanted.follow && answer.pieces.is_empty());
+        from = answer.next;
+        let shown = answer.pieces.into_iter().filter(|piece| match wanted.stream {
+            None => true,
+            Some(Channel::Out) => piece.stream == Stream::Out,
+            Some(Channel::Err) => piece.stream == Stream::Err,
+        });
+        let shown = shown.map(|piece| (piece.stream, piece.bytes.to_vec()));
+        if !output::printed(shown, global.json)? || is_done {
+            return Ok(());
+        }
+    }
+}
+
 fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failure> {
     let what = Cancellation {
         tasks: wanted.tasks.clone(),
@@ -335,6 +404,7 @@ fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
     let mut table = output::Table::new(&[
         ("QUEUED", Right),
         ("WAITING", Right),
+        ("ENVIRONMENT", Right),
         ("RUNNING", Right),
         ("DONE", Right),
         ("FAILED", Right),
@@ -342,6 +412,7 @@ fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
     let numbers = [
         counts.queued,
         counts.waiting,
+        counts.environment,
         counts.running,
         counts.done,
         counts.failed,

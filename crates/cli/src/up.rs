@@ -2,26 +2,29 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use mayfly_client::{NodeStatus, default_state_dir};
-use mayfly_endpoint::Dispatcher;
-use mayfly_manager::Manager;
+use mayfly_endpoint::{Contents, Dispatcher};
+use mayfly_manager::{LOCAL, Manager};
 use mayfly_node::images::Allowed;
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::api::Connection;
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::Content;
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{TaskId, TenantId};
 use serde_json::json;
 
+use crate::contents::ContentArguments;
 use crate::daemon::{self, Ending, StateDir, Why};
 use crate::resources::NodeArguments;
 use crate::{Global, connect, output};
 
 /// How long the node may take to reach the manager beside it.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
-/// The endpoint of this machine.
-const LOCAL: &str = "local";
 /// Workers without a task are kept for so long.
 const IDLE: Duration = Duration::from_secs(60);
 /// A join token that is used at once.
@@ -51,6 +54,8 @@ pub struct Arguments {
     /// Name or address under which others reach this machine; may be repeated, the first one is handed out
     #[arg(long, value_name = "NAME")]
     host_name: Vec<String>,
+    #[command(flatten)]
+    contents: ContentArguments,
     #[command(flatten)]
     node: NodeArguments,
     /// Serve one program only: for client libraries, which start this when they find no manager
@@ -124,12 +129,13 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         node.images = Allowed::Any;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
-    node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name)?;
+    node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name);
 
     let mut options = mayfly_manager::Options::new(state.path());
     options.listen = listen;
     options.names = names(listen, &arguments.host_name);
     options.sandboxes.clone_from(&node.sandboxes);
+    arguments.contents.apply(&mut options)?;
     let manager = Manager::start(options).await?;
     tokio::spawn(daemon::log_leases(manager.events()));
     let token = manager.join_token(JOIN_TOKEN_FOR).await?;
@@ -150,17 +156,53 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     })
 }
 
+/// Says what a dispatcher beside a manager leases with.
+pub fn tenants(manager: &mayfly_manager::Handle) -> mayfly_endpoint::Tenants {
+    let manager = manager.clone();
+    let near = loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned());
+    Box::new(move |tenant, name| {
+        let (manager, near) = (manager.clone(), near.clone());
+        Box::pin(async move {
+            let connection = manager.for_tenant(tenant, &name).await?;
+            Ok(Connection {
+                manager: near,
+                ..connection
+            })
+        })
+    })
+}
+
+/// The content store of a manager in this process.
+struct Beside {
+    manager: mayfly_manager::Handle,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Contents for Beside {
+    fn read(&self, tenant: TenantId, _: TaskId, content: Content) -> Result<Blob, Failure> {
+        let contents = self.manager.contents()?;
+        self.runtime.block_on(contents.read_whole(tenant, content))
+    }
+
+    fn store(&self, tenant: TenantId, _: TaskId, bytes: &[u8]) -> Result<Content, Failure> {
+        let contents = self.manager.contents()?;
+        self.runtime.block_on(contents.put_bytes(tenant, bytes.to_vec().into()))
+    }
+}
+
 /// Runs durable tasks on this machine.
 async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Result<mayfly_endpoint::Handle, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
     let options = mayfly_endpoint::Options {
-        manager: Connection {
-            manager: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),
-            ca_pem: manager.ca_pem().to_owned(),
-            token: String::new(),
-            others: Vec::new(),
-        },
+        places: None,
+        tenants: tenants(manager),
+        // Its node looks at each client's own interpreter.
+        suits: Box::new(|_| Ok(())),
+        contents: Arc::new(Beside {
+            manager: manager.clone(),
+            runtime: tokio::runtime::Handle::current(),
+        }),
         most_workers: cores.min(status.capacity.workers).max(1),
         idle: IDLE,
     };
@@ -247,27 +289,18 @@ pub fn names(listen: SocketAddr, given: &[String]) -> Vec<String> {
     names
 }
 
-/// What clients are told of where a node listens; none where that is the address itself.
-pub fn advertised(listen: SocketAddr, host_names: &[String]) -> Result<Option<String>, Failure> {
+/// What clients are told of where a node listens; none where that is the address itself. Port 0 stands for whichever it gets.
+pub fn advertised(listen: SocketAddr, host_names: &[String]) -> Option<String> {
     let host = match host_names.first() {
         Some(name) => name.clone(),
-        None if !listen.ip().is_unspecified() => return Ok(None),
+        None if !listen.ip().is_unspecified() => return None,
         None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     if listen.ip().is_loopback() {
-        return Ok(None);
-    }
-    if listen.port() == 0 {
-        return Err(Failure::new(
-            Code::InvalidRequest,
-            format!(
-                "clients on other machines must be told a port: give one in --listen-tcp, such as {}:7071",
-                listen.ip()
-            ),
-        ));
+        return None;
     }
     let host = if host.contains(':') { format!("[{host}]") } else { host };
-    Ok(Some(format!("{host}:{}", listen.port())))
+    Some(format!("{host}:{}", listen.port()))
 }
 
 /// How the node in this process reaches the manager, whatever names others use for it.
@@ -325,19 +358,10 @@ mod tests {
 
     #[test]
     fn clients_are_told_where_they_can_really_connect() {
-        assert_eq!(advertised(at("127.0.0.1:0"), &["a.b".into()]), Ok(None));
-        assert_eq!(advertised(at("10.0.0.7:7071"), &[]), Ok(None));
-        assert_eq!(
-            advertised(at("0.0.0.0:7071"), &["a.b".into()]),
-            Ok(Some("a.b:7071".into()))
-        );
-        assert_eq!(
-            advertised(at("[::]:7071"), &["fd00::1".into()]),
-            Ok(Some("[fd00::1]:7071".into()))
-        );
-        assert_eq!(
-            advertised(at("0.0.0.0:0"), &[]).expect_err("no port").code,
-            Code::InvalidRequest
-        );
+        assert_eq!(advertised(at("127.0.0.1:0"), &["a.b".into()]), None);
+        assert_eq!(advertised(at("10.0.0.7:7071"), &[]), None);
+        assert_eq!(advertised(at("0.0.0.0:7071"), &["a.b".into()]), Some("a.b:7071".into()));
+        let six = advertised(at("[::]:7071"), &["fd00::1".into()]);
+        assert_eq!(six, Some("[fd00::1]:7071".into()));
     }
 }

@@ -530,6 +530,7 @@ fn without_tasks_lists_are_empty_and_the_endpoint_is_up() {
 /// Registers a symbol of a library, and submits a task of it; answers the ids of both.
 fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments: &[u8]) -> (String, String) {
     let registration = FunctionRegistration {
+        image: None,
         name: Some(symbol.into()),
         description: String::new(),
         source: AREA.into(),

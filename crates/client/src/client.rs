@@ -10,6 +10,7 @@ use mayfly_protocol::api::{
     Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Placement,
     Reclaimed,
 };
+use mayfly_protocol::contents::Content;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::{TOKEN_BYTES, Token};
 use mayfly_protocol::ids::{CodeHash, NodeId};
@@ -18,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
 
+use crate::contents::{Contents, HeldContents};
 use crate::direct::{AllowanceOptions, Direct};
 use crate::embedded::{Embedded, getrandom_into};
 use crate::keepalive::Keepalives;
@@ -175,6 +177,22 @@ impl Client {
         }
     }
 
+    /// The bytes of a content of one's own in the manager's content store.
+    pub fn read_content(&self, content: Content) -> Result<Vec<u8>, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => Contents::new(Arc::clone(manager)).read(content),
+            _ => Err(no_contents()),
+        }
+    }
+
+    /// Contents of the tasks that an endpoint has; of a client with an endpoint's token.
+    pub fn held_contents(&self) -> Result<HeldContents, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => Ok(HeldContents::new(Arc::clone(manager))),
+            _ => Err(no_contents()),
+        }
+    }
+
     /// Leases workers.
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
         let holder = self.holder()?;
@@ -215,7 +233,9 @@ impl Client {
             let left = until.saturating_duration_since(Instant::now());
             match ask((left.as_millis() as u64).min(MOST_WAIT_MS)) {
                 // A manager waits for room itself, for a while; a node does not.
-                Err(error) if error.code() == Code::NoCapacity && !left.is_zero() => {
+                Err(error)
+                    if matches!(error.code(), Code::NoCapacity | Code::EnvironmentBuilding) && !left.is_zero() =>
+                {
                     if matches!(*self.inner.source, Source::Node(_)) {
                         std::thread::sleep(left.min(ROOM_TICK));
                     }
@@ -364,4 +384,11 @@ pub(crate) fn parse_token(text: &str) -> Result<Token, Error> {
         )
     })?;
     Token::read_from_bytes(&bytes).map_err(|_| Error::new(Code::InvalidRequest, "the token is too short"))
+}
+
+fn no_contents() -> Error {
+    Error::new(
+        Code::InvalidRequest,
+        "contents are a manager's; connect to one instead of a node",
+    )
 }

@@ -207,7 +207,9 @@ impl Direct {
                 Err(error) => {
                     let mut state = self.shared.state();
                     match error.code() {
-                        Code::NoCapacity | Code::TooLarge => state.candidates.full(node, now_ms(began)),
+                        Code::NoCapacity | Code::TooLarge | Code::EnvironmentBuilding => {
+                            state.candidates.full(node, now_ms(began))
+                        }
                         Code::Unreachable | Code::TimedOut | Code::ExecutorFailed | Code::StoreFailed => {
                             state.candidates.gone(node, now_ms(began));
                         }

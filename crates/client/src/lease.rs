@@ -49,6 +49,8 @@ pub struct LeaseOptions {
     pub network: bool,
     /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
     pub files: Vec<HostPath>,
+    /// Whether it is told which call printed what: a call that prints then ends once its node has read all of it.
+    pub output_by_call: bool,
     /// How long to wait for a place when there is none.
     pub wait: Duration,
     /// The W3C `traceparent` of the step that asks for it; by default that of the environment variable `TRACEPARENT`.
@@ -73,6 +75,7 @@ impl LeaseOptions {
             image: None,
             network: false,
             files: Vec::new(),
+            output_by_call: false,
             wait: Duration::ZERO,
             traceparent: None,
         }
@@ -93,6 +96,7 @@ impl LeaseOptions {
             image: self.image.clone(),
             network: self.network,
             files: self.files.clone(),
+            output_by_call: self.output_by_call,
             wait_ms: (self.wait.as_millis() as u64).min(MOST_WAIT_MS),
             holder,
             idle_release_ms: self.idle_release.as_millis() as u64,
@@ -157,6 +161,11 @@ impl Lease {
     /// What was granted.
     pub fn grant(&self) -> Grant {
         lock(&self.inner.grant).clone()
+    }
+
+    /// Where its workers are.
+    pub fn node(&self) -> NodeId {
+        self.inner.node.id
     }
 
     fn id(&self) -> LeaseId {

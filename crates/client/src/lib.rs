@@ -24,6 +24,7 @@
 
 mod channel;
 mod client;
+mod contents;
 mod delegation;
 mod direct;
 mod discover;
@@ -41,6 +42,7 @@ mod tasks;
 
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
+pub use contents::HeldContents;
 pub use delegation::Delegation;
 pub use direct::AllowanceOptions;
 pub use discover::{MANAGER_VARIABLE, default_state_dir};

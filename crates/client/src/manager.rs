@@ -1,5 +1,6 @@
 //! The managers' HTTP API, as a client uses it. A site may have several managers, of which each will do.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -25,6 +26,10 @@ use crate::resolver::Remembering;
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 /// More than a manager answers at once.
 const MOST_ANSWER_BYTES: u64 = 1 << 30;
+/// No network is slower.
+const SLOW_BYTES_PER_S: u64 = 1 << 20;
+/// Connections that are kept for the next requests.
+const IDLE_CONNECTIONS: usize = 12;
 /// A manager that takes longer to connect to is gone.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -67,6 +72,9 @@ impl Endpoint {
             .http_status_as_error(false)
             .proxy(None)
             .max_idle_age(Duration::from_secs(60))
+            // As many as store long arguments at the same time, and others beside.
+            .max_idle_connections_per_host(IDLE_CONNECTIONS)
+            .max_idle_connections(IDLE_CONNECTIONS)
             .build();
         Ok(Self {
             agent: Agent::with_parts(config, DefaultConnector::default(), Remembering::default()),
@@ -88,7 +96,7 @@ impl Endpoint {
     }
 
     /// Asks it. An error of the outer kind means that it did not answer.
-    fn ask<T: DeserializeOwned>(&self, question: &Question<'_>) -> Result<Answer<T>, Error> {
+    fn ask(&self, question: &Question<'_>) -> Result<Answer, Error> {
         let request = Request::builder()
             .method(question.method.clone())
             .uri(format!("{}{}", self.address.manager, question.path))
@@ -103,7 +111,7 @@ impl Endpoint {
         let no_request = |error| Error::new(Code::InvalidRequest, format!("this is no request: {error}"));
         let response = match &question.body {
             Some(body) => {
-                let request = request.body(body.as_slice()).map_err(no_request)?;
+                let request = request.body(body.as_ref()).map_err(no_request)?;
                 let request = self.agent.configure_request(request).timeout_global(limit).build();
                 self.agent.run(request)
             }
@@ -117,16 +125,20 @@ impl Endpoint {
         let status = response.status().as_u16();
         let version = response.headers().get(MANAGERS_HEADER);
         let version = version.and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let body = response.body_mut().with_config().limit(MOST_ANSWER_BYTES).read_to_vec();
-        let body = body.map_err(|error| self.failed(error))?;
+        let length = response
+            .body()
+            .content_length()
+            .unwrap_or_default()
+            .min(question.most_bytes);
+        // At once as long as it will be: it may be most of the memory.
+        let mut body = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+        let reader = response.body_mut().with_config().limit(question.most_bytes).reader();
+        std::io::copy(&mut { reader }, &mut body).map_err(|error| self.failed(error.into()))?;
         if (200..300).contains(&status) {
-            let said = question.format.read(&body).map_err(|why| {
-                Error::new(
-                    Code::ProtocolViolation,
-                    format!("the manager's answer makes no sense: {why}"),
-                )
+            return Ok(Answer {
+                said: Ok(body),
+                version,
             });
-            return Ok(Answer { said, version });
         }
         let said = match serde_json::from_slice::<ErrorBody>(&body) {
             Ok(body) => Err(Error(body.error)),
@@ -140,8 +152,8 @@ impl Endpoint {
 }
 
 /// What a manager answered.
-struct Answer<T> {
-    said: Result<T, Error>,
+struct Answer {
+    said: Result<Vec<u8>, Error>,
     /// Of its list of managers, if it is one of several.
     version: Option<String>,
 }
@@ -151,6 +163,8 @@ struct Answer<T> {
 enum Format {
     Json,
     MessagePack,
+    /// The bytes themselves; what is answered to them is JSON.
+    Bytes,
 }
 
 impl Format {
@@ -158,16 +172,23 @@ impl Format {
         match self {
             Self::Json => "application/json",
             Self::MessagePack => MESSAGE_PACK,
+            Self::Bytes => "application/octet-stream",
         }
     }
 
-    fn read<T: DeserializeOwned>(self, body: &[u8]) -> Result<T, String> {
-        match self {
-            Self::Json => {
+    fn read<T: DeserializeOwned>(self, body: &[u8]) -> Result<T, Error> {
+        let read = match self {
+            Self::Json | Self::Bytes => {
                 serde_json::from_slice(if body.is_empty() { b"null" } else { body }).map_err(|e| e.to_string())
             }
             Self::MessagePack => rmp_serde::from_slice(body).map_err(|error| error.to_string()),
-        }
+        };
+        read.map_err(|why| {
+            Error::new(
+                Code::ProtocolViolation,
+                format!("the manager's answer makes no sense: {why}"),
+            )
+        })
     }
 }
 
@@ -177,8 +198,10 @@ struct Question<'a> {
     method: Method,
     path: &'a str,
     authorization: &'a str,
-    body: Option<Vec<u8>>,
+    body: Option<Cow<'a, [u8]>>,
     longer: Duration,
+    /// Most that may be answered.
+    most_bytes: u64,
     /// Of the step that it belongs to.
     traceparent: Option<&'a str>,
 }
@@ -214,25 +237,55 @@ impl ManagerClient {
 
     fn ask<T: DeserializeOwned>(
         &self,
+        format: Format,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
         longer: Duration,
     ) -> Result<T, Error> {
-        self.ask_for(Question {
-            format: Format::Json,
+        let said = self.ask_for(Question {
+            body: body.map(Cow::Owned),
+            longer,
+            ..self.question(format, method, path)
+        })?;
+        format.read(&said)
+    }
+
+    fn question<'a>(&'a self, format: Format, method: Method, path: &'a str) -> Question<'a> {
+        Question {
+            format,
             method,
             path,
             authorization: &self.authorization,
-            body,
-            longer,
+            body: None,
+            longer: Duration::ZERO,
+            most_bytes: MOST_ANSWER_BYTES,
             traceparent: self.traceparent.as_deref(),
+        }
+    }
+
+    /// `PUT path` with bytes that are not looked at.
+    pub fn put_bytes<T: DeserializeOwned>(&self, path: &str, bytes: &[u8]) -> Result<T, Error> {
+        let said = self.ask_for(Question {
+            body: Some(Cow::Borrowed(bytes)),
+            longer: time_for(bytes.len() as u64),
+            ..self.question(Format::Bytes, Method::PUT, path)
+        })?;
+        Format::Bytes.read(&said)
+    }
+
+    /// `GET path`, whose answer has so many bytes at most.
+    pub fn get_bytes(&self, path: &str, most_bytes: u64) -> Result<Vec<u8>, Error> {
+        self.ask_for(Question {
+            longer: time_for(most_bytes),
+            most_bytes: most_bytes.max(MOST_ANSWER_BYTES),
+            ..self.question(Format::Bytes, Method::GET, path)
         })
     }
 
     /// Asks the manager that answered last, and the others when it is gone or cannot write. Whatever is asked may be asked again: a
     /// lease that a dying manager granted and nobody heard of ends unused.
-    fn ask_for<T: DeserializeOwned>(&self, question: Question<'_>) -> Result<T, Error> {
+    fn ask_for(&self, question: Question<'_>) -> Result<Vec<u8>, Error> {
         let endpoints = self.endpoints();
         let first = self.now.load(Ordering::Relaxed);
         let mut failed = None;
@@ -268,16 +321,12 @@ impl ManagerClient {
         // At once, so that of many threads one asks.
         *self.version.write().unwrap_or_else(PoisonError::into_inner) = Some(version);
         let question = Question {
-            format: Format::Json,
-            method: Method::GET,
-            path: "/v1/managers",
-            authorization: &self.authorization,
-            body: None,
-            longer: Duration::ZERO,
             traceparent: None,
+            ..self.question(Format::Json, Method::GET, "/v1/managers")
         };
+        let said = endpoint.ask(&question).and_then(|answer| answer.said);
         // Without an answer, those that are known will do; the next change is another chance.
-        let Ok(Answer { said: Ok(managers), .. }) = endpoint.ask::<Vec<ManagerStatus>>(&question) else {
+        let Ok(managers) = said.and_then(|said| Format::Json.read::<Vec<ManagerStatus>>(&said)) else {
             return;
         };
         let known = self.endpoints();
@@ -297,37 +346,19 @@ impl ManagerClient {
 
     /// `GET path`, with bytes in the answer, which may take so much longer than other requests.
     pub fn get_packed<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
-        self.ask_packed(Method::GET, path, None, longer)
+        self.ask(Format::MessagePack, Method::GET, path, None, longer)
     }
 
     /// `POST path`, with bytes in what is sent and answered.
     pub fn post_packed<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
         let body = rmp_serde::to_vec_named(body);
         let body = body.map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))?;
-        self.ask_packed(Method::POST, path, Some(body), Duration::ZERO)
-    }
-
-    fn ask_packed<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Vec<u8>>,
-        longer: Duration,
-    ) -> Result<T, Error> {
-        self.ask_for(Question {
-            format: Format::MessagePack,
-            method,
-            path,
-            authorization: &self.authorization,
-            body,
-            longer,
-            traceparent: self.traceparent.as_deref(),
-        })
+        self.ask(Format::MessagePack, Method::POST, path, Some(body), Duration::ZERO)
     }
 
     /// `GET path`.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        self.ask(Method::GET, path, None, Duration::ZERO)
+        self.ask(Format::Json, Method::GET, path, None, Duration::ZERO)
     }
 
     /// `POST path` with a JSON body.
@@ -341,17 +372,17 @@ impl ManagerClient {
         body: &impl Serialize,
         longer: Duration,
     ) -> Result<T, Error> {
-        self.ask(Method::POST, path, Some(json(body)?), longer)
+        self.ask(Format::Json, Method::POST, path, Some(json(body)?), longer)
     }
 
     /// `PUT path` with a JSON body.
     pub fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
-        self.ask(Method::PUT, path, Some(json(body)?), Duration::ZERO)
+        self.ask(Format::Json, Method::PUT, path, Some(json(body)?), Duration::ZERO)
     }
 
     /// `DELETE path`, which may take so much longer than other requests.
     pub fn delete<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
-        self.ask(Method::DELETE, path, None, longer)
+        self.ask(Format::Json, Method::DELETE, path, None, longer)
     }
 
     /// `POST path` with a JSON body, for the step that `traceparent` names.
@@ -361,15 +392,12 @@ impl ManagerClient {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, Error> {
-        self.ask_for(Question {
-            format: Format::Json,
-            method: Method::POST,
-            path,
-            authorization: &self.authorization,
-            body: Some(json(body)?),
-            longer: Duration::ZERO,
+        let said = self.ask_for(Question {
+            body: Some(Cow::Owned(json(body)?)),
             traceparent: traceparent.or(self.traceparent.as_deref()),
-        })
+            ..self.question(Format::Json, Method::POST, path)
+        })?;
+        Format::Json.read(&said)
     }
 
     pub fn lease(&self, request: &LeaseRequest, traceparent: Option<&str>) -> Result<Grant, Error> {
@@ -429,6 +457,11 @@ impl ManagerClient {
     pub fn leases(&self) -> Result<Vec<LeaseStatus>, Error> {
         self.get("/v1/leases")
     }
+}
+
+/// What so many bytes take on a slow network, beside what every request may take.
+fn time_for(bytes: u64) -> Duration {
+    Duration::from_secs(bytes / SLOW_BYTES_PER_S)
 }
 
 fn json(body: &impl Serialize) -> Result<Vec<u8>, Error> {

@@ -13,9 +13,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{Allocator, Buffer, Received, sleep_any};
+use mayfly_protocol::blob::Blob;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, WorkerIndex};
+use mayfly_protocol::node_api::Printer;
 
 use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
@@ -38,6 +40,8 @@ pub struct PoolOptions {
     pub retries: u8,
     /// Most calls that one worker may have outstanding; 0 to let measured times decide (200 us of work).
     pub depth: u16,
+    /// Whether [`Pool::printer`] is to know the last calls of each worker.
+    pub remembers: bool,
 }
 
 impl Default for PoolOptions {
@@ -46,6 +50,7 @@ impl Default for PoolOptions {
             channel: ChannelOptions::default(),
             retries: 3,
             depth: 0,
+            remembers: false,
         }
     }
 }
@@ -72,6 +77,8 @@ pub struct CallOptions {
 pub enum Input {
     /// Bytes of its own.
     Bytes(Vec<u8>),
+    /// Bytes that others have, too.
+    Blob(Blob),
     /// A buffer from [`Pool::allocate`], and how many of its bytes count.
     Buffer(Buffer, usize),
     /// As `Buffer`, but the caller keeps it and can send it again. What the function writes into it, the caller sees.
@@ -82,6 +89,7 @@ impl Input {
     pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
+            Self::Blob(bytes) => bytes,
             Self::Buffer(buffer, length) => &buffer.as_slice()[..*length],
             Self::Shared(buffer, length) => &buffer.as_slice()[..*length],
         }
@@ -115,6 +123,14 @@ impl Output {
         match self {
             Self::Small(bytes) => bytes,
             Self::Large(received) => received.as_slice(),
+        }
+    }
+
+    /// Its bytes, copied from where they landed, which is then for the next output.
+    pub fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Large(received) => received.as_slice().to_vec(),
         }
     }
 }
@@ -436,6 +452,11 @@ impl Pool {
     /// Whether the call has been sent to a worker and has not ended.
     pub fn is_sent(&self, call: CallId) -> bool {
         self.inner.lock().dispatch.is_sent(call)
+    }
+
+    /// Which of the pool's calls printed something, also if it ended a moment ago.
+    pub fn printer(&self, printer: Printer) -> Option<CallId> {
+        self.inner.lock().dispatch.printer(printer)
     }
 
     /// Nobody will ask for this call's outcome, but it shall run.

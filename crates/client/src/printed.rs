@@ -7,7 +7,7 @@ use mayfly_lease::SigningKey;
 use mayfly_protocol::api::NodeAddress;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::hello::Token;
-use mayfly_protocol::node_api::{Request, Response, Stream};
+use mayfly_protocol::node_api::{Printer, Request, Response, Stream};
 
 use crate::Error;
 use crate::keepalive::Keepalive;
@@ -20,6 +20,8 @@ pub struct Printed {
     pub stream: Stream,
     /// What. Pieces end anywhere.
     pub bytes: Vec<u8>,
+    /// By which call, where the lease has that told ([`LeaseOptions::output_by_call`](crate::LeaseOptions::output_by_call)).
+    pub by: Option<Printer>,
 }
 
 /// Reads what a lease's workers print, from the lease's beginning. Made by [`Lease::printed`](crate::Lease::printed); it keeps no
@@ -90,6 +92,7 @@ impl Reader {
             printed.push(Printed {
                 stream: piece.stream,
                 bytes,
+                by: piece.by,
             });
         }
         self.missed += from.saturating_sub(self.from);

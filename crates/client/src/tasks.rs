@@ -2,32 +2,28 @@
 //!
 //! Two threads do the talking, so that submitting waits for nobody: one sends what was submitted since its last request, so that
 //! requests are the fuller the more there is to send; the other keeps a request open that the manager answers as soon as tasks
-//! have ended. Whoever waits for a task sleeps until it is among those. The ids of tasks are made here, so that a request whose
-//! answer was lost can be sent again.
+//! have ended. Some more store arguments that are long ([`outbox`]). Whoever waits for a task sleeps until it is among those that
+//! ended. The ids of tasks are made here, so that a request whose answer was lost can be sent again.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+mod outbox;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::ids::{FunctionId, TaskId};
+use mayfly_protocol::ids::{FunctionId, TaskId, time_first};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes,
-    TaskInput, TaskOptions, TaskOutcome, TaskSubmission,
+    Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_WAIT_MS, Outcomes, TaskOptions, TaskOutcome,
 };
 
 use crate::Error;
+use crate::contents::Contents;
 use crate::embedded::getrandom_into;
 use crate::manager::ManagerClient;
+use outbox::Outbox;
 
-/// Most tasks, and most bytes of arguments, in one request.
-const MOST_AT_ONCE: usize = 10_000;
-const MOST_BYTES: usize = 16 << 20;
-/// Most bytes of one task's arguments: they fit into a body with all that is said about them.
-const MOST_ARGUMENTS: usize = MOST_BODY_BYTES - (64 << 10);
-/// Tasks that may be submitted and not sent: whoever submits more waits.
-const MOST_UNSENT: usize = 200_000;
 /// How long a manager that does not answer is tried before what was submitted fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two attempts.
@@ -42,16 +38,9 @@ pub struct TasksOptions {
     pub endpoint: Option<String>,
 }
 
-struct Unsent {
-    id: TaskId,
-    function: FunctionId,
-    options: Arc<TaskOptions>,
-    arguments: Blob,
-}
-
 #[derive(Default)]
 struct State {
-    unsent: VecDeque<Unsent>,
+    outbox: Outbox,
     /// Tasks whose outcome is not here yet.
     waiting: HashSet<TaskId>,
     ended: HashMap<TaskId, TaskOutcome>,
@@ -62,17 +51,21 @@ struct State {
     /// Waits for the manager are of no use any more.
     closed: bool,
     next_id: u128,
-    /// Threads were started.
+    /// Threads were started, and those that store long arguments.
     started: bool,
+    storing: bool,
 }
 
 struct Inner {
     manager: Arc<ManagerClient>,
+    contents: Contents,
     tag: String,
     endpoint: Option<String>,
     state: Mutex<State>,
     /// Something was submitted, or all is closed.
     submitted: Condvar,
+    /// There are long arguments to store, or all is closed.
+    to_store: Condvar,
     /// Outcomes came.
     changed: Condvar,
     /// Some that are to be told. Apart, so that nobody is woken for what others wait for.
@@ -97,20 +90,22 @@ impl Tasks {
         let mut chance = [0; 16];
         getrandom_into(&mut chance)?;
         let tag = options.tag.unwrap_or_else(|| hex::encode(chance));
-        // 48 bits of time, so that they are in order, and then chance.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let next_id = (now.as_millis() << 80) | (u128::from_le_bytes(chance) >> 48);
+        let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let next_id = u128::from_be_bytes(time_first(now_ms, chance));
         let state = State {
             next_id,
             ..State::default()
         };
         Ok(Self {
             inner: Arc::new(Inner {
+                contents: Contents::new(Arc::clone(&manager)),
                 manager,
                 tag,
                 endpoint: options.endpoint,
                 state: Mutex::new(state),
                 submitted: Condvar::new(),
+                to_store: Condvar::new(),
                 changed: Condvar::new(),
                 noticed: Condvar::new(),
                 sent: Condvar::new(),
@@ -128,23 +123,18 @@ impl Tasks {
         self.inner.manager.post_packed("/v1/functions", function)
     }
 
-    /// Submits a task. It is on its way when this returns; [`Tasks::flush`] waits until the manager has it.
+    /// Submits a task, which gets the answers of those before it. It is on its way when this returns; [`Tasks::flush`] waits
+    /// until the manager has it.
     pub fn submit(
         &self,
         function: FunctionId,
         arguments: Vec<u8>,
+        after: Vec<TaskId>,
         options: &Arc<TaskOptions>,
     ) -> Result<TaskId, Error> {
-        if arguments.len() > MOST_ARGUMENTS {
-            let text = format!(
-                "the arguments have {} bytes, and a task's may have {MOST_ARGUMENTS}; write them to a file, and pass its name",
-                arguments.len()
-            );
-            return Err(Error::new(Code::PayloadTooLarge, text));
-        }
         let mut state = self.inner.state();
         self.inner.start(&mut state)?;
-        while state.unsent.len() >= MOST_UNSENT && !state.closed {
+        while state.outbox.is_full(arguments.len()) && !state.closed {
             state = wait(&self.inner.sent, state, RETRY);
         }
         if state.closed {
@@ -155,15 +145,18 @@ impl Tasks {
         }
         state.next_id += 1;
         let id = TaskId(state.next_id.to_be_bytes());
+        let stores = state
+            .outbox
+            .push(id, function, Arc::clone(options), arguments.into(), after);
+        if stores {
+            self.inner.start_storing(&mut state)?;
+        }
         state.waiting.insert(id);
-        state.unsent.push_back(Unsent {
-            id,
-            function,
-            options: Arc::clone(options),
-            arguments: arguments.into(),
-        });
         drop(state);
-        self.inner.submitted.notify_all();
+        match stores {
+            true => self.inner.to_store.notify_one(),
+            false => self.inner.submitted.notify_all(),
+        }
         Ok(id)
     }
 
@@ -171,7 +164,7 @@ impl Tasks {
     pub fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.inner.state();
-        while !state.unsent.is_empty() {
+        while !state.outbox.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -187,18 +180,43 @@ impl Tasks {
         let until = Instant::now() + limit;
         let mut state = self.inner.state();
         loop {
-            if let Some(outcome) = state.ended.remove(&task) {
-                return Ok(Some(outcome));
-            }
-            if !state.waiting.contains(&task) {
+            let mut nap = Duration::MAX;
+            if let Some(mut outcome) = state.ended.remove(&task) {
+                drop(state);
+                if self.complete(&mut outcome) {
+                    return Ok(Some(outcome));
+                }
+                state = self.inner.state();
+                state.ended.insert(task, outcome);
+                nap = RETRY;
+            } else if !state.waiting.contains(&task) {
                 return Err(Error::new(Code::NotFound, "this task's outcome was taken already"));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || state.closed {
                 return Ok(None);
             }
-            state = wait(&self.inner.changed, state, left);
+            state = wait(&self.inner.changed, state, left.min(nap));
         }
+    }
+
+    /// Reads the answer of an outcome, wherever it is. False if it cannot be had just now.
+    fn complete(&self, outcome: &mut TaskOutcome) -> bool {
+        let Some(content) = outcome.content else { return true };
+        match self.inner.contents.read(content) {
+            Ok(bytes) => outcome.answer = bytes.into(),
+            Err(error) if error.retry() == Retry::Later => return false,
+            Err(error) => {
+                let text = format!(
+                    "the task ended well, and its result cannot be read any more: {}",
+                    error.0.message
+                );
+                outcome.error = Some(Failure::new(error.code(), text));
+                outcome.raised = false;
+            }
+        }
+        outcome.content = None;
+        true
     }
 
     /// Follows tasks of this tag that were submitted by somebody else, or earlier.
@@ -232,8 +250,8 @@ impl Tasks {
 
     /// Whether a task has left for the manager.
     pub fn is_sent(&self, task: TaskId) -> bool {
-        let state = self.inner.state();
-        state.waiting.contains(&task) && !state.unsent.iter().any(|unsent| unsent.id == task)
+        let mut state = self.inner.state();
+        state.waiting.contains(&task) && !state.outbox.contains(task)
     }
 
     /// Tasks whose outcomes are not here yet.
@@ -296,6 +314,7 @@ impl Tasks {
         }
         self.inner.state().closed = true;
         self.inner.submitted.notify_all();
+        self.inner.to_store.notify_all();
         self.inner.changed.notify_all();
         self.inner.noticed.notify_all();
         self.inner.sent.notify_all();
@@ -329,91 +348,17 @@ impl Inner {
         if state.started {
             return Ok(());
         }
-        let spawn = |name: &str, run: fn(&Inner)| {
-            let inner = Arc::clone(self);
-            let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&inner));
-            started.map_err(|error| Error::new(Code::Internal, format!("no thread to talk to the manager: {error}")))
-        };
-        spawn("mayfly-submit", Self::send)?;
-        spawn("mayfly-follow", Self::follow)?;
+        self.spawn("mayfly-submit", Self::send)?;
+        self.spawn("mayfly-follow", Self::follow)?;
         state.started = true;
         Ok(())
     }
 
-    /// Sends what was submitted, until all is closed.
-    fn send(&self) {
-        loop {
-            let mut state = self.state();
-            while state.unsent.is_empty() {
-                if state.closed {
-                    return;
-                }
-                state = wait(&self.submitted, state, RETRY);
-            }
-            let submission = self.next(&state);
-            let count = submission.tasks.len();
-            drop(state);
-            let accepted = self.submit(&submission);
-            let mut state = self.state();
-            state.unsent.drain(..count);
-            if let Err(error) = accepted {
-                let ended = submission.tasks.iter().filter_map(|task| task.id);
-                self.end(state, ended.map(|id| refused(id, &error)));
-            } else {
-                drop(state);
-            }
-            self.sent.notify_all();
-        }
-    }
-
-    /// The longest beginning of what is unsent that one request can have.
-    fn next(&self, state: &State) -> TaskSubmission {
-        let (mut tasks, mut bytes) = (Vec::new(), 0);
-        let mut same = None;
-        for unsent in state.unsent.iter().take(MOST_AT_ONCE) {
-            let kind = (unsent.function, &unsent.options);
-            let is_same = same.is_none_or(|(function, options): (FunctionId, &Arc<TaskOptions>)| {
-                function == kind.0 && (Arc::ptr_eq(options, kind.1) || options == kind.1)
-            });
-            bytes += unsent.arguments.len();
-            if !is_same || (bytes > MOST_BYTES && !tasks.is_empty()) {
-                break;
-            }
-            same = Some(kind);
-            tasks.push(TaskInput {
-                id: Some(unsent.id),
-                arguments: unsent.arguments.clone(),
-                ..TaskInput::default()
-            });
-        }
-        let (function, options) = same.map_or_else(
-            || (FunctionId([0; 16]), TaskOptions::default()),
-            |(function, options)| (function, (**options).clone()),
-        );
-        TaskSubmission {
-            function,
-            endpoint: self.endpoint.clone(),
-            tag: self.tag.clone(),
-            options,
-            tasks,
-        }
-    }
-
-    /// Asks until there is an answer: the same tasks again are the same.
-    fn submit(&self, submission: &TaskSubmission) -> Result<Accepted, Error> {
-        let since = Instant::now();
-        loop {
-            match self.manager.post_packed("/v1/tasks", submission) {
-                Err(error) if error.retry() == Retry::Later && since.elapsed() < PATIENCE => {
-                    let state = self.state();
-                    if state.closed {
-                        return Err(error);
-                    }
-                    drop(wait(&self.submitted, state, RETRY));
-                }
-                answer => return answer,
-            }
-        }
+    fn spawn(self: &Arc<Self>, name: &str, run: fn(&Self)) -> Result<(), Error> {
+        let inner = Arc::clone(self);
+        let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&inner));
+        let impossible = |error| Error::new(Code::Internal, format!("no thread to talk to the manager: {error}"));
+        started.map(drop).map_err(impossible)
     }
 
     /// Hears of outcomes while any is wanted, until all is closed.
@@ -482,6 +427,7 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
         )),
         raised: false,
         answer: Blob::default(),
+        content: None,
         result: None,
         attempts: 0,
     }

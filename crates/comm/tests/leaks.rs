@@ -4,6 +4,8 @@ mod common;
 #[path = "common/here.rs"]
 mod here;
 
+use std::time::{Duration, Instant};
+
 use common::{exchange, vias};
 use here::{options, server, wait_for_ranks, world};
 
@@ -18,10 +20,20 @@ fn one_hundred_worlds_one_after_another_leave_nothing_behind() {
         drop(ranks);
         wait_for_ranks(&server, 0);
     };
+    let at_rest = count("task");
+    // A thread that has been joined stands in /proc a moment longer.
+    let settle = || {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while count("task") > at_rest && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        (count("fd"), count("task"))
+    };
     round();
-    let before = (count("fd"), count("task"));
+    let before = settle();
+    assert_eq!(before.1, at_rest);
     for _ in 0..100 {
         round();
     }
-    assert_eq!((count("fd"), count("task")), before);
+    assert_eq!(settle(), before);
 }

@@ -1,18 +1,20 @@
 //! The workers of one tenant and one runtime.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Error, LeaseOptions, Mode};
+use mayfly_client::{Client, Error, LeaseOptions, Mode, Output};
 use mayfly_protocol::api::Runtime;
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TenantId;
-use mayfly_tasks::Window;
+use mayfly_protocol::ids::{NodeId, TenantId};
+use mayfly_tasks::{Demand, Window};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::contents::{Carrier, Fetched, is_apart, stopping};
 use crate::dispatcher::Options;
 use crate::lane::Lane;
 
@@ -20,25 +22,47 @@ use crate::lane::Lane;
 const BLOCK: u16 = 4;
 /// Between two attempts to lease where there is no room.
 const RETRY: Duration = Duration::from_millis(250);
+/// Tasks that are looked at for one that fits.
+const LOOKED_AT: usize = 64;
 /// By what part the room must have changed to be told anew.
 const SAY_ROOM_AT: f64 = 0.2;
 
 /// What all crews of a dispatcher share.
 pub struct Shared {
     pub options: Options,
+    pub carrier: Carrier,
+    crews: Mutex<Vec<Weak<Crew>>>,
     said: UnboundedSender<FromDispatcher>,
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
 }
 
 impl Shared {
-    pub fn new(options: Options, said: UnboundedSender<FromDispatcher>) -> Self {
+    pub fn new(options: Options, runtime: Handle, said: UnboundedSender<FromDispatcher>) -> Self {
         Self {
+            carrier: Carrier::new(Arc::clone(&options.contents), runtime),
             options,
+            crews: Mutex::default(),
             said,
             window: Mutex::default(),
             workers: AtomicU32::new(0),
         }
+    }
+
+    /// A crew's demand counts from now on.
+    pub fn count(&self, crew: &Arc<Crew>) {
+        let mut crews = self.crews.lock().unwrap_or_else(PoisonError::into_inner);
+        crews.push(Arc::downgrade(crew));
+    }
+
+    /// What workers would do all that there is to do at once.
+    pub fn demand(&self) -> Demand {
+        let crews = self.crews.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut demand = Demand::default();
+        for crew in crews.iter().filter_map(Weak::upgrade) {
+            crew.demand(&mut demand);
+        }
+        demand
     }
 
     /// Tells the manager. One that is gone hears nothing, and needs not.
@@ -47,9 +71,9 @@ impl Shared {
     }
 
     /// Executions took so long: there may be room for more, or should be for fewer.
-    fn learn(&self, ended: &[Ended]) {
+    fn learn<'a>(&self, ended: impl Iterator<Item = &'a Ended>) {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        for one in ended.iter().filter(|one| one.begun) {
+        for one in ended.filter(|one| one.begun) {
             window.0.took(one.took_us);
         }
         let workers = self
@@ -76,7 +100,8 @@ impl Shared {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     pub tenant: TenantId,
-    runtime: String,
+    runtime: Runtime,
+    image: Option<String>,
     cores: u16,
     memory_bytes: u64,
 }
@@ -85,7 +110,8 @@ impl Key {
     pub fn of(tenant: TenantId, program: &Program) -> Self {
         Self {
             tenant,
-            runtime: format!("{:?}", program.runtime),
+            runtime: program.runtime.clone(),
+            image: program.image.clone(),
             cores: program.resources.cores,
             memory_bytes: program.resources.memory_bytes,
         }
@@ -93,11 +119,33 @@ impl Key {
 }
 
 /// A task, and what it runs.
-pub type Task = (Arc<Program>, Assigned);
+pub struct Task {
+    pub program: Arc<Program>,
+    pub assigned: Assigned,
+    /// Its arguments, where they are stored apart and were read.
+    pub fetched: Option<Fetched>,
+}
+
+impl Task {
+    pub fn new(program: Arc<Program>, assigned: Assigned) -> Self {
+        Self {
+            program,
+            assigned,
+            fetched: None,
+        }
+    }
+
+    /// Whether something is to be read before a worker can have it.
+    fn is_apart(&self) -> bool {
+        self.fetched.is_none() && is_apart(&self.assigned)
+    }
+}
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Task>,
+    /// Those whose arguments are being read.
+    fetching: HashMap<Attempt, Task>,
     lanes: Vec<Arc<Lane>>,
     /// Whether a thread is leasing.
     leasing: bool,
@@ -111,6 +159,17 @@ pub struct Crew {
     pub shared: Arc<Shared>,
     state: Mutex<State>,
     closing: Condvar,
+}
+
+/// Takes the next task that a lane is to be given, whose node will be there for so long: the first, or, where that takes too long
+/// for it, one that does not.
+fn next_for(waiting: &mut VecDeque<Task>, lane: &Lane, left: Option<Duration>) -> Option<Task> {
+    let fits = |task: &Assigned| left.is_none_or(|left| Duration::from_millis(task.walltime_ms.into()) < left);
+    let at = waiting.iter().take(LOOKED_AT).position(|task| fits(&task.assigned))?;
+    if !lane.takes(&waiting.get(at)?.program) {
+        return None;
+    }
+    waiting.remove(at)
 }
 
 impl Crew {
@@ -131,20 +190,50 @@ impl Crew {
     /// More tasks.
     pub fn take(self: &Arc<Self>, tasks: Vec<Task>) {
         let mut state = self.state();
-        state.waiting.extend(tasks);
+        for task in tasks {
+            self.line_up(&mut state, task, VecDeque::push_back);
+        }
         self.feed(&mut state);
+    }
+
+    /// A task waits for a worker, once its arguments are here.
+    fn line_up(self: &Arc<Self>, state: &mut State, task: Task, push: impl Fn(&mut VecDeque<Task>, Task)) {
+        if !task.is_apart() {
+            return push(&mut state.waiting, task);
+        }
+        let attempt = task.assigned.attempt;
+        let crew = Arc::clone(self);
+        let done = move |fetched| crew.fetched(attempt, fetched);
+        self.shared.carrier.fetch(&task.assigned, done);
+        state.fetching.insert(attempt, task);
+    }
+
+    fn fetched(self: &Arc<Self>, attempt: Attempt, fetched: Result<Fetched, Failure>) {
+        let mut state = self.state();
+        // Else it was cancelled meanwhile.
+        let Some(mut task) = state.fetching.remove(&attempt) else {
+            return;
+        };
+        match fetched {
+            Ok(fetched) => {
+                task.fetched = Some(fetched);
+                state.waiting.push_back(task);
+                self.feed(&mut state);
+            }
+            Err(failure) => self
+                .shared
+                .say(FromDispatcher::Ended(vec![Ended::unexecuted(attempt, Some(failure))])),
+        }
     }
 
     /// Gives the lanes what they have room for, and leases more where that is not all.
     fn feed(self: &Arc<Self>, state: &mut State) {
-        let mut over = Vec::new();
+        let (mut over, mut back) = (Vec::new(), Vec::new());
         for lane in &state.lanes {
-            while state.waiting.front().is_some_and(|(program, _)| lane.takes(program)) {
-                let Some((program, task)) = state.waiting.pop_front() else {
-                    break;
-                };
-                if let Err((program, task)) = lane.begin(program, task) {
-                    state.waiting.push_front((program, task));
+            let left = self.left(lane);
+            while let Some(task) = next_for(&mut state.waiting, lane, left) {
+                if let Some(task) = lane.begin(task) {
+                    back.push(task);
                     over.push(Arc::clone(lane));
                     break;
                 }
@@ -153,6 +242,9 @@ impl Crew {
         for lane in over {
             self.remove(state, &lane);
         }
+        for task in back {
+            self.line_up(state, task, VecDeque::push_front);
+        }
         let workers: u32 = state.lanes.iter().map(|lane| u32::from(lane.workers())).sum();
         let most = u32::from(self.shared.options.most_workers);
         if state.waiting.is_empty() || state.leasing || state.closed || workers >= most {
@@ -160,10 +252,11 @@ impl Crew {
         }
         let wanted = u32::try_from(state.waiting.len()).unwrap_or(u32::MAX).max(BLOCK.into());
         let wanted = u16::try_from(wanted.min(most - workers)).unwrap_or(u16::MAX);
+        // What the next one needs; others may do with less.
+        let needed_ms = state.waiting.front().map_or(0, |task| task.assigned.walltime_ms);
         state.leasing = true;
-        let runtime = state.waiting.front().map(|(program, _)| program.runtime.clone());
         let crew = Arc::clone(self);
-        let leasing = move || crew.lease(wanted, runtime.unwrap_or(Runtime::Native));
+        let leasing = move || crew.lease(wanted, Duration::from_millis(needed_ms.into()));
         if let Err(error) = std::thread::Builder::new().name("mayfly-lease".into()).spawn(leasing) {
             tracing::error!(%error, "no thread to lease with");
             state.leasing = false;
@@ -171,10 +264,10 @@ impl Crew {
     }
 
     /// Leases until there are workers, or no task waits any more.
-    fn lease(self: Arc<Self>, mut wanted: u16, runtime: Runtime) {
+    fn lease(self: Arc<Self>, mut wanted: u16, needed: Duration) {
         let mut told = None;
         loop {
-            match self.open(wanted, &runtime) {
+            match self.open(wanted, needed) {
                 Ok(lane) => {
                     let workers = lane.workers();
                     let mut state = self.state();
@@ -194,8 +287,17 @@ impl Crew {
                         wanted /= 2;
                         continue;
                     }
+                    if code == Code::EnvironmentBuilding {
+                        self.tell_building();
+                        if self.give_up(&error) {
+                            return;
+                        }
+                        continue;
+                    }
                     let words = error.to_string();
-                    if told.as_ref() != Some(&words) {
+                    // Where nodes come when they are needed, whoever gets them says why there are none.
+                    let comes = code == Code::NoCapacity && self.shared.options.places.is_some();
+                    if !comes && told.as_ref() != Some(&words) {
                         tracing::warn!(tenant = %self.key.tenant, error = words, "no workers");
                         self.shared.workers_changed(0, Some(words.clone()));
                         told = Some(words);
@@ -208,15 +310,49 @@ impl Crew {
         }
     }
 
-    fn open(&self, workers: u16, runtime: &Runtime) -> Result<Arc<Lane>, Error> {
+    /// What waits for a worker waits for its environment.
+    fn tell_building(&self) {
+        let state = self.state();
+        let attempts: Vec<Attempt> = state.waiting.iter().map(|task| task.assigned.attempt).collect();
+        drop(state);
+        self.shared.say(FromDispatcher::Building(attempts));
+    }
+
+    fn open(&self, workers: u16, needed: Duration) -> Result<Arc<Lane>, Error> {
+        let Some(places) = &self.shared.options.places else {
+            return self.open_at(workers, None);
+        };
+        let text = "no node is there for as long as the task may take; one is asked for";
+        let mut refusal = Error::new(Code::NoCapacity, text);
+        for node in places.lasting(needed) {
+            match self.open_at(workers, Some(node)) {
+                Err(error) if error.code() == Code::NoCapacity => refusal = error,
+                // The node has gone just now; with an image it may be that which is not there.
+                Err(error) if error.code() == Code::NotFound && self.key.image.is_none() => {}
+                done => return done,
+            }
+        }
+        Err(refusal)
+    }
+
+    fn open_at(&self, workers: u16, node: Option<NodeId>) -> Result<Arc<Lane>, Error> {
         let options = LeaseOptions {
+            node,
             mode: Mode::Warm,
-            runtime: runtime.clone(),
+            runtime: self.key.runtime.clone(),
+            image: self.key.image.clone(),
             cores_per_worker: self.key.cores,
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
+            output_by_call: true,
             ..LeaseOptions::native(workers)
         };
         Ok(Arc::new(Lane::open(self.client.lease(options)?)?))
+    }
+
+    /// For how long what a lane leads to will be there; none for ever.
+    fn left(&self, lane: &Lane) -> Option<Duration> {
+        let places = self.shared.options.places.as_ref()?;
+        places.left(lane.node())
     }
 
     /// Waits before the next attempt. True if there is to be none: nobody waits, or waiting is in vain.
@@ -224,7 +360,8 @@ impl Crew {
         let mut state = self.state();
         if error.retry() == mayfly_client::Retry::Never {
             // What these tasks ask for they will never get.
-            let ended = state.waiting.drain(..).map(|(_, task)| failed(task.attempt, &error.0));
+            let never = |task: Task| Ended::unexecuted(task.assigned.attempt, Some(error.0.clone()));
+            let ended = state.waiting.drain(..).map(never);
             let ended: Vec<_> = ended.collect();
             self.shared.say(FromDispatcher::Ended(ended));
         } else {
@@ -247,16 +384,32 @@ impl Crew {
         done
     }
 
+    /// Adds what this crew could use.
+    fn demand(&self, demand: &mut Demand) {
+        let state = self.state();
+        let running: usize = state.lanes.iter().map(|lane| lane.running()).sum();
+        let workers =
+            (state.waiting.len() + state.fetching.len() + running).min(self.shared.options.most_workers.into());
+        demand.workers += workers as u64 * u64::from(self.key.cores.max(1));
+        let longest = state.waiting.iter().map(|task| task.assigned.walltime_ms).max();
+        demand.longest_ms = demand.longest_ms.max(longest.unwrap_or_default().into());
+    }
+
     /// Executions ended on a lane. Those that never began there go elsewhere.
-    pub fn ended(self: &Arc<Self>, lane: &Arc<Lane>, ended: Vec<Ended>, back: Vec<Task>) {
-        self.shared.learn(&ended);
+    pub fn ended(self: &Arc<Self>, lane: &Arc<Lane>, ended: Vec<Ended>, long: Vec<(Ended, Output)>, back: Vec<Task>) {
+        self.shared.learn(ended.iter().chain(long.iter().map(|(one, _)| one)));
         if !ended.is_empty() {
             self.shared.say(FromDispatcher::Ended(ended));
+        }
+        for (ended, output) in long {
+            let shared = Arc::clone(&self.shared);
+            let done = move |ended| shared.say(FromDispatcher::Ended(vec![ended]));
+            self.shared.carrier.store(self.key.tenant, ended, output, done);
         }
         let mut state = self.state();
         if !back.is_empty() {
             for task in back.into_iter().rev() {
-                state.waiting.push_front(task);
+                self.line_up(&mut state, task, VecDeque::push_front);
             }
             self.remove(&mut state, lane);
         }
@@ -287,14 +440,17 @@ impl Crew {
         let mut state = self.state();
         let wanted: HashSet<Attempt> = attempts.iter().copied().collect();
         let mut ended = Vec::new();
-        state.waiting.retain(|(_, task)| {
-            let hit = wanted.contains(&task.attempt);
+        let mut keeps = |task: &Task| {
+            let attempt = task.assigned.attempt;
+            let hit = wanted.contains(&attempt);
             if hit {
                 let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
-                ended.push(failed(task.attempt, &failure));
+                ended.push(Ended::unexecuted(attempt, Some(failure)));
             }
             !hit
-        });
+        };
+        state.waiting.retain(&mut keeps);
+        state.fetching.retain(|_, task| keeps(task));
         for lane in &state.lanes {
             lane.cancel(&wanted);
         }
@@ -308,22 +464,15 @@ impl Crew {
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        state.waiting.clear();
+        let unexecuted = |task: Task| Ended::unexecuted(task.assigned.attempt, Some(stopping()));
+        let fetching = std::mem::take(&mut state.fetching).into_values();
+        let back: Vec<Ended> = state.waiting.drain(..).chain(fetching).map(unexecuted).collect();
+        if !back.is_empty() {
+            self.shared.say(FromDispatcher::Ended(back));
+        }
         for lane in state.lanes.drain(..) {
             lane.close();
         }
         self.closing.notify_all();
-    }
-}
-
-/// An execution that did not begin, and will not.
-fn failed(attempt: Attempt, failure: &Failure) -> Ended {
-    Ended {
-        attempt,
-        error: Some(failure.clone()),
-        raised: false,
-        begun: false,
-        answer: Vec::new().into(),
-        took_us: 0,
     }
 }

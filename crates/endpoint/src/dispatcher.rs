@@ -1,38 +1,71 @@
 //! What the manager says, and who does it.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mayfly_client::Client;
-use mayfly_protocol::api::Connection;
+use mayfly_protocol::api::{Connection, Runtime};
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FunctionId, TenantId};
-use mayfly_tasks::Window;
+use mayfly_protocol::ids::{FunctionId, NodeId, TenantId};
+use mayfly_tasks::{Demand, Window};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-use crate::crew::{Crew, Key, Shared};
+use crate::contents::Contents;
+use crate::crew::{Crew, Key, Shared, Task};
+
+/// Says what to lease with on behalf of a tenant, by its id and its name.
+pub type Tenants = Box<dyn Fn(TenantId, String) -> Admission + Send + Sync>;
+/// What [`Tenants`] say, once they know.
+pub type Admission = Pin<Box<dyn Future<Output = Result<Connection, Failure>> + Send>>;
+
+/// Nodes that come and go, and for how long they are there.
+pub trait Places: Send + Sync {
+    /// Nodes that will be there for at least so long, the emptiest first.
+    fn lasting(&self, needed: Duration) -> Vec<NodeId>;
+
+    /// For how long a node will be there; none for ever.
+    fn left(&self, node: NodeId) -> Option<Duration>;
+
+    /// What a new one will be there for; none for ever.
+    fn longest(&self) -> Option<Duration>;
+}
+
+/// Says why no node of the site would run what has this runtime, if that is so.
+pub type Suits = Box<dyn Fn(&Runtime) -> Result<(), Failure> + Send + Sync>;
 
 /// What can be chosen about a dispatcher.
-#[derive(Debug, Clone)]
 pub struct Options {
-    /// The manager to lease from; its token is replaced by that of each tenant.
-    pub manager: Connection,
+    /// Nodes, where they come when there is something to do, and go; none where there are those that there are.
+    pub places: Option<Arc<dyn Places>>,
+    /// Whom tasks are leased for.
+    pub tenants: Tenants,
+    /// What its site can run.
+    pub suits: Suits,
+    /// Where long arguments and answers are.
+    pub contents: Arc<dyn Contents>,
     /// Most workers of one tenant and runtime at a time.
     pub most_workers: u16,
     /// How long workers without a task are kept.
     pub idle: Duration,
 }
 
+/// Contents that are moved at the same time.
+const CARRIERS: usize = 8;
+/// How long those are waited for that are being moved at the end.
+const LAST_CONTENTS: Duration = Duration::from_secs(1);
+
 /// Runs tasks.
 pub struct Dispatcher;
 
 /// A running dispatcher. It ends when the manager's side of the conversation does, or by [`Handle::stop`].
 pub struct Handle {
+    shared: Arc<Shared>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -45,18 +78,39 @@ impl Dispatcher {
         said: UnboundedSender<FromDispatcher>,
     ) -> Result<Handle, Failure> {
         let (stop, stopped) = oneshot::channel();
-        let shared = Arc::new(Shared::new(options, said));
         let impossible = |error| Failure::new(Code::Internal, format!("no thread for the dispatcher: {error}"));
-        let runtime = Builder::new_current_thread().build().map_err(impossible)?;
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(CARRIERS)
+            .build()
+            .map_err(impossible)?;
+        let shared = Arc::new(Shared::new(options, runtime.handle().clone(), said));
         let thread = std::thread::Builder::new()
             .name("mayfly-dispatch".into())
-            .spawn(move || runtime.block_on(Dispatching::new(shared).run(heard, stopped)))
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    runtime.block_on(Dispatching::new(shared).run(heard, stopped));
+                    runtime.shutdown_timeout(LAST_CONTENTS);
+                }
+            })
             .map_err(impossible)?;
-        Ok(Handle { stop, thread })
+        Ok(Handle { shared, stop, thread })
     }
 }
 
 impl Handle {
+    /// Counts the workers that would do what there is to do at once.
+    pub fn demand(&self) -> impl Fn() -> Demand + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.demand()
+    }
+
+    /// Whether it has ended: by itself, it does only for a fault, which has been told on standard error.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Ends it: calls that run are ended, and are told as such to a manager that still listens.
     pub fn stop(self) {
         // It may have ended by itself; its panic has been told on standard error.
@@ -83,7 +137,6 @@ impl Dispatching {
     }
 
     async fn run(mut self, mut heard: UnboundedReceiver<ToDispatcher>, mut stopped: oneshot::Receiver<()>) {
-        self.shared.say(FromDispatcher::Holds(Vec::new()));
         self.shared.say(FromDispatcher::Room {
             tasks: Window::default().tasks(self.shared.options.most_workers.into()),
         });
@@ -94,27 +147,35 @@ impl Dispatching {
             };
             let Some(message) = message else { break };
             match message {
-                ToDispatcher::Tenant { tenant, token } => self.on_tenant(tenant, token),
+                ToDispatcher::Tenant { tenant, name } => self.on_tenant(tenant, name).await,
                 ToDispatcher::Program(program) => {
                     self.programs.insert(program.id, Arc::new(*program));
                 }
+                ToDispatcher::Suits { function, runtime } => {
+                    let refusal = (self.shared.options.suits)(&runtime).err();
+                    self.shared.say(FromDispatcher::Suits { function, refusal });
+                }
                 ToDispatcher::Tasks(tasks) => self.on_tasks(tasks),
                 ToDispatcher::Cancel(attempts) => self.on_cancel(&attempts),
-                // The manager beside it has them all.
-                ToDispatcher::Kept(_) => {}
+                // Of whoever keeps the conversation, if anybody does.
+                ToDispatcher::Kept(_) | ToDispatcher::Refused(_) => {}
             }
         }
+        // What comes back now is not to come again.
+        self.shared.say(FromDispatcher::Room { tasks: 0 });
+        self.shared.carrier.close();
         for crew in self.crews.values() {
             crew.close();
         }
     }
 
-    fn on_tenant(&mut self, tenant: TenantId, token: String) {
-        let connection = Connection {
-            token,
-            ..self.shared.options.manager.clone()
-        };
-        match Client::manager_at(&connection) {
+    async fn on_tenant(&mut self, tenant: TenantId, name: String) {
+        if self.clients.contains_key(&tenant) {
+            return;
+        }
+        let connection = (self.shared.options.tenants)(tenant, name).await;
+        let client = connection.and_then(|connection| Client::manager_at(&connection).map_err(|error| error.0));
+        match client {
             Ok(client) => drop(self.clients.insert(tenant, client)),
             Err(error) => tracing::error!(%tenant, %error, "no client for a tenant"),
         }
@@ -122,24 +183,35 @@ impl Dispatching {
 
     fn on_tasks(&mut self, tasks: Vec<Assigned>) {
         let mut refused = Vec::new();
-        let mut by_crew: HashMap<Key, Vec<(Arc<Program>, Assigned)>> = HashMap::new();
+        // By function first: what a crew is known by is long, and most tasks that come together are of one function.
+        let mut by_function: HashMap<(TenantId, FunctionId), Vec<Assigned>> = HashMap::new();
+        let longest = self.shared.options.places.as_ref().and_then(|places| places.longest());
         for task in tasks {
-            match self.programs.get(&task.function) {
-                Some(program) => {
-                    let key = Key::of(task.tenant, program);
-                    by_crew.entry(key).or_default().push((Arc::clone(program), task));
-                }
-                None => refused.push(unknown(task.attempt)),
+            let needed = Duration::from_millis(task.walltime_ms.into());
+            if let Some(longest) = longest.filter(|longest| needed > *longest) {
+                refused.push(too_long(task.attempt, needed, longest));
+                continue;
             }
+            by_function.entry((task.tenant, task.function)).or_default().push(task);
         }
-        for (key, tasks) in by_crew {
-            let Some(client) = self.clients.get(&key.tenant) else {
-                refused.extend(tasks.iter().map(|(_, task)| unknown(task.attempt)));
+        for ((tenant, function), tasks) in by_function {
+            let (Some(program), Some(client)) = (self.programs.get(&function), self.clients.get(&tenant)) else {
+                refused.extend(tasks.iter().map(|task| unknown(task.attempt)));
                 continue;
             };
+            let key = Key::of(tenant, program);
             let crew = self.crews.entry(key.clone());
-            let crew = crew.or_insert_with(|| Crew::new(key, client.clone(), Arc::clone(&self.shared)));
-            crew.take(tasks);
+            let crew = crew.or_insert_with(|| {
+                let crew = Crew::new(key, client.clone(), Arc::clone(&self.shared));
+                self.shared.count(&crew);
+                crew
+            });
+            crew.take(
+                tasks
+                    .into_iter()
+                    .map(|task| Task::new(Arc::clone(program), task))
+                    .collect(),
+            );
         }
         if !refused.is_empty() {
             self.shared.say(FromDispatcher::Ended(refused));
@@ -153,17 +225,18 @@ impl Dispatching {
     }
 }
 
+fn too_long(attempt: Attempt, needed: Duration, longest: Duration) -> Ended {
+    let text = format!(
+        "the task may take {} s and nodes of this endpoint are there for {} s at most; give it a shorter walltime, or have the \
+         endpoint's owner raise blocks.walltime",
+        needed.as_secs_f64(),
+        longest.as_secs()
+    );
+    Ended::unexecuted(attempt, Some(Failure::new(Code::TooLarge, text)))
+}
+
 /// A manager sends functions and tenants before what needs them.
 fn unknown(attempt: Attempt) -> Ended {
-    Ended {
-        attempt,
-        error: Some(Failure::new(
-            Code::ProtocolViolation,
-            "the manager sent a task before its function",
-        )),
-        raised: false,
-        begun: false,
-        answer: Vec::new().into(),
-        took_us: 0,
-    }
+    let text = "the manager sent a task without its function, or the site knows no client for its tenant: see the endpoint's log";
+    Ended::unexecuted(attempt, Some(Failure::new(Code::ProtocolViolation, text)))
 }

@@ -1,11 +1,20 @@
-//! The dispatcher of one endpoint: it takes tasks from a manager, runs them on workers that it leases, and tells how they ended.
+//! A site: the dispatcher of one endpoint, and the nodes that it gets from a batch system.
 //!
-//! A [`crew::Crew`] has the workers of one tenant and one runtime: tenants share no worker. It leases them when tasks come, in
-//! lanes ([`lane::Lane`]: a lease, its pool of channels and the thread that drives it), and gives them back when none have come for
-//! a while. Nothing here is durable: the manager has every task until its outcome is written down there.
+//! - [`dispatcher`]: takes tasks from a manager, runs them on workers that it leases, and tells how they ended. A [`crew::Crew`] has
+//!   the workers of one tenant and one runtime: tenants share no worker. It leases them when tasks come, in lanes
+//!   ([`lane::Lane`]: a lease, its pool of channels and the thread that drives it), and gives them back when none have come for
+//!   a while. Nothing here is durable: the manager has every task until its outcome is written down there;
+//! - [`contents`]: arguments and answers that are long, which travel beside all that;
+//! - [`connection`]: the way to a manager at another host;
+//! - [`blocks`]: jobs of a batch system, as many as the tasks can use, by a [`provider`].
 
+pub mod blocks;
+pub mod connection;
+mod contents;
 mod crew;
 mod dispatcher;
 mod lane;
+pub mod provider;
 
-pub use dispatcher::{Dispatcher, Handle, Options};
+pub use contents::Contents;
+pub use dispatcher::{Admission, Dispatcher, Handle, Options, Places, Suits, Tenants};

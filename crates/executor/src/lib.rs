@@ -13,6 +13,7 @@ pub mod call;
 pub mod cores;
 pub mod meter;
 pub mod native;
+mod outputs;
 mod parent;
 mod worker;
 
@@ -37,6 +38,9 @@ pub trait Runtime {
 
     /// Called in a new worker before anything else.
     fn after_fork_in_worker(&mut self) {}
+
+    /// Called where it is told which call printed what, before a call's reply: nothing that it printed may stay behind.
+    fn flush(&mut self) {}
 
     /// Makes a function callable and answers the number to call it by, or a text that says what is wrong with it. The
     /// same code and form may be loaded again and should get the same number.

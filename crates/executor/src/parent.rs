@@ -1,7 +1,7 @@
 //! The warm, single-threaded parent of a lease's workers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::path::Path;
 
 use mayfly_fabric::descriptors;
 use mayfly_fabric::memory::Mapping;
@@ -65,9 +65,12 @@ struct Parent<'a, R: Runtime> {
 
 /// Looks after a death, and the time between two.
 const LOOKS: u8 = 20;
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 /// Most processes below a worker that are ended with it by name; its group and, at the end of the lease, all others go anyway.
 const MOST_BELOW: usize = 10_000;
-const LOOK: Duration = Duration::from_millis(10);
 
 /// Runs an executor over the control socket at descriptor 3 until the node closes it.
 pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
@@ -153,8 +156,8 @@ impl<R: Runtime> Parent<'_, R> {
             waiting.push(PollFd::new(&worker.pidfd, PollFlags::IN));
             waiting.push(PollFd::new(&worker.socket, PollFlags::IN));
         }
-        let limit = (self.looks > 0).then(|| Timespec::try_from(LOOK)).and_then(Result::ok);
-        match rustix::event::poll(&mut waiting, limit.as_ref()) {
+        let limit = (self.looks > 0).then_some(&LOOK);
+        match rustix::event::poll(&mut waiting, limit) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(std::io::Error::from(error).into()),
@@ -213,10 +216,10 @@ impl<R: Runtime> Parent<'_, R> {
                     pin(None, &assignment.shared_cores);
                 }
             }
-            ToExecutor::Attach { worker, .. } => {
+            ToExecutor::Attach { worker, .. } | ToExecutor::Prints { worker } => {
                 let Some(slot) = self.workers.get(worker.0 as usize) else {
                     return Err(ExecutorError::Protocol(format!(
-                        "a channel for worker {}, which does not exist",
+                        "a message for worker {}, which does not exist",
                         worker.0
                     )));
                 };
@@ -368,11 +371,7 @@ fn descendants(of: Pid) -> Vec<Pid> {
         next += 1;
         let threads = std::fs::read_dir(format!("/proc/{parent}/task", parent = parent.as_raw_nonzero()));
         for thread in threads.into_iter().flatten().flatten() {
-            let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            let children = text
-                .split_whitespace()
-                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-            found.extend(children);
+            found.extend(children_of(&thread.path()));
         }
         if found.len() > MOST_BELOW {
             break;
@@ -383,7 +382,12 @@ fn descendants(of: Pid) -> Vec<Pid> {
 
 /// This process's children, dead ones included.
 fn children() -> Vec<Pid> {
-    let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    children_of(Path::new("/proc/thread-self"))
+}
+
+/// The children of a thread, by its directory in `/proc`.
+fn children_of(thread: &Path) -> Vec<Pid> {
+    let text = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
     text.split_whitespace()
         .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
         .collect()

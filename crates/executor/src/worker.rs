@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use crate::cores::Place;
 use crate::meter::{Account, Activity, Meter, meters_length};
-use crate::{Call, Runtime};
+use crate::{Call, Runtime, outputs};
 
 /// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
 /// hot is exact to a microsecond.
@@ -45,6 +45,8 @@ struct Worker<'a, R: Runtime> {
     code_dir: PathBuf,
     hot_for_ms: u32,
     max_output_bytes: u64,
+    /// Whether what it prints is read to its end before a call's reply.
+    tells_apart: bool,
 }
 
 /// Waits for a lease over `parent`, and then serves channels that come the same way, until the parent is gone.
@@ -112,6 +114,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             code_dir: code_dir.into(),
             hot_for_ms,
             max_output_bytes,
+            tells_apart: false,
         })
     }
 
@@ -121,10 +124,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let Some((message, files)) = receive(parent, packet) else {
                 return;
             };
-            let ToExecutor::Attach { channel, .. } = &message else {
-                continue;
+            let channel = match &message {
+                ToExecutor::Attach { channel, .. } => *channel,
+                ToExecutor::Prints { .. } => {
+                    self.tells_apart = outputs::replace(&files);
+                    continue;
+                }
+                _ => continue,
             };
-            let channel = *channel;
             self.meter.attach();
             self.meter.set_activity(Activity::Awake);
             match open(message, files) {
@@ -250,6 +257,10 @@ impl<'a, R: Runtime> Worker<'a, R> {
             index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
             index => self.runtime.invoke(index - 1, &mut call),
         };
+        if self.tells_apart {
+            self.runtime.flush();
+            outputs::wait_until_read();
+        }
         let sent = call.send(status);
         let end = clock::ticks();
         // Waiting before a call on a warm channel is sleep, which nobody pays for.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
-use mayfly_protocol::accounts::Role;
+use mayfly_protocol::accounts::{Role, TenantSpec};
 use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -133,10 +133,26 @@ impl Control {
     }
 
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
-    pub fn token_for_dispatcher(&self, tenant: TenantId) -> String {
+    pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
+        if !self.world().tenants.contains_key(&tenant) {
+            // It is another manager's, which runs tasks here. Names are for people there; here somebody may have the same.
+            let name = match self.world().tenant_named(name) {
+                None => name.to_owned(),
+                Some(_) => format!("{name}@{tenant}"),
+            };
+            let kept = self.store.tenant(tenant, name, TenantSpec::default()).wait().await?;
+            self.world().set_tenant(kept);
+        }
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
         self.world().keep(bearer);
-        token
+        Ok(token)
+    }
+
+    /// A tenant's name, for people.
+    pub fn tenant_name(&self, tenant: TenantId) -> String {
+        let world = self.world();
+        let account = world.tenants.get(&tenant);
+        account.map_or_else(|| tenant.to_string(), |account| account.record.name.clone())
     }
 
     /// Tells everybody who watches, at this manager and at the others.

@@ -40,6 +40,9 @@ pub enum Error {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The durable tasks.
+    #[error("{0}")]
+    Tasks(#[from] Failure),
     /// The place where the ranks of groups meet.
     #[error("{0}")]
     Rendezvous(String),
@@ -54,6 +57,7 @@ impl Error {
         match self {
             Self::AddressInUse(_) => Code::AddressInUse,
             Self::Listen { .. } | Self::Certificate(_) | Self::Rendezvous(_) => Code::InvalidRequest,
+            Self::Tasks(failure) => failure.code,
             Self::File { .. } | Self::Damaged { .. } | Self::Store(_) => Code::StoreFailed,
         }
     }

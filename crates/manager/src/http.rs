@@ -2,6 +2,8 @@
 
 pub mod accounts;
 pub mod allowances;
+pub mod contents;
+pub mod endpoints;
 pub mod login;
 pub mod seeing;
 pub mod tasks;
@@ -26,7 +28,7 @@ use mayfly_protocol::api::{
     MANAGERS_HEADER, ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
 };
 use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::LeaseId;
+use mayfly_protocol::ids::{LeaseId, NodeId};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::control::{Control, Told, stopped};
@@ -81,6 +83,8 @@ pub fn router(control: Api) -> Router {
         .route("/v1/bill", get(accounts::show_bill))
         .route("/v1/audit", get(accounts::show_audit))
         .merge(tasks::routes())
+        .merge(endpoints::routes())
+        .merge(contents::routes())
         .route("/v1/events", get(watch_events))
         .route("/v1/metrics", get(seeing::metrics))
         .route("/v1/history", get(seeing::history))
@@ -231,7 +235,7 @@ pub(crate) async fn list_leases(
 }
 
 /// One lease.
-#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = LeaseId, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_lease(
     caller: Caller,
@@ -242,7 +246,7 @@ pub(crate) async fn show_lease(
 }
 
 /// Counts a lease's length anew from now, and answers a grant with a token to match.
-#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path)), request_body = RenewRequest,
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = LeaseId, Path)), request_body = RenewRequest,
     security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn renew_lease(
     caller: Caller,
@@ -256,7 +260,7 @@ pub(crate) async fn renew_lease(
 }
 
 /// Gives a lease back.
-#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = LeaseId, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn release_lease(
     caller: Caller,
@@ -269,7 +273,7 @@ pub(crate) async fn release_lease(
 
 /// Takes a lease away from its holder: one's own, or, for operators, anybody's. Answers when it has ended and its last bill is
 /// booked. Running calls may go on for `grace` seconds; clients are told at once, and nothing new begins.
-#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path), Grace), security(("bearer" = [])),
+#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = LeaseId, Path), Grace), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_lease(
     caller: Caller,
@@ -310,7 +314,7 @@ pub(crate) async fn list_nodes(_: Caller, headers: HeaderMap, Shared(control): S
 
 /// Takes a node back for its owner: no new lease, an end to those there are. Answers when the node is empty and the last bill
 /// is booked. Running calls may go on for `grace` seconds; their clients are told at once, and nothing new begins.
-#[utoipa::path(delete, path = "/v1/nodes/{id}", params(("id" = String, Path), Grace), security(("bearer" = [])),
+#[utoipa::path(delete, path = "/v1/nodes/{id}", params(("id" = NodeId, Path), Grace), security(("bearer" = [])),
     responses((status = 200, body = Reclaimed), (status = "default", body = ErrorBody)))]
 pub(crate) async fn reclaim_node(
     caller: Caller,
@@ -327,7 +331,7 @@ pub(crate) async fn reclaim_node(
 }
 
 /// Gives a node that was taken back to leases again.
-#[utoipa::path(put, path = "/v1/nodes/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(put, path = "/v1/nodes/{id}", params(("id" = NodeId, Path)), security(("bearer" = [])),
     responses((status = 200, body = NodeStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn resume_node(
     caller: Caller,
@@ -446,6 +450,6 @@ async fn watch(
 
 /// This description. Needs no token.
 #[utoipa::path(get, path = "/v1/openapi.json", responses((status = 200, description = "OpenAPI 3.1")))]
-pub(crate) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+pub(crate) async fn openapi() -> Json<serde_json::Value> {
     Json(crate::openapi::document())
 }

@@ -13,7 +13,7 @@ use mayfly_protocol::api::{
     Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
 };
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
 use mayfly_telemetry::traceparent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -203,7 +203,7 @@ impl Control {
     /// Offers a lease to one node.
     pub async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
         let granted_at_ms = now_ms();
-        let lease = new_id(granted_at_ms);
+        let lease = LeaseId(time_first(granted_at_ms, random()));
         let start_by_ms = millis(self.options.start_by);
         let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
         let prices = self.world().ask_for(lease, tenant, wanted)?;
@@ -466,7 +466,8 @@ impl Room {
 
     /// Waits until there may be room, if there was none and the request may wait. Whether to try again.
     pub async fn may_come(&mut self, failure: &Failure) -> bool {
-        if failure.code != Code::NoCapacity || tokio::time::Instant::now() >= self.until {
+        let comes = matches!(failure.code, Code::NoCapacity | Code::EnvironmentBuilding);
+        if !comes || tokio::time::Instant::now() >= self.until {
             return false;
         }
         let room = async {
@@ -483,9 +484,9 @@ impl Room {
                 }
             }
         };
-        // Nobody tells when an image is unpacked.
+        // Nobody tells when an image is unpacked, or an environment built.
         let soon = tokio::time::Instant::now() + LOOK_AGAIN;
-        let look = if self.has_image {
+        let look = if self.has_image || failure.code == Code::EnvironmentBuilding {
             soon.min(self.until)
         } else {
             self.until
@@ -495,13 +496,6 @@ impl Room {
             Err(_) => look < self.until,
         }
     }
-}
-
-/// An id that nobody can guess, and that is greater than those before it: books grow at their end, which is what disks do best.
-fn new_id(now_ms: u64) -> LeaseId {
-    let mut id: [u8; 16] = random();
-    id[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
-    LeaseId(id)
 }
 
 /// Whether a node that answers an offer so has failed by no fault of the tenant's: nobody shall be able to have nodes suspended
@@ -516,7 +510,10 @@ fn is_nodes_own(failure: &Failure, request: &LeaseRequest) -> bool {
 
 /// Whether no other node would answer better.
 pub fn is_final(failure: &Failure) -> bool {
-    matches!(failure.code, Code::StoreFailed | Code::QuotaExceeded)
+    matches!(
+        failure.code,
+        Code::StoreFailed | Code::QuotaExceeded | Code::EnvironmentBuilding | Code::EnvironmentFailed
+    )
 }
 
 /// Whether another manager may have nodes that do better.

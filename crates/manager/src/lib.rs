@@ -46,7 +46,7 @@ pub use manager::{Handle, Manager};
 pub use openapi::document as openapi_document;
 pub use options::{Options, StoreKind};
 pub use store::StoreError;
-pub use tasks::Conversation;
+pub use tasks::{Contents, Conversation, LOCAL};
 
 /// What is kept of a token: tokens are 256 random bits, so that a plain hash of one cannot be turned back.
 fn hash(token: &str) -> [u8; 32] {

@@ -1,6 +1,7 @@
 //! Starting a manager, and the handle to one that runs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,8 +11,9 @@ use mayfly_lease::SigningKey;
 use mayfly_lease::rendezvous::vouch;
 use mayfly_protocol::accounts::{Role, TenantSpec};
 use mayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{PublicKey, TenantId};
+use mayfly_storage::Place;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
@@ -20,7 +22,7 @@ use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms, s
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
-use crate::options::{Options, StoreKind};
+use crate::options::{ContentOptions, Options, StoreKind};
 use crate::store::tasks::TaskStore;
 use crate::store::{
     As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, Snapshot, SqliteStore, SqliteTasks, Store,
@@ -143,12 +145,13 @@ impl Manager {
         ));
         if let Some(task_store) = task_store {
             let giver = Arc::downgrade(&control);
-            let token = move |tenant| {
+            let name = move |tenant: TenantId| {
                 giver
                     .upgrade()
-                    .map_or_else(String::new, |c| c.token_for_dispatcher(tenant))
+                    .map_or_else(|| tenant.to_string(), |control| control.tenant_name(tenant))
             };
-            let tasks = tasks::Tasks::start(task_store, Box::new(token)).await?;
+            let contents = content_options(&control.options)?;
+            let tasks = tasks::Tasks::start(task_store, &contents, Box::new(name)).await?;
             // Nobody else sets it.
             let _ = control.tasks.set(tasks);
         }
@@ -190,6 +193,30 @@ impl Manager {
             tasks,
         })))
     }
+}
+
+/// Where contents are: as chosen, or in a directory beside the store.
+fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
+    let place = match &options.contents {
+        Some(place) => place.clone(),
+        None => {
+            let directory = options.state_dir.join("contents");
+            let made = std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&directory);
+            made.and_then(|()| directory.canonicalize())
+                .map_err(|error| {
+                    let text = format!("{} cannot be made: {error}; check the disk", directory.display());
+                    Failure::new(Code::StoreFailed, text)
+                })
+                .and_then(|directory| Place::of_directory(&directory))?
+        }
+    };
+    Ok(ContentOptions {
+        place,
+        most_bytes: options.most_content_bytes,
+    })
 }
 
 /// Finds the token in `connection.json`, or makes one for an administrator; writes the file as it should be.
@@ -333,9 +360,23 @@ impl Handle {
         self.0.control.world().node_statuses(Instant::now())
     }
 
-    /// A dispatcher in this process runs the tasks of the endpoint with this name from now on.
+    /// A dispatcher in this process runs the tasks of the manager's own endpoint with this name from now on.
     pub async fn attach(&self, endpoint: &str) -> Result<Conversation, Failure> {
         self.0.control.tasks()?.attach(endpoint).await
+    }
+
+    /// Long arguments and answers of tasks.
+    pub fn contents(&self) -> Result<Arc<tasks::Contents>, Failure> {
+        Ok(Arc::clone(&self.0.control.tasks()?.contents))
+    }
+
+    /// What a dispatcher beside this manager leases with on a tenant's behalf, who is made known here if need be.
+    pub async fn for_tenant(&self, tenant: TenantId, name: &str) -> Result<Connection, Failure> {
+        let token = self.0.control.token_for_dispatcher(tenant, name).await?;
+        Ok(Connection {
+            token,
+            ..self.0.connection.clone()
+        })
     }
 
     /// What happens from now on.

@@ -1,5 +1,6 @@
 //! The API's description, made from the code. The committed copy is docs/reference/openapi.json.
 
+use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
@@ -61,8 +62,18 @@ impl Modify for BearerScheme {
         http::tasks::cancel_tasks,
         http::tasks::show_task,
         http::tasks::show_outcome,
+        http::tasks::show_output,
         http::tasks::list_outcomes,
-        http::tasks::list_endpoints,
+        http::contents::show_usage,
+        http::contents::store_unnamed,
+        http::contents::store_content,
+        http::contents::show_content,
+        http::contents::show_given,
+        http::contents::store_answer,
+        http::endpoints::list_endpoints,
+        http::endpoints::register_endpoint,
+        http::endpoints::remove_endpoint,
+        http::endpoints::connect_endpoint,
         http::watch_events,
         http::seeing::metrics,
         http::seeing::history,
@@ -73,8 +84,35 @@ impl Modify for BearerScheme {
 struct Description;
 
 /// The description.
-pub fn document() -> utoipa::openapi::OpenApi {
-    Description::openapi()
+pub fn document() -> Value {
+    let mut document = serde_json::to_value(Description::openapi()).unwrap_or_default();
+    bound(&mut document);
+    document
+}
+
+/// Says what each kind of integer has room for: a body with a greater one is refused.
+fn bound(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            let most = match fields.get("format").and_then(Value::as_str) {
+                Some("uint8") => Some(u64::from(u8::MAX)),
+                Some("int8") => Some(i8::MAX as u64),
+                Some("uint16") => Some(u64::from(u16::MAX)),
+                Some("uint32") => Some(u64::from(u32::MAX)),
+                Some("uint64") => Some(u64::MAX),
+                _ => None,
+            };
+            if let Some(most) = most {
+                fields.entry("maximum").or_insert(most.into());
+            }
+            if fields.get("format").and_then(Value::as_str) == Some("int8") {
+                fields.entry("minimum").or_insert(i8::MIN.into());
+            }
+            fields.values_mut().for_each(bound);
+        }
+        Value::Array(values) => values.iter_mut().for_each(bound),
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -84,7 +122,7 @@ mod tests {
     #[test]
     fn the_committed_description_is_what_the_code_says() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/openapi.json");
-        let now = super::document().to_pretty_json().unwrap() + "\n";
+        let now = serde_json::to_string_pretty(&super::document()).unwrap() + "\n";
         if std::env::var_os("MAYFLY_REGENERATE").is_some() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, &now).unwrap();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mayfly_protocol::api::Sandbox;
+use mayfly_storage::Place;
 
 use crate::oidc;
 
@@ -39,6 +40,10 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Where state is kept.
     pub store: StoreKind,
+    /// Where long arguments and answers of tasks are kept; none for `contents` in the state directory.
+    pub contents: Option<Place>,
+    /// How many bytes of them each tenant may have.
+    pub most_content_bytes: u64,
     /// How long the leases of a lost node are waited for before they count as lost.
     pub lease_lost_after: Duration,
     /// How long a grant may lie unused.
@@ -60,6 +65,8 @@ impl Options {
             names: Vec::new(),
             heartbeat: Duration::from_secs(2),
             store: StoreKind::Sqlite { most_pages: None },
+            contents: None,
+            most_content_bytes: 256 << 30,
             lease_lost_after: Duration::from_secs(60),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
@@ -67,4 +74,13 @@ impl Options {
             oidc: None,
         }
     }
+}
+
+/// The content store of a manager.
+#[derive(Debug, Clone)]
+pub struct ContentOptions {
+    /// Where it is.
+    pub place: Place,
+    /// How many bytes each tenant may have there.
+    pub most_bytes: u64,
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::body::Bytes;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
@@ -12,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{EndpointId, LeaseId, NodeId, TenantId};
 use mayfly_protocol::tasks;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -126,9 +127,9 @@ impl FromRequestParts<Api> for Caller {
         let bearer = bearer(parts, control)?;
         match bearer.speaks {
             As::Client(role) => Ok(Self { bearer, role }),
-            As::Join | As::Node => Err(refuse(
+            As::Join | As::Node | As::Endpoint => Err(refuse(
                 Code::Unauthorized,
-                "this token is a node's; use the one in connection.json",
+                "this token is a node's or an endpoint's; use the one in connection.json",
             )),
         }
     }
@@ -139,35 +140,99 @@ impl FromRequestParts<Api> for NodeBearer {
 
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
-        if let As::Client(_) = bearer.speaks {
+        if !matches!(bearer.speaks, As::Join | As::Node) {
             return Err(refuse(
                 Code::Unauthorized,
-                "a node joins with a join token, not with a client's",
+                "a node joins with a join token, not with a client's or an endpoint's",
             ));
         }
         Ok(Self(bearer))
     }
 }
 
-/// A JSON body, whose faults are told like every other.
+/// A bearer that is an endpoint's, and which.
+pub struct EndpointBearer(pub EndpointId);
+
+impl FromRequestParts<Api> for EndpointBearer {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
+        let bearer = bearer(parts, control)?;
+        let named = (bearer.speaks == As::Endpoint).then(|| bearer.name.parse().ok());
+        named.flatten().map(Self).ok_or_else(|| {
+            refuse(
+                Code::Unauthorized,
+                "an endpoint connects with the token that it was registered with; set it up anew",
+            )
+        })
+    }
+}
+
+/// Reads a JSON body, whose faults are told like every other.
+async fn read_json<T: serde::de::DeserializeOwned>(
+    request: Request,
+    control: &Api,
+    too_long: impl FnOnce() -> Refusal,
+    ask_for_type: &str,
+) -> Result<T, Refusal> {
+    let typed = request
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let is_json = typed.is_some_and(|typed| {
+        let essence = typed.split(';').next().unwrap_or_default().trim();
+        essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json")
+    });
+    if !is_json {
+        return Err(refuse(Code::InvalidRequest, ask_for_type));
+    }
+    let bytes = Bytes::from_request(request, control).await.map_err(|_| too_long())?;
+    let rejection = match Json::<T>::from_bytes(&bytes) {
+        Ok(Json(body)) => return Ok(body),
+        Err(rejection) => rejection,
+    };
+    // JSON has one kind of number: 3.0 is 3. Looked at where reading failed alone, since bodies may be long.
+    let whole = serde_json::from_slice(&bytes).ok().and_then(|mut value| {
+        make_whole(&mut value)
+            .then(|| serde_json::from_value(value).ok())
+            .flatten()
+    });
+    whole.ok_or_else(|| refuse(Code::InvalidRequest, rejection.body_text()))
+}
+
+/// Writes numbers without a fraction as integers. Whether there was one that was not.
+fn make_whole(value: &mut serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let whole = number
+                .as_f64()
+                .filter(|real| real.fract() == 0.0 && real.abs() < 9.0e15);
+            whole.is_some_and(|whole| {
+                *value = Value::from(whole as i64);
+                true
+            })
+        }
+        // All of them: not only until the first.
+        Value::Array(values) => values.iter_mut().fold(false, |any, value| make_whole(value) | any),
+        Value::Object(fields) => fields.values_mut().fold(false, |any, value| make_whole(value) | any),
+        _ => false,
+    }
+}
+
+/// A JSON body.
 pub struct Body<T>(pub T);
 
 impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
-        match Json::<T>::from_request(request, control).await {
-            Ok(Json(body)) => Ok(Self(body)),
-            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(refuse(
-                Code::PayloadTooLarge,
-                format!("the body has more than {MOST_BODY_BYTES} bytes"),
-            )),
-            Err(JsonRejection::MissingJsonContentType(_)) => Err(refuse(
-                Code::InvalidRequest,
-                "send the body with `Content-Type: application/json`",
-            )),
-            Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
-        }
+        let too_long = || {
+            let text = format!("the body has more than {MOST_BODY_BYTES} bytes");
+            refuse(Code::PayloadTooLarge, text)
+        };
+        let ask_for_type = "send the body with `Content-Type: application/json`";
+        read_json(request, control, too_long, ask_for_type).await.map(Self)
     }
 }
 
@@ -187,7 +252,7 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
             refuse(Code::PayloadTooLarge, text)
         };
         if packed {
-            let bytes = axum::body::Bytes::from_request(request, control).await;
+            let bytes = Bytes::from_request(request, control).await;
             let bytes = bytes.map_err(|_| too_long())?;
             let read = rmp_serde::from_slice(&bytes);
             return read.map(Self).map_err(|error| {
@@ -197,15 +262,8 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
                 )
             });
         }
-        match Json::<T>::from_request(request, control).await {
-            Ok(Json(body)) => Ok(Self(body)),
-            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_long()),
-            Err(JsonRejection::MissingJsonContentType(_)) => Err(refuse(
-                Code::InvalidRequest,
-                "send the body with `Content-Type: application/json`, or `application/msgpack`",
-            )),
-            Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
-        }
+        let ask_for_type = "send the body with `Content-Type: application/json`, or `application/msgpack`";
+        read_json(request, control, too_long, ask_for_type).await.map(Self)
     }
 }
 
@@ -288,5 +346,23 @@ pub fn grace(query: Result<Query<Grace>, QueryRejection>) -> Result<Duration, Re
             Code::InvalidRequest,
             format!("a grace of {wanted} s; give 0 to {} seconds", MOST_GRACE.as_secs()),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_number_without_a_fraction_is_an_integer_wherever_it_stands() {
+        let mut value = json!({ "a": 3.0, "b": [1.0, 2.5, { "c": -4e2 }], "d": "5.0", "e": 1e300 });
+        assert!(make_whole(&mut value));
+        assert_eq!(
+            value,
+            json!({ "a": 3, "b": [1, 2.5, { "c": -400 }], "d": "5.0", "e": 1e300 })
+        );
+        assert!(!make_whole(&mut json!({ "a": 3, "b": 2.5 })));
     }
 }

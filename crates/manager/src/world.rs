@@ -387,11 +387,11 @@ impl World {
         }
     }
 
-    /// Keeps a bearer; a client's replaces its tenant's earlier one of the same name and a node's its earlier one, as in the store.
+    /// Keeps a bearer; a client's or an endpoint's replaces its tenant's earlier one of the same name and a node's its earlier one, as in the store.
     pub fn keep(&mut self, bearer: Bearer) {
         match bearer.speaks {
-            As::Client(_) => self.bearers.retain(|_, other| {
-                !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
+            As::Client(_) | As::Endpoint => self.bearers.retain(|_, other| {
+                !other.speaks.is_like(bearer.speaks) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
             }),
             As::Node => self
                 .bearers

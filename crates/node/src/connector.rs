@@ -154,10 +154,10 @@ impl Process {
         // Into the log, whatever becomes of what workers print: these are the node's own words.
         let output = readable::watch(output)?;
         self.readers
-            .spawn(drain(output, Arc::default(), Stream::Out, Output::Log));
+            .spawn(drain(output, Arc::default(), Stream::Out, None, Output::Log));
         let errors = readable::watch(errors)?;
         self.readers
-            .spawn(drain(errors, Arc::default(), Stream::Err, Output::Log));
+            .spawn(drain(errors, Arc::default(), Stream::Err, None, Output::Log));
         if let Some(group) = lease.group.upgrade() {
             group.admit(self.pid)?;
         }

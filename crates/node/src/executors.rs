@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mayfly_executor::meter::Meter;
 use mayfly_fabric::descriptors;
 use mayfly_protocol::api::Sandbox;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
-use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::ids::WorkerIndex;
+use mayfly_protocol::node_api::{Printer, Stream};
 use mayfly_sandbox::filter::{Asking, Refusal};
 use mayfly_sandbox::isolation::Shown;
 use mayfly_sandbox::{Child, Program, Spawner, Watch};
@@ -19,6 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
 
 use crate::enclosures::Enclosure;
+use crate::environments::Built;
 use crate::images::Image;
 use crate::output::Printed;
 use crate::{Output, readable};
@@ -29,6 +32,8 @@ pub const READY_DEADLINE: Duration = Duration::from_secs(10);
 const END_DEADLINE: Duration = Duration::from_millis(500);
 /// Output that is still in a pipe when its executor has ended is waited for this long.
 const OUTPUT_DEADLINE: Duration = Duration::from_millis(100);
+/// Ways on which an executor's workers print: some more than the most workers of a lease have.
+const MOST_READERS: usize = 4096;
 /// How much of an executor's output explains its death.
 const LAST_WORDS_BYTES: usize = 4 << 10;
 
@@ -79,6 +84,8 @@ pub enum Language {
         executable: PathBuf,
         /// Directories on its module path.
         path: Vec<String>,
+        /// What it belongs to, if that was built for leases.
+        environment: Option<Arc<Built>>,
     },
 }
 
@@ -135,9 +142,9 @@ impl Executor {
         let printed = Arc::new(Printed::default());
         let mut readers = tokio::task::JoinSet::new();
         let pipe = readable::watch(child.output).map_err(system)?;
-        readers.spawn(drain(pipe, printed.clone(), Stream::Out, output));
+        readers.spawn(drain(pipe, printed.clone(), Stream::Out, None, output));
         let pipe = readable::watch(child.errors).map_err(system)?;
-        readers.spawn(drain(pipe, printed.clone(), Stream::Err, output));
+        readers.spawn(drain(pipe, printed.clone(), Stream::Err, None, output));
         let mut executor = Self {
             pid: child.pid,
             pidfd: readable::watch(child.pidfd).map_err(system)?,
@@ -191,6 +198,34 @@ impl Executor {
     /// What it and its workers print.
     pub fn printed(&self) -> &Arc<Printed> {
         &self.printed
+    }
+
+    /// Has what a worker prints come on a way of its own, so that it is known which call printed it: the one that its meter
+    /// shows, since a call's reply waits until all is read.
+    pub fn tell_apart(&mut self, worker: WorkerIndex, meter: &Meter, output: Output) -> std::io::Result<()> {
+        // Those of workers that are gone have ended, or soon will; an honest executor has not many more.
+        while self.readers.try_join_next().is_some() {}
+        if self.readers.len() > MOST_READERS {
+            return Err(std::io::Error::other("too many of its workers print at once"));
+        }
+        let mut ends = Vec::new();
+        for stream in [Stream::Out, Stream::Err] {
+            let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            // Ours alone: the other end is written to as any file.
+            rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK)?;
+            let printer = (worker, meter.clone());
+            let reading = drain(
+                readable::watch(read)?,
+                self.printed.clone(),
+                stream,
+                Some(printer),
+                output,
+            );
+            self.readers.spawn(reading);
+            ends.push(write);
+        }
+        let files: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
+        self.control.send(&ToExecutor::Prints { worker }, &files)
     }
 
     /// What to send messages with.
@@ -366,8 +401,15 @@ pub fn forget_child(pid: i32, pidfd: BorrowedFd<'_>) {
     known.remove(&pid);
 }
 
-/// Reads what an executor and its workers print, keeps the last of it and hands it on.
-pub async fn drain(pipe: AsyncFd<OwnedFd>, printed: Arc<Printed>, stream: Stream, output: Output) {
+/// Reads what an executor and its workers print, keeps the last of it and hands it on. Where it is a worker's alone, its meter
+/// tells by which call.
+pub async fn drain(
+    pipe: AsyncFd<OwnedFd>,
+    printed: Arc<Printed>,
+    stream: Stream,
+    printer: Option<(WorkerIndex, Meter)>,
+    output: Output,
+) {
     let mut own: Box<dyn AsyncWrite + Send + Unpin> = match stream {
         Stream::Out => Box::new(tokio::io::stdout()),
         Stream::Err => Box::new(tokio::io::stderr()),
@@ -375,8 +417,14 @@ pub async fn drain(pipe: AsyncFd<OwnedFd>, printed: Arc<Printed>, stream: Stream
     let mut chunk = [0u8; 4096];
     let mut budget = Budget::default();
     loop {
+        let mut by = None;
         let read = pipe
             .async_io(Interest::READABLE, |pipe| {
+                // Before it is read: the call that printed it goes on until then.
+                by = printer.as_ref().map(|(worker, meter)| Printer {
+                    worker: *worker,
+                    sequence: meter.read().started,
+                });
                 rustix::io::read(pipe, &mut chunk).map_err(std::io::Error::from)
             })
             .await;
@@ -399,7 +447,7 @@ pub async fn drain(pipe: AsyncFd<OwnedFd>, printed: Arc<Printed>, stream: Stream
                 let _ = own.flush().await;
             }
         }
-        printed.add(stream, chunk);
+        printed.add(stream, by, chunk);
     }
 }
 

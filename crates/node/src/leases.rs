@@ -334,6 +334,11 @@ impl Run {
         self.token_end_ms.load(Ordering::Relaxed)
     }
 
+    /// The meter of one of its workers.
+    pub fn meter(&self, worker: WorkerIndex) -> Option<&Meter> {
+        self.meters.get(usize::from(worker.0))
+    }
+
     /// Process ids of its workers.
     pub fn processes(&self) -> Vec<u32> {
         let inner = self.inner();

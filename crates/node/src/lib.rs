@@ -19,6 +19,7 @@ mod connector;
 mod control;
 mod door;
 mod enclosures;
+mod environments;
 mod executors;
 mod hangup;
 pub mod images;
@@ -35,7 +36,7 @@ mod package;
 mod policy;
 mod pool;
 mod readable;
-mod runtimes;
+pub mod runtimes;
 mod supervisor;
 
 use std::path::PathBuf;

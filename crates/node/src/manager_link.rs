@@ -6,22 +6,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use mayfly_lease::State;
+use mayfly_link::{self as link, Patience, Socket};
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{LeaseRequest, ManagerAddress, ManagerMessage, NodeMessage};
+use mayfly_protocol::api::{LeaseRequest, ManagerMessage, NodeMessage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
 use mayfly_telemetry as telemetry;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::http::HeaderValue;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::Instrument;
 
@@ -35,11 +27,8 @@ use crate::{ManagerLink, clock};
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// A manager that does not read for this long is stuck.
 const SEND_DEADLINE: Duration = Duration::from_secs(5);
-/// A manager's host that acknowledges nothing for so long is gone.
-const SILENT_MS: u32 = 10_000;
-/// Waits between attempts double from the first to the last.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LAST_WAIT: Duration = Duration::from_secs(10);
+/// Where a manager listens for nodes.
+const PATH: &str = "/v1/nodes/connect";
 /// The manager waits 5 s for an answer; a lease whose executor takes longer is answered without it.
 const OFFER_PATIENCE: Duration = Duration::from_secs(3);
 const END_PATIENCE: Duration = Duration::from_secs(4);
@@ -57,23 +46,19 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(8);
 /// Answers on their way out.
 const ANSWERS: usize = 256;
 
-type Socket = WebSocketStream<TlsStream<TcpStream>>;
-
 /// Why a connection to the manager ended, or was never one.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
-    #[error("`{0}` is no manager's address; give https://HOST:PORT")]
-    Address(String),
-    #[error("the certificate authority given for the manager is not a PEM certificate")]
-    Authority,
+    #[error("{0}")]
+    Connecting(link::Error),
     #[error("this node has neither a credential nor a join token; make one with `mayfly manager join-token`")]
     NoCredential,
     #[error("the manager does not accept this node's credential or join token; give it a fresh join token")]
     Unauthorized,
     #[error("the manager refused this node: {0}")]
     Refused(Failure),
-    #[error("the manager cannot be reached: {0}")]
-    Unreachable(#[from] std::io::Error),
+    #[error("the node's state cannot be written: {0}")]
+    State(#[from] std::io::Error),
     #[error("the connection broke: {0}")]
     Broken(#[from] tungstenite::Error),
     #[error("the manager broke the protocol: {0}")]
@@ -89,7 +74,7 @@ enum Lost {
 /// Stays connected until the node closes and the manager has heard how its leases ended.
 pub async fn serve(node: Arc<Node>, link: ManagerLink) {
     let mut closing = node.closing.subscribe();
-    let mut wait = FIRST_WAIT;
+    let mut patience = Patience::default();
     let mut managers = Managers::of(&link, &node.options.state_dir);
     loop {
         let mut registered = false;
@@ -102,68 +87,25 @@ pub async fn serve(node: Arc<Node>, link: ManagerLink) {
             return;
         }
         if registered {
-            wait = FIRST_WAIT;
+            patience.renew();
         }
         let manager = managers.now().manager.clone();
         if !managers.next() {
             tracing::warn!(manager, %lost, next = managers.now().manager, "not connected to the manager");
             continue;
         }
+        let wait = patience.wait();
         tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
-        // Spread, so that a restarted manager is not met by all nodes at once.
-        let spread = crate::node::random::<1>().map_or(0, |bytes| u32::from(bytes[0]));
         tokio::select! {
-            () = tokio::time::sleep(wait + wait * spread / 512) => {}
+            () = tokio::time::sleep(wait) => {}
             () = closed(&mut closing) => return,
         }
-        wait = (wait * 2).min(LAST_WAIT);
     }
 }
 
 async fn closed(closing: &mut watch::Receiver<bool>) {
     // An error means that the node itself is gone, which is closed enough.
     let _ = closing.wait_for(|closing| *closing).await;
-}
-
-fn host_and_port(url: &str) -> Result<(&str, u16), Lost> {
-    let wrong = || Lost::Address(url.into());
-    let rest = url.strip_prefix("https://").ok_or_else(wrong)?.trim_end_matches('/');
-    let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Ok((host, port.parse().map_err(|_| wrong())?))
-}
-
-async fn connect(to: &ManagerAddress, bearer: &str) -> Result<Socket, Lost> {
-    let (host, port) = host_and_port(&to.manager)?;
-    let authority = CertificateDer::from_pem_slice(to.ca_pem.as_bytes()).map_err(|_| Lost::Authority)?;
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(authority).map_err(|_| Lost::Authority)?;
-    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Lost::Violation(error.to_string()))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from(host.to_string()).map_err(|_| Lost::Address(to.manager.clone()))?;
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    // Heartbeats that a host does not acknowledge mean that it is gone, and another manager may be there.
-    rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENT_MS).map_err(std::io::Error::from)?;
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    let address = format!(
-        "wss{}/v1/nodes/connect",
-        to.manager.trim_end_matches('/').trim_start_matches("https")
-    );
-    let mut request = address.into_client_request()?;
-    let bearer = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| Lost::Unauthorized)?;
-    request.headers_mut().insert("authorization", bearer);
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(MOST_MESSAGE_BYTES))
-        .max_frame_size(Some(MOST_MESSAGE_BYTES));
-    match tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await {
-        Ok((socket, _)) => Ok(socket),
-        Err(tungstenite::Error::Http(response)) if response.status().as_u16() == 401 => Err(Lost::Unauthorized),
-        Err(error) => Err(error.into()),
-    }
 }
 
 async fn send(socket: &mut Socket, message: &NodeMessage) -> Result<(), Lost> {
@@ -205,13 +147,13 @@ async fn register(
 ) -> Result<(Socket, u64, Duration), Lost> {
     let mut lost = Lost::NoCredential;
     for bearer in bearers(node, link) {
-        let mut socket = match connect(managers.now(), &bearer).await {
+        let mut socket = match link::connect(managers.now(), PATH, &bearer, MOST_MESSAGE_BYTES).await {
             Ok(socket) => socket,
-            Err(Lost::Unauthorized) => {
+            Err(link::Error::Unauthorized) => {
                 lost = Lost::Unauthorized;
                 continue;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(Lost::Connecting(error)),
         };
         let mut held = node.held();
         // Ends that the manager has not heard of would look like losses; it hears of them next.
@@ -557,17 +499,4 @@ async fn offer(
     let start_by = Duration::from_millis(start_by_ms);
     node.take_lease(lease, tenant, Origin::Manager(epoch), spec, start_by, OFFER_PATIENCE)
         .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_managers_address_is_taken_apart() {
-        assert_eq!(host_and_port("https://127.0.0.1:7070").unwrap(), ("127.0.0.1", 7070));
-        assert_eq!(host_and_port("https://[::1]:7070/").unwrap(), ("::1", 7070));
-        assert!(host_and_port("http://127.0.0.1:7070").is_err());
-        assert!(host_and_port("https://localhost").is_err());
-    }
 }

@@ -27,6 +27,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
 use crate::enclosures::Enclosures;
+use crate::environments::Environments;
 use crate::executors::{Executor, Language};
 use crate::hangup::Hangups;
 use crate::images::Images;
@@ -53,6 +54,7 @@ pub struct Node {
     pub(crate) pool: Arc<Pool>,
     pub(crate) images: Arc<Images>,
     pub(crate) packages: Arc<Packages>,
+    pub(crate) environments: Arc<Environments>,
     pub(crate) hangups: Arc<Hangups>,
     /// The cores that warm workers share.
     pub(crate) places: Places,
@@ -157,10 +159,13 @@ impl Node {
                 .trim()
                 .into(),
             unix: Some(options.unix_path().display().to_string()),
-            tcp: options
-                .advertised_tcp
-                .clone()
-                .or_else(|| sockets.tcp_address().map(|address| address.to_string())),
+            tcp: sockets.tcp_address().map(|at| match &options.advertised_tcp {
+                Some(told) => match told.strip_suffix(":0") {
+                    Some(host) => format!("{host}:{}", at.port()),
+                    None => told.clone(),
+                },
+                None => at.to_string(),
+            }),
             key: key.public(),
             fabrics: match options.on_fabrics.is_empty() {
                 true => options.fabrics.iter().map(|choice| choice.provider()).collect(),
@@ -173,6 +178,13 @@ impl Node {
             options.state_dir.join("images"),
             name.clone(),
             options.images.clone(),
+            options.own_process,
+        );
+        let packages = Arc::<Packages>::default();
+        let environments = Environments::new(
+            options.environments_dir(),
+            options.uv.clone(),
+            packages.clone(),
             options.own_process,
         );
         let enclosures = Enclosures::new(path.clone(), name, options.scratch_bytes)
@@ -206,7 +218,8 @@ impl Node {
             journal,
             pool,
             images,
-            packages: Arc::default(),
+            packages,
+            environments,
             key,
             address,
             options,
@@ -222,6 +235,7 @@ impl Node {
             let language = Language::Python {
                 executable: executable.clone(),
                 path: Vec::new(),
+                environment: None,
             };
             node.keep_usual_warm(language);
         }
@@ -277,6 +291,7 @@ impl Node {
             tokio::time::sleep(Duration::from_secs(60)).await;
             self.pool.tidy();
             self.images.look_again().await;
+            self.environments.let_go();
             let now_ms = clock::wall_ms();
             self.journal.forget(now_ms);
             let mut books = self.books();
@@ -347,6 +362,22 @@ impl Handle {
         }
     }
 
+    /// Returns when the manager has not been there for so long.
+    pub async fn alone_for(&self, limit: Duration) {
+        let mut connection = self.node.connection.subscribe();
+        let is_up = |now: &Connection| matches!(now, Connection::Up);
+        loop {
+            match tokio::time::timeout(limit, connection.wait_for(is_up)).await {
+                Ok(Ok(_)) => {}
+                // An error means that the node itself is gone.
+                Ok(Err(_)) | Err(_) => return,
+            }
+            if connection.wait_for(|now| !is_up(now)).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// What it does now.
     pub fn status(&self) -> Status {
         self.node.status()
@@ -379,6 +410,7 @@ impl Handle {
         self.revoke(None).await;
         self.node.pool.close().await;
         self.node.images.close().await;
+        self.node.environments.close().await;
         drop(self.node.alive.lock().unwrap_or_else(PoisonError::into_inner).take());
         if tokio::time::timeout(SHUTDOWN_DEADLINE, self.all_gone.recv())
             .await

@@ -21,7 +21,7 @@ pub struct Options {
     pub unix: Option<PathBuf>,
     /// Where to listen for everybody else, port 0 for any; none for clients of this host only.
     pub listen_tcp: Option<SocketAddr>,
-    /// `address:port` that clients are told, where it differs from what is listened on.
+    /// `address:port` that clients are told, where it differs from what is listened on; port 0 for the one that is listened on.
     pub advertised_tcp: Option<String>,
     /// Where to answer Prometheus, in clear, whoever asks; none to answer nobody.
     pub metrics: Option<SocketAddr>,
@@ -41,6 +41,11 @@ pub struct Options {
     pub sandboxes: Vec<Sandbox>,
     /// Images that containers may be of.
     pub images: Allowed,
+    /// Where environments are built and kept, which nodes of one user may share; none for `mayfly/environments` in the user's
+    /// cache.
+    pub environments: Option<PathBuf>,
+    /// `uv`, which builds them; none for the one beside a Python interpreter, or else wherever it is found.
+    pub uv: Option<PathBuf>,
     /// Whether isolated workers may share the host's network.
     pub share_network: bool,
     /// Whether isolated workers without a network may be ranks of groups, which this node joins for them.
@@ -116,6 +121,8 @@ impl Options {
             manager: None,
             sandboxes: Sandbox::ALL.to_vec(),
             images: Allowed::Named(Vec::new()),
+            environments: None,
+            uv: None,
             share_network: false,
             connectors: true,
             rendezvous: Vec::new(),
@@ -153,6 +160,13 @@ impl Options {
         beside("mayfly-executor")
     }
 
+    pub(crate) fn environments_dir(&self) -> PathBuf {
+        let named = self.environments.clone();
+        named
+            .or_else(cache)
+            .unwrap_or_else(|| self.state_dir.join("environments"))
+    }
+
     pub(crate) fn connector_path(&self) -> PathBuf {
         self.connector.clone().unwrap_or_else(|| beside("mayfly"))
     }
@@ -160,6 +174,17 @@ impl Options {
     pub(crate) fn resources(&self) -> Resources {
         self.resources.clone().unwrap_or_else(machine)
     }
+}
+
+/// For environments, in the user's cache.
+fn cache() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("mayfly/environments"))
 }
 
 /// A program of Mayfly's beside this one, or else wherever it is found.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::node_api::{Piece, Stream};
+use mayfly_protocol::node_api::{Piece, Printer, Stream};
 use tokio::sync::watch;
 
 /// What is kept of a lease that lives: the last of it.
@@ -27,19 +27,27 @@ pub struct Printed {
 
 #[derive(Debug, Default)]
 struct Kept {
-    pieces: VecDeque<(Stream, Vec<u8>)>,
+    pieces: VecDeque<Part>,
     bytes: usize,
     /// The number of the first of them, counted over all that was printed.
     first: u64,
 }
 
+/// What was printed in one place, by one call.
+#[derive(Debug)]
+struct Part {
+    stream: Stream,
+    by: Option<Printer>,
+    bytes: Vec<u8>,
+}
+
 impl Kept {
     fn trim(&mut self, most: usize) {
         while self.bytes > most
-            && let Some((_, piece)) = self.pieces.pop_front()
+            && let Some(part) = self.pieces.pop_front()
         {
-            self.bytes -= piece.len();
-            self.first += piece.len() as u64;
+            self.bytes -= part.bytes.len();
+            self.first += part.bytes.len() as u64;
         }
     }
 }
@@ -58,12 +66,18 @@ impl Printed {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something was printed.
-    pub fn add(&self, stream: Stream, bytes: &[u8]) {
+    /// Something was printed; by which call, if that is known.
+    pub fn add(&self, stream: Stream, by: Option<Printer>, bytes: &[u8]) {
         let mut kept = self.kept();
         match kept.pieces.back_mut() {
-            Some((last, piece)) if *last == stream && piece.len() + bytes.len() <= PIECE_BYTES => piece.extend(bytes),
-            _ => kept.pieces.push_back((stream, bytes.to_vec())),
+            Some(last) if last.stream == stream && last.by == by && last.bytes.len() + bytes.len() <= PIECE_BYTES => {
+                last.bytes.extend(bytes);
+            }
+            _ => kept.pieces.push_back(Part {
+                stream,
+                by,
+                bytes: bytes.to_vec(),
+            }),
         }
         kept.bytes += bytes.len();
         kept.trim(KEPT_BYTES);
@@ -93,9 +107,9 @@ impl Printed {
         let start = from.clamp(kept.first, kept.first + kept.bytes as u64);
         let (mut skip, mut room) = ((start - kept.first) as usize, ANSWER_BYTES);
         let mut pieces = Vec::new();
-        for (stream, piece) in &kept.pieces {
-            let Some(wanted) = piece.get(skip..).filter(|wanted| !wanted.is_empty()) else {
-                skip -= piece.len();
+        for part in &kept.pieces {
+            let Some(wanted) = part.bytes.get(skip..).filter(|wanted| !wanted.is_empty()) else {
+                skip -= part.bytes.len();
                 continue;
             };
             skip = 0;
@@ -105,8 +119,9 @@ impl Printed {
                 break;
             }
             pieces.push(Piece {
-                stream: *stream,
+                stream: part.stream,
                 bytes: hex::encode(wanted),
+                by: part.by,
             });
         }
         (start, pieces)
@@ -115,7 +130,7 @@ impl Printed {
     /// The end of it, to read.
     pub fn last(&self, most: usize) -> String {
         let kept = self.kept();
-        let all: Vec<u8> = kept.pieces.iter().flat_map(|(_, piece)| piece).copied().collect();
+        let all: Vec<u8> = kept.pieces.iter().flat_map(|part| &part.bytes).copied().collect();
         let last = &all[all.len().saturating_sub(most)..];
         String::from_utf8_lossy(last).trim().to_owned()
     }
@@ -139,9 +154,9 @@ mod tests {
     #[test]
     fn what_was_printed_is_read_in_order_from_anywhere() {
         let printed = Printed::default();
-        printed.add(Stream::Out, b"one ");
-        printed.add(Stream::Out, b"two ");
-        printed.add(Stream::Err, b"three");
+        printed.add(Stream::Out, None, b"one ");
+        printed.add(Stream::Out, None, b"two ");
+        printed.add(Stream::Err, None, b"three");
         let (from, pieces) = printed.read(0);
         assert_eq!((from, text(&pieces).as_str()), (0, "one two three"));
         assert_eq!(
@@ -159,7 +174,7 @@ mod tests {
     fn of_too_much_the_last_is_kept_and_the_numbers_tell_what_is_missing() {
         let printed = Printed::default();
         for _ in 0..KEPT_BYTES / 1000 + 100 {
-            printed.add(Stream::Out, &[b'x'; 1000]);
+            printed.add(Stream::Out, None, &[b'x'; 1000]);
         }
         let all = ((KEPT_BYTES / 1000 + 100) * 1000) as u64;
         let (mut from, mut read) = (0, 0);
@@ -183,10 +198,10 @@ mod tests {
     #[test]
     fn what_an_executor_printed_comes_before_what_the_next_one_does() {
         let (first, second) = (Printed::default(), Printed::default());
-        first.add(Stream::Out, b"before ");
-        second.add(Stream::Out, b"after");
+        first.add(Stream::Out, None, b"before ");
+        second.add(Stream::Out, None, b"after");
         second.follow(&first);
-        second.add(Stream::Out, b"wards");
+        second.add(Stream::Out, None, b"wards");
         assert_eq!(text(&second.read(0).1), "before afterwards");
         assert_eq!(second.read(7).0, 7);
     }
@@ -194,13 +209,13 @@ mod tests {
     #[tokio::test]
     async fn who_waits_is_woken_by_what_is_printed() {
         let printed = std::sync::Arc::new(Printed::default());
-        printed.add(Stream::Out, b"old");
+        printed.add(Stream::Out, None, b"old");
         let waiting = tokio::spawn({
             let printed = printed.clone();
             async move { printed.wait(3, Duration::from_secs(20)).await }
         });
         tokio::task::yield_now().await;
-        printed.add(Stream::Err, b"new");
+        printed.add(Stream::Err, None, b"new");
         waiting.await.unwrap();
         assert_eq!(text(&printed.read(3).1), "new");
     }

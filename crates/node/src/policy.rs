@@ -8,6 +8,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_sandbox::isolation::Shown;
 
 use crate::Options;
+use crate::environments::Built;
 use crate::executors::{Kind, Language, Opening};
 use crate::images::Image;
 use crate::package::PYTHON_DIR;
@@ -25,8 +26,14 @@ pub struct Container {
     pub own: Vec<Shown>,
 }
 
-/// What a lease gets for its request; `container` is what it asks for, if it asks for one.
-pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Container>) -> Result<Kind, Failure> {
+/// What a lease gets for its request; `container` and `built` are the container and the environment that it asks for, if it asks
+/// for one.
+pub fn kind(
+    request: &LeaseRequest,
+    options: &Options,
+    container: Option<Container>,
+    built: Option<Arc<Built>>,
+) -> Result<Kind, Failure> {
     let sandbox = level(request, options)?;
     if sandbox != Sandbox::Container && request.image.is_some() {
         return Err(Failure::new(
@@ -39,7 +46,7 @@ pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Contain
     if sandbox == Sandbox::Process {
         return match request.files.is_empty() && !request.network {
             true => Ok(Kind {
-                language: runtimes::language(&request.runtime, &options.pythons, |_| true)?,
+                language: language(&request.runtime, &options.pythons, |_| true, built)?,
                 opening: None,
             }),
             false => Err(Failure::new(
@@ -52,7 +59,7 @@ pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Contain
     let mut language = match &container {
         // What a function imports is the image's.
         Some(_) => within(request),
-        None => runtimes::language(&request.runtime, &options.pythons, readable)?,
+        None => language(&request.runtime, &options.pythons, readable, built)?,
     };
     if container.is_none()
         && let (Language::Python { path, .. }, Runtime::Python { path: wanted, .. }) = (&mut language, &request.runtime)
@@ -100,6 +107,24 @@ pub fn kind(request: &LeaseRequest, options: &Options, container: Option<Contain
     })
 }
 
+/// The runtime of a lease without an image: that of its environment, if it has one.
+fn language(
+    runtime: &Runtime,
+    pythons: &[PathBuf],
+    sees: impl Fn(&Path) -> bool,
+    built: Option<Arc<Built>>,
+) -> Result<Language, Failure> {
+    let language = runtimes::language(runtime, pythons, sees)?;
+    Ok(match (language, built) {
+        (Language::Python { path, .. }, Some(built)) => Language::Python {
+            executable: built.python.clone(),
+            path,
+            environment: Some(built),
+        },
+        (language, _) => language,
+    })
+}
+
 /// The runtime of an image: the interpreter that has the client's version, or whichever there is, which says its version then.
 /// Of what the client imports from it sees what the lease shows.
 fn within(request: &LeaseRequest) -> Language {
@@ -113,6 +138,7 @@ fn within(request: &LeaseRequest) -> Language {
             Language::Python {
                 executable: format!("python{}", if is_plain { minor } else { "3" }).into(),
                 path: own.chain(path.iter().filter(is_shown).cloned()).collect(),
+                environment: None,
             }
         }
     }
@@ -181,7 +207,12 @@ fn granted(path: &Path, allowed: &[PathBuf]) -> Result<PathBuf, String> {
 
 /// Directories without which an interpreter does not run. The node's owner named it, or lets everybody read it.
 fn needed_by(language: &Language) -> Vec<Shown> {
-    let Language::Python { executable, path } = language else {
+    let Language::Python {
+        executable,
+        path,
+        environment,
+    } = language
+    else {
         return Vec::new();
     };
     let prefix = |executable: &Path| executable.parent().and_then(Path::parent).map(Path::to_path_buf);
@@ -198,7 +229,8 @@ fn needed_by(language: &Language) -> Vec<Shown> {
             writable: false,
         })
     });
-    shown.collect()
+    let own = environment.iter().flat_map(|built| built.own.iter().cloned());
+    shown.chain(own).collect()
 }
 
 #[cfg(test)]
@@ -230,10 +262,15 @@ mod tests {
     #[test]
     fn a_lease_gets_the_level_that_it_names_or_the_first_of_the_nodes() {
         let isolated_first = options(&[Sandbox::Isolated, Sandbox::Process]);
-        assert!(kind(&request(None), &isolated_first, None).unwrap().opening.is_some());
+        assert!(
+            kind(&request(None), &isolated_first, None, None)
+                .unwrap()
+                .opening
+                .is_some()
+        );
         let process = request(Some(Sandbox::Process));
-        assert!(kind(&process, &isolated_first, None).unwrap().opening.is_none());
-        let failure = kind(&process, &options(&[Sandbox::Isolated]), None).unwrap_err();
+        assert!(kind(&process, &isolated_first, None, None).unwrap().opening.is_none());
+        let failure = kind(&process, &options(&[Sandbox::Isolated]), None, None).unwrap_err();
         assert!(failure.message.contains("`process`") && failure.message.contains("`isolated`"));
     }
 
@@ -248,7 +285,7 @@ mod tests {
         let mut options = options(&[Sandbox::Isolated]);
         options.readable = vec![open.clone()];
         let ask = |files| LeaseRequest { files, ..request(None) };
-        let shown = kind(&ask(vec![file(&open, false)]), &options, None)
+        let shown = kind(&ask(vec![file(&open, false)]), &options, None, None)
             .unwrap()
             .opening
             .unwrap()
@@ -261,7 +298,7 @@ mod tests {
             file(&open, true),
             file(Path::new("open"), false),
         ] {
-            let failure = kind(&ask(vec![refused.clone()]), &options, None).unwrap_err();
+            let failure = kind(&ask(vec![refused.clone()]), &options, None, None).unwrap_err();
             assert!(failure.message.contains(&refused.path), "{failure}");
         }
     }
@@ -273,9 +310,14 @@ mod tests {
             ..request(None)
         };
         let mut options = options(&[Sandbox::Isolated]);
-        assert!(kind(&asking, &options, None).unwrap_err().message.contains("network"));
+        assert!(
+            kind(&asking, &options, None, None)
+                .unwrap_err()
+                .message
+                .contains("network")
+        );
         options.share_network = true;
-        assert!(kind(&asking, &options, None).unwrap().opening.unwrap().network);
+        assert!(kind(&asking, &options, None, None).unwrap().opening.unwrap().network);
     }
 
     #[test]
@@ -296,7 +338,7 @@ mod tests {
         };
         let all = options(&Sandbox::ALL);
         assert_eq!(level(&of_image(None), &all).unwrap(), Sandbox::Container);
-        let kind = |request: &LeaseRequest, container| super::kind(request, &all, container);
+        let kind = |request: &LeaseRequest, container| super::kind(request, &all, container, None);
         let opening = kind(&of_image(None), container()).unwrap().opening.unwrap();
         assert_eq!(opening.image.unwrap().described, "tool@sha256:00");
         for other in [Sandbox::Process, Sandbox::Isolated] {
@@ -318,6 +360,7 @@ mod tests {
                 cloudpickle: "3.1.0".into(),
                 executable: Some("/usr/bin/python3".into()),
                 path: vec!["/data/project/src".into(), "/usr/lib/python3".into()],
+                environment: None,
             },
             files,
             ..request(None)
@@ -325,6 +368,7 @@ mod tests {
         let of = |executable: &str, path: &[&str]| Language::Python {
             executable: executable.into(),
             path: path.iter().map(ToString::to_string).collect(),
+            environment: None,
         };
         assert_eq!(within(&python("3.12.4", Vec::new())), of("python3.12", &[PYTHON_DIR]));
         let shown = vec![file(Path::new("/data/project"), false)];

@@ -112,7 +112,7 @@ impl Pool {
                 environment,
                 isolation,
             },
-            Language::Python { executable, path } => {
+            Language::Python { executable, path, .. } => {
                 // What the node's user imports from is not for isolated workers, which do not see it.
                 let inherited = match image {
                     Some(_) => variables

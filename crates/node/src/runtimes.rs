@@ -1,11 +1,20 @@
 //! Which executor will do for a request, and whether it really does.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use mayfly_protocol::api::Runtime;
+use mayfly_protocol::environment::Environment;
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::tool::{Tool, ToolError};
 
 use crate::executors::Language;
+
+/// Prints an interpreter's version.
+const VERSION: &str = "import sys; print('%d.%d' % sys.version_info[:2])";
+/// Nothing is run but an interpreter's start.
+const VERSION_LIMIT: Duration = Duration::from_secs(10);
 
 /// The language runtime for a request. A client's own interpreter is used when it exists here and workers may `see` it: where
 /// they see all, functions could start it anyway, so naming it gives nobody a new right.
@@ -30,7 +39,7 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
             };
             let executable = theirs.or_else(|| named().cloned()).ok_or_else(|| {
                 Failure::new(
-                    Code::ExecutorFailed,
+                    Code::PythonMismatch,
                     match executable {
                         Some(executable) => format!(
                             "this node has no Python: neither `{executable}`, which the client uses, nor one of its own; \
@@ -45,6 +54,7 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
             Ok(Language::Python {
                 executable,
                 path: if local { path.clone() } else { Vec::new() },
+                environment: None,
             })
         }
     }
@@ -56,10 +66,62 @@ fn name_says(python: &Path, version: &str) -> bool {
     name.strip_prefix("python").is_some_and(|named| named == minor(version))
 }
 
+/// `major.minor` of an interpreter, by its own word.
+pub fn version_of(python: &Path, stop: &AtomicBool) -> Result<String, ToolError> {
+    let tool = Tool {
+        name: python.as_os_str(),
+        limit: VERSION_LIMIT,
+        stop,
+    };
+    tool.words(&["-I", "-c", VERSION])
+}
+
+/// Refuses what no interpreter reads that nodes with these would start: their clients' own where workers `see` it, or one of
+/// theirs. Those that are not on this machine are not judged.
+pub fn suits(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> bool) -> Result<(), Failure> {
+    let Runtime::Python {
+        version,
+        executable,
+        environment: None,
+        ..
+    } = runtime
+    else {
+        return Ok(());
+    };
+    let theirs = executable.as_deref().map(Path::new);
+    if version.is_empty() || theirs.is_some_and(|path| path.is_absolute() && path.is_file() && sees(path)) {
+        return Ok(());
+    }
+    let never = AtomicBool::new(false);
+    let versions: Result<Vec<String>, ToolError> = pythons.iter().map(|python| version_of(python, &never)).collect();
+    let wanted = minor(version);
+    match versions {
+        Ok(versions) if !versions.is_empty() && versions.iter().all(|version| version != wanted) => Err(Failure::new(
+            Code::PythonMismatch,
+            format!(
+                "the function is pickled by Python {version}, and nodes there run Python {}, which does not read it; name an \
+                 environment (`environment=[...]`), which nodes build with Python {wanted}, or use Python {} here, or register \
+                 the function as source",
+                versions.join(" and "),
+                versions.join(" or ")
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// `3.11` of `3.11.7`.
 pub fn minor(version: &str) -> &str {
     let end = version.match_indices('.').nth(1).map_or(version.len(), |(at, _)| at);
     &version[..end]
+}
+
+/// `major.minor` of the Python that an environment has, for a client's of this version; empty where that is for the node to say.
+pub fn python_of<'a>(environment: &'a Environment, version: &'a str) -> &'a str {
+    match environment.python.as_str() {
+        "" => minor(version),
+        python => python,
+    }
 }
 
 /// Whether the executor that describes itself so runs what the request's client pickles.
@@ -70,6 +132,10 @@ pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
     else {
         return Ok(());
     };
+    // Source is for whatever version there is.
+    if version.is_empty() {
+        return Ok(());
+    }
     let mut words = described.split_whitespace();
     let mut after = |name: &str| {
         words
@@ -78,10 +144,6 @@ pub fn check(wanted: &Runtime, described: &str) -> Result<(), Failure> {
             .unwrap_or("unknown")
     };
     let (python, pickler) = (after("python"), after("cloudpickle"));
-    // Source is for whatever version there is.
-    if version.is_empty() {
-        return Ok(());
-    }
     let major = |version: &str| version.split('.').next().unwrap_or_default().to_string();
     if minor(python) != minor(version) {
         return Err(Failure::new(
@@ -116,6 +178,7 @@ mod tests {
             cloudpickle: "3.1.0".into(),
             executable: None,
             path: Vec::new(),
+            environment: None,
         }
     }
 
@@ -134,9 +197,42 @@ mod tests {
     }
 
     #[test]
+    fn what_no_interpreter_of_a_site_reads_is_refused_before_it_goes_there() {
+        let own = |_: &Path| true;
+        let site = [PathBuf::from("python3")];
+        let there = version_of(&site[0], &AtomicBool::new(false)).unwrap();
+        assert_eq!(suits(&python(&format!("{there}.1")), &site, own), Ok(()));
+        let failure = suits(&python("3.7.1"), &site, own).unwrap_err();
+        assert_eq!(failure.code, Code::PythonMismatch);
+        assert!(failure.message.contains("3.7.1") && failure.message.contains(&there));
+        // Of what is elsewhere nothing is known.
+        assert_eq!(suits(&python("3.7.1"), &["/nowhere/python".into()], own), Ok(()));
+        assert_eq!(suits(&python("3.7.1"), &[], own), Ok(()));
+        assert_eq!(suits(&Runtime::any_python(), &site, own), Ok(()));
+        // A client's own interpreter is started where it may be.
+        let mut theirs = python("3.7.1");
+        if let Runtime::Python { executable, .. } = &mut theirs {
+            *executable = Some("/bin/sh".into());
+        }
+        assert_eq!(suits(&theirs, &site, own), Ok(()));
+        assert!(suits(&theirs, &site, |_| false).is_err());
+    }
+
+    #[test]
+    fn an_environments_python_is_its_own_or_that_of_its_function() {
+        let of = |python: &str| Environment {
+            python: python.into(),
+            requirements: Vec::new(),
+        };
+        assert_eq!(python_of(&of(""), "3.11.7"), "3.11");
+        assert_eq!(python_of(&of("3.12"), "3.11.7"), "3.12");
+        assert_eq!(python_of(&of(""), ""), "");
+    }
+
+    #[test]
     fn a_node_without_python_says_how_to_get_one() {
         let failure = language(&python("3.11.2"), &[], |_| true).unwrap_err();
-        assert_eq!(failure.code, Code::ExecutorFailed);
+        assert_eq!(failure.code, Code::PythonMismatch);
         assert!(failure.message.contains("--python"));
     }
 

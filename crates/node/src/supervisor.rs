@@ -261,6 +261,13 @@ async fn follow(node: &Node, run: &Run, executor: &mut Executor, assigned: &[u16
                 incarnation,
                 pid,
             }) => {
+                // Ahead of its channels, which come once it is known to have started.
+                if run.granted.request.output_by_call
+                    && let Some(meter) = run.meter(worker)
+                    && let Err(error) = executor.tell_apart(worker, meter, node.options.output)
+                {
+                    tracing::warn!(lease = %run.id(), %error, "what a worker prints is not told apart");
+                }
                 run.worker_started(worker, incarnation, pid, process);
                 let shared = node.shared_cores();
                 if run.sandbox() != Sandbox::Process {

@@ -113,6 +113,7 @@ fn interpreter(site: &Site, script: &str) -> Runtime {
         cloudpickle: "3.1.0".into(),
         executable: Some(path.display().to_string()),
         path: Vec::new(),
+        environment: None,
     }
 }
 

@@ -49,10 +49,13 @@ impl std::fmt::Display for Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Prices {
     /// Ca: for one GiB held for one second.
+    #[schema(maximum = 9_223_372_036_854_u64)]
     pub allocation_per_gib_s: u64,
     /// Cc: for one second inside functions.
+    #[schema(maximum = 9_223_372_036_854_u64)]
     pub computing_per_s: u64,
     /// Ch: for one second of polling.
+    #[schema(maximum = 9_223_372_036_854_u64)]
     pub polling_per_s: u64,
 }
 
@@ -115,6 +118,7 @@ pub struct TokenRequest {
     #[serde(default)]
     pub tenant: Option<String>,
     /// What it is for, for people; it replaces that tenant's earlier token of this name.
+    #[schema(pattern = "^[A-Za-z0-9._@-]{1,64}$")]
     pub name: String,
     /// What its bearer may do; not more than whoever asks.
     pub role: Role,
@@ -122,6 +126,7 @@ pub struct TokenRequest {
     #[serde(default)]
     pub read_only: bool,
     /// Milliseconds until it expires.
+    #[schema(minimum = 1, maximum = 315_360_000_000_u64)]
     pub valid_for_ms: u64,
 }
 

@@ -3,11 +3,12 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::environment::Environment;
 use crate::error::Failure;
 use crate::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 
 /// Which runtime the workers need.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Runtime {
     /// Shared libraries with C-ABI symbols.
@@ -23,6 +24,9 @@ pub enum Runtime {
         /// Directories to put on the workers' module path (same host only).
         #[serde(default)]
         path: Vec<String>,
+        /// What functions import; none where the interpreter itself has it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        environment: Option<Environment>,
     },
 }
 
@@ -34,6 +38,15 @@ impl Runtime {
             cloudpickle: String::new(),
             executable: None,
             path: Vec::new(),
+            environment: None,
+        }
+    }
+
+    /// What functions import, where that is said.
+    pub fn environment(&self) -> Option<&Environment> {
+        match self {
+            Self::Python { environment, .. } => environment.as_ref(),
+            Self::Native => None,
         }
     }
 }
@@ -111,14 +124,17 @@ pub struct HostPath {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LeaseRequest {
     /// Number of workers, 1 to 1,024.
+    #[schema(minimum = 1)]
     pub workers: u16,
     /// Cores of each worker.
     #[serde(default = "one")]
+    #[schema(minimum = 1)]
     pub cores_per_worker: u16,
     /// Memory of the whole lease in bytes; 0 for the node's share per worker.
     #[serde(default)]
     pub memory_bytes: u64,
     /// Length in milliseconds from first use.
+    #[schema(minimum = 1)]
     pub duration_ms: u64,
     /// Polling or sleeping.
     pub mode: Mode,
@@ -141,6 +157,9 @@ pub struct LeaseRequest {
     /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
     #[serde(default)]
     pub files: Vec<HostPath>,
+    /// Whether it is told which call printed what.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_by_call: bool,
     /// Ed25519 key whose holder may use the lease.
     pub holder: PublicKey,
     /// Milliseconds after which a lease with no open channel is released, once it had one; 0 for never.
@@ -170,6 +189,7 @@ impl LeaseRequest {
             image: None,
             network: false,
             files: Vec::new(),
+            output_by_call: false,
             holder,
             idle_release_ms: 0,
             node: None,
@@ -476,6 +496,7 @@ pub struct Reclaimed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RenewRequest {
     /// New length from now, in milliseconds.
+    #[schema(minimum = 1)]
     pub duration_ms: u64,
 }
 
@@ -690,6 +711,7 @@ pub struct AllowanceRequest {
     /// Key whose holder may use it.
     pub holder: PublicKey,
     /// Workers, of all leases under it together.
+    #[schema(minimum = 1)]
     pub workers: u32,
     /// Cores of all of them together; 0 for one each.
     #[serde(default)]
@@ -701,6 +723,7 @@ pub struct AllowanceRequest {
     #[serde(default)]
     pub workers_per_node: u16,
     /// Longest lease in milliseconds.
+    #[schema(minimum = 1)]
     pub duration_ms: u64,
     /// How isolated its workers are; when absent, what the site has as its default.
     #[serde(default)]

@@ -69,7 +69,7 @@ codes! {
     TooLarge = 7, "too_large", 422, Never;
     /// Client and server speak different wire versions.
     VersionMismatch = 8, "version_mismatch", 426, Never;
-    /// Client and worker run different Python or cloudpickle versions.
+    /// Client and worker run different Python or cloudpickle versions, or the node has no Python at all.
     PythonMismatch = 9, "python_mismatch", 422, Never;
     /// The executor could not be started.
     ExecutorFailed = 10, "executor_failed", 502, Later;
@@ -131,6 +131,12 @@ codes! {
     Mismatch = 38, "mismatch", 409, Never;
     /// A message is longer than the room that its receiver has for it.
     Truncated = 39, "truncated", 400, Never;
+    /// A task that this one was to come after did not end well.
+    DependencyFailed = 40, "dependency_failed", 424, Never;
+    /// The node still builds the environment that the workers are to have.
+    EnvironmentBuilding = 41, "environment_building", 503, Later;
+    /// The environment that the workers are to have cannot be built.
+    EnvironmentFailed = 42, "environment_failed", 422, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -62,6 +62,12 @@ pub enum ToExecutor {
         /// For tls and libfabric: the only client key to accept.
         client_key: Option<crate::ids::PublicKey>,
     },
+    /// What this worker prints goes into these from now on, so that it is known which call printed it. Descriptors: the ends to
+    /// write to of two pipes, for standard output and error.
+    Prints {
+        /// Which worker.
+        worker: WorkerIndex,
+    },
     /// Kill and replace this worker.
     Kill {
         /// Which worker.

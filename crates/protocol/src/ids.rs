@@ -92,8 +92,18 @@ byte_id!(/** One registered function: its version for one owner, named by what i
 byte_id!(/** One task, made by whoever submits it: submitting it twice makes one. */ TaskId, 16, "a task id");
 byte_id!(/** One endpoint, drawn at random when it is set up. */ EndpointId, 16, "an endpoint id");
 byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");
+byte_id!(/** BLAKE3 of bytes in the content store, which is their name there. */ ContentHash, 32, "a content hash");
+byte_id!(/** SHA-256 of what a Python environment has, which is its name on a node. */ EnvironmentHash, 32, "an environment's hash");
 byte_id!(/** An Ed25519 public key. */ PublicKey, 32, "an Ed25519 public key");
 byte_id!(/** First eight bytes of the SHA-256 of a public key; lets signing keys rotate. */ KeyId, 8, "a key id");
+
+/// An id whose first six bytes are the time, in milliseconds since the Unix epoch, and the others chance: nobody can guess it, and
+/// books of such ids grow at their end, which is what disks do best.
+pub fn time_first(now_ms: u64, chance: [u8; 16]) -> [u8; 16] {
+    let mut id = chance;
+    id[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
+    id
+}
 
 /// A worker's place among its lease's workers, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]

@@ -8,6 +8,8 @@
 //! - [`executor`]: what a node and its executors say over the executor's one control socket;
 //! - [`fabric`]: what the two ends of a channel over libfabric tell each other;
 //! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection;
+//! - [`contents`]: bytes that stay behind while others speak of them;
+//! - [`environment`]: what Python workers import;
 //! - [`tasks`]: functions, tasks and endpoints in the manager's HTTP bodies;
 //! - [`dispatch`]: what a manager and an endpoint's dispatcher say over the endpoint's own connection.
 //!
@@ -16,8 +18,10 @@
 pub mod accounts;
 pub mod api;
 pub mod blob;
+pub mod contents;
 pub mod dispatch;
 pub mod durations;
+pub mod environment;
 pub mod error;
 pub mod executor;
 pub mod fabric;

@@ -86,7 +86,7 @@ pub enum Request {
 }
 
 /// Where something was printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// Standard output.
@@ -102,6 +102,18 @@ pub struct Piece {
     pub stream: Stream,
     /// What, in hexadecimal.
     pub bytes: String,
+    /// By which call, where the lease has that told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Printer>,
+}
+
+/// A call that printed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Printer {
+    /// On which worker.
+    pub worker: WorkerIndex,
+    /// Its sequence number on the worker's channel.
+    pub sequence: u32,
 }
 
 /// The node's answer.

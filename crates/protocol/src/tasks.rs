@@ -7,18 +7,22 @@ use utoipa::ToSchema;
 
 use crate::api::Runtime;
 use crate::blob::Blob;
+use crate::contents::{Content, Payload};
 use crate::error::{Code, Failure};
 use crate::executor::Form;
 use crate::ids::{CodeHash, EndpointId, FunctionId, TaskId};
+use crate::node_api::Stream;
 
 /// The content type of bodies that are not JSON.
 pub const MESSAGE_PACK: &str = "application/msgpack";
 /// Most bytes of a body that brings functions or tasks.
 pub const MOST_BODY_BYTES: usize = 64 << 20;
-/// Most bytes of one task's result.
+/// Most bytes of one task's result in JSON; others go by reference when they are long.
 pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 /// Most tasks in one submission.
 pub const MOST_TASKS: usize = 100_000;
+/// Most tasks that one may come after.
+pub const MOST_AFTER: usize = 10_000;
 /// The longest tag, name or key.
 pub const MOST_NAME_BYTES: usize = 256;
 /// The longest that a request for outcomes is held open.
@@ -28,6 +32,48 @@ pub const MOST_WAIT_MS: u64 = 30_000;
 pub const JSON_CALL: u8 = 5;
 /// See [`JSON_CALL`].
 pub const JSON_ANSWER: u8 = 4;
+/// Last byte of a payload that has others in it: a call, and the answers that it is made with; see [`join`].
+pub const CALL_WITH_ANSWERS: u8 = 6;
+/// Where parts of a payload may begin, so that what is aligned in them stays so.
+const PART_ALIGN: usize = 64;
+
+/// A call and answers that it is made with, as one payload: the parts, each at a multiple of 64 bytes; where each is and how long
+/// (two u64, little-endian); how many there are (u32); [`CALL_WITH_ANSWERS`].
+pub fn join(parts: &[&[u8]]) -> Vec<u8> {
+    let bytes: usize = parts.iter().map(|part| part.len() + PART_ALIGN + 16).sum();
+    let mut joined = Vec::with_capacity(bytes + 5);
+    let mut table = Vec::with_capacity(16 * parts.len());
+    for part in parts {
+        joined.resize(joined.len().next_multiple_of(PART_ALIGN), 0);
+        for word in [joined.len(), part.len()] {
+            table.extend_from_slice(&(word as u64).to_le_bytes());
+        }
+        joined.extend_from_slice(part);
+    }
+    joined.extend_from_slice(&table);
+    joined.extend_from_slice(&(parts.len() as u32).to_le_bytes());
+    joined.push(CALL_WITH_ANSWERS);
+    joined
+}
+
+/// The parts of what [`join`] made; none of what it did not.
+pub fn parts(joined: &[u8]) -> Option<Vec<&[u8]>> {
+    let (&CALL_WITH_ANSWERS, rest) = joined.split_last()? else {
+        return None;
+    };
+    let (rest, count) = rest.split_last_chunk::<4>()?;
+    let table = usize::try_from(u32::from_le_bytes(*count)).ok()?.checked_mul(16)?;
+    let (rest, table) = rest.split_at_checked(rest.len().checked_sub(table)?)?;
+    let word = |bytes: &[u8]| {
+        let exact = <[u8; 8]>::try_from(bytes).ok()?;
+        usize::try_from(u64::from_le_bytes(exact)).ok()
+    };
+    let part = |entry: &[u8]| {
+        let (start, length) = (word(&entry[..8])?, word(&entry[8..])?);
+        rest.get(start..start.checked_add(length)?)
+    };
+    table.chunks_exact(16).map(part).collect()
+}
 
 /// What one execution of a function needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -69,6 +115,10 @@ pub struct FunctionRegistration {
     /// What runs it; by default whichever Python there is, which suits source.
     #[serde(default = "Runtime::any_python")]
     pub runtime: Runtime,
+    /// The container image that it runs in, as a lease names it; none for workers without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 256)]
+    pub image: Option<String>,
     /// The code itself: the pickle, the library, or the text.
     pub code: Blob,
     /// What one execution needs.
@@ -103,6 +153,9 @@ pub struct FunctionStatus {
     pub form: Form,
     /// What runs it.
     pub runtime: Runtime,
+    /// The container image that it runs in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// What one execution needs.
     pub resources: Resources,
     /// Whether it may be executed again.
@@ -136,7 +189,7 @@ pub struct TaskOptions {
 pub struct TaskSubmission {
     /// What to run.
     pub function: FunctionId,
-    /// Where, by name or id; none where there is one endpoint alone.
+    /// Where, by name or id; none for the manager's own, or, where it has none, for the only one that the caller may use.
     #[serde(default)]
     pub endpoint: Option<String>,
     /// A name of the submitter's for all that belongs together; outcomes are asked for by it.
@@ -162,6 +215,16 @@ pub struct TaskInput {
     pub key: Option<String>,
     /// What the function is called with, as its runtime encodes it.
     pub arguments: Blob,
+    /// The same in the content store, in place of `arguments`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
+    /// Tasks of the same owner's that must have ended well before, submitted earlier, or earlier in the same submission.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 10_000)]
+    pub after: Vec<TaskId>,
+    /// Whether their answers go along with the arguments: for Python functions that were registered as pickles.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub with_answers: bool,
     /// The same in JSON, in place of `arguments`, for Python functions; the result is then JSON, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<JsonCall>,
@@ -194,6 +257,8 @@ pub enum TaskState {
     Queued,
     /// At its endpoint, for a worker that is free, or about to be.
     Waiting,
+    /// At its endpoint, which builds the environment that it runs in.
+    Environment,
     /// On a worker. Executions that take less than some 50 ms are not seen in this state.
     Running,
     /// It has its outcome.
@@ -202,13 +267,20 @@ pub enum TaskState {
 
 impl TaskState {
     /// All, in the order of a task's life.
-    pub const ALL: [Self; 4] = [Self::Queued, Self::Waiting, Self::Running, Self::Done];
+    pub const ALL: [Self; 5] = [
+        Self::Queued,
+        Self::Waiting,
+        Self::Environment,
+        Self::Running,
+        Self::Done,
+    ];
 
     /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
             Self::Waiting => "waiting",
+            Self::Environment => "environment",
             Self::Running => "running",
             Self::Done => "done",
         }
@@ -265,6 +337,9 @@ pub struct TaskOutcome {
     /// What the function answered, as its runtime encodes it.
     #[serde(default, skip_serializing_if = "Blob::is_empty")]
     pub answer: Blob,
+    /// The same in the content store, in place of `answer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
     /// The result, where the call was in JSON and the outcome is asked for in JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
@@ -281,6 +356,11 @@ impl TaskOutcome {
         self
     }
 
+    /// What the function answered, wherever that is.
+    pub fn payload(&self) -> Payload {
+        Payload::of(self.answer.clone(), self.content)
+    }
+
     /// The code of how it ended; none for well.
     pub fn code(&self) -> Option<Code> {
         self.error.as_ref().map(|failure| failure.code)
@@ -294,6 +374,28 @@ pub struct Outcomes {
     pub outcomes: Vec<TaskOutcome>,
     /// What to name as `after` next.
     pub next: u64,
+}
+
+/// What a task has printed: the last 64 KiB of it, for as long as its manager lives and has room for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskPrinted {
+    /// The number of the first byte of `pieces`; more than what was asked for if that is not kept any more.
+    pub from: u64,
+    /// What to ask for next.
+    pub next: u64,
+    /// In the order in which it was printed, as far as one can tell of two streams.
+    pub pieces: Vec<TaskPiece>,
+    /// Whether the task has ended, and all was read.
+    pub over: bool,
+}
+
+/// Something that a task printed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskPiece {
+    /// Standard output or error.
+    pub stream: Stream,
+    /// What. Pieces end anywhere.
+    pub bytes: Blob,
 }
 
 /// Tasks to cancel: those named, or all of a tag.
@@ -322,12 +424,104 @@ pub struct TaskCounts {
     pub queued: u64,
     /// At their endpoint, for a worker.
     pub waiting: u64,
+    /// At their endpoint, which builds the environment that they run in.
+    #[serde(default)]
+    pub environment: u64,
     /// On a worker.
     pub running: u64,
     /// Ended since the manager started.
     pub done: u64,
     /// Of those, not well.
     pub failed: u64,
+}
+
+impl TaskCounts {
+    /// One more in this state, that has not ended.
+    pub fn count(&mut self, state: TaskState) {
+        match state {
+            TaskState::Queued => self.queued += 1,
+            TaskState::Waiting => self.waiting += 1,
+            TaskState::Environment => self.environment += 1,
+            TaskState::Running | TaskState::Done => self.running += 1,
+        }
+    }
+}
+
+/// What an endpoint is, as its owner says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct EndpointSpec {
+    /// For people.
+    pub description: String,
+    /// How it gets nodes: `local`, `slurm`, ...
+    pub provider: String,
+    /// Names of tenants that may run tasks there too; `*` for everyone.
+    pub shared_with: Vec<String>,
+}
+
+/// A site where tasks are to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointRegistration {
+    /// Its name, which no other has.
+    #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,255}$")]
+    pub name: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub spec: EndpointSpec,
+}
+
+/// An endpoint that was registered, and the token with which its dispatcher connects: told this once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewEndpoint {
+    /// For `Authorization: Bearer`. An earlier one of the same endpoint is worth nothing any more.
+    pub token: String,
+    /// `https://address:port` of the manager.
+    pub manager: String,
+    /// Its certificate authority, PEM.
+    pub ca_pem: String,
+    /// How it does.
+    pub status: EndpointStatus,
+}
+
+/// Where a block is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockState {
+    /// In the batch system's queue.
+    Pending,
+    /// On its nodes.
+    Running,
+}
+
+impl BlockState {
+    /// Its name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+        }
+    }
+}
+
+/// Nodes that a site got, or wants, by one job of its batch system: a pilot job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BlockStatus {
+    /// Its name at the endpoint.
+    pub name: String,
+    /// What the batch system calls its job.
+    pub job: String,
+    /// Where it is in its life.
+    pub state: BlockState,
+    /// Nodes that it is for.
+    pub nodes: u32,
+    /// Nodes of it that are there.
+    pub joined: u32,
+    /// When it was submitted. Wall clock, milliseconds since the Unix epoch.
+    pub submitted_at_ms: u64,
+    /// When it ends at the latest; 0 if that is not known, or never.
+    pub ends_at_ms: u64,
+    /// What the batch system says of it, such as why it waits.
+    pub words: String,
 }
 
 /// An endpoint.
@@ -337,12 +531,48 @@ pub struct EndpointStatus {
     pub id: EndpointId,
     /// Its name.
     pub name: String,
+    /// Whose it is.
+    pub owner: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub spec: EndpointSpec,
     /// `up` while its dispatcher is connected, else `down`.
     pub state: String,
     /// Workers that it has now.
     pub workers: u32,
+    /// What it has of a batch system, or asked it for.
+    pub blocks: Vec<BlockStatus>,
     /// Why it has not got more, if it wants more: the words of whoever refused.
     pub trouble: Option<String>,
     /// Its tasks, of all owners.
     pub tasks: TaskCounts,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_joined_comes_apart_again_and_its_parts_are_aligned(
+            given in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..6),
+        ) {
+            let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
+            let joined = join(&given);
+            let found = parts(&joined).unwrap();
+            prop_assert_eq!(&found, &given);
+            for part in found {
+                prop_assert_eq!((part.as_ptr() as usize - joined.as_ptr() as usize) % PART_ALIGN, 0);
+            }
+        }
+
+        #[test]
+        fn nothing_comes_of_bytes_that_nobody_joined(mut bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            bytes.push(CALL_WITH_ANSWERS);
+            // Whatever it says, it does not lead out of what is there.
+            let _ = parts(&bytes);
+        }
+    }
 }

@@ -78,6 +78,8 @@ impl Tool<'_> {
         command
             .args(arguments)
             .current_dir("/")
+            // What this program is to log is not what that one is to say.
+            .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(complaints.try_clone().map_err(ToolError::from)?)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use mayfly_protocol::error::{Code, Failure};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -25,6 +26,9 @@ const RETRIES: usize = 8;
 const PART_BYTES: usize = 32 << 20;
 /// Parts at the same time.
 const PARTS: usize = 4;
+/// Such objects are read in pieces, of which so many are asked for ahead.
+const PIECE_BYTES: usize = 8 << 20;
+const PIECES: usize = 2;
 /// Deletions at the same time.
 const DELETIONS: usize = 16;
 
@@ -95,10 +99,9 @@ impl Objects {
         let until = Instant::now() + PATIENCE;
         loop {
             let bytes = bytes.clone();
-            let stored = if bytes.len() <= PART_BYTES {
-                self.store.put(&path, bytes.into()).await.map(drop)
-            } else {
-                self.put_parts(&path, bytes).await
+            let stored = match bytes.len() <= PART_BYTES {
+                true => self.store.put(&path, bytes.into()).await.map(drop),
+                false => self.put_parts(&path, bytes).await,
             };
             match stored {
                 Err(error) if self.is_swept(&error) && Instant::now() < until => tokio::task::yield_now().await,
@@ -117,16 +120,73 @@ impl Objects {
 
     async fn put_parts(&self, path: &Path, bytes: Bytes) -> Result<(), Error> {
         let upload = self.store.put_multipart(path).await?;
-        let mut writing = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
-        for at in (0..bytes.len()).step_by(PART_BYTES) {
-            if let Err(error) = writing.wait_for_capacity(PARTS).await {
-                // Parts of what is never complete would be kept, and cost.
-                let _ = writing.abort().await;
-                return Err(error);
-            }
-            writing.put(bytes.slice(at..bytes.len().min(at + PART_BYTES)));
+        let writing = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        let parts = (0..bytes.len()).step_by(PART_BYTES);
+        let parts = parts.map(|at| bytes.slice(at..bytes.len().min(at + PART_BYTES)));
+        feed(writing, parts.collect()).await?.finish().await.map(drop)
+    }
+
+    /// Begins an object whose bytes come one after the other. Nothing is there before [`Writing::finish`].
+    pub fn write(&self, name: &str) -> Writing {
+        Writing {
+            objects: self.clone(),
+            name: name.to_owned(),
+            begun: None,
+            held: Vec::new(),
+            held_bytes: 0,
         }
-        writing.finish().await.map(drop)
+    }
+
+    /// Waits until an object that was stored is on the disk. A bucket says so itself.
+    async fn sync(&self, name: &str) -> Result<(), Failure> {
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
+        let path = directory.join(self.path(name).as_ref());
+        let synced = tokio::task::spawn_blocking({
+            let path = path.clone();
+            move || {
+                std::fs::File::open(&path)?.sync_data()?;
+                // Its name, too.
+                path.parent()
+                    .map_or(Ok(()), |parent| std::fs::File::open(parent)?.sync_all())
+            }
+        });
+        let synced = synced.await.map_err(std::io::Error::other).and_then(|synced| synced);
+        synced.map_err(|error| {
+            let text = format!("writing {} to the disk failed: {error}", path.display());
+            Failure::new(Code::StoreFailed, text)
+        })
+    }
+
+    /// How long an object is, and its bytes as they come, if there is one of this name.
+    pub async fn read(&self, name: &str) -> Result<Option<(u64, Reading)>, Failure> {
+        let path = self.path(name);
+        let found = match self.store.get(&path).await {
+            Ok(found) => found,
+            Err(Error::NotFound { source, .. }) if !source.to_string().contains(NO_BUCKET) => return Ok(None),
+            Err(error) => return Err(self.failed("reading", name, error)),
+        };
+        let length = found.meta.size;
+        let (objects, name) = (self.clone(), name.to_owned());
+        if length <= PART_BYTES as u64 {
+            let bytes = found
+                .bytes()
+                .await
+                .map_err(|error| self.failed("reading", &name, error));
+            return Ok(Some((length, futures_util::stream::iter([bytes]).boxed())));
+        }
+        let ranges = (0..length)
+            .step_by(PIECE_BYTES)
+            .map(move |at| at..length.min(at + PIECE_BYTES as u64));
+        let pieces = futures_util::stream::iter(ranges).map(move |range| {
+            let (objects, path, name) = (objects.clone(), path.clone(), name.clone());
+            async move {
+                let piece = objects.store.get_range(&path, range).await;
+                piece.map_err(|error| objects.failed("reading", &name, error))
+            }
+        });
+        Ok(Some((length, pieces.buffered(PIECES).boxed())))
     }
 
     /// An object, if there is one of this name.
@@ -213,6 +273,86 @@ impl Objects {
         };
         Failure::new(code, format!("{doing} `{name}` in {place} failed: {advice} ({text})"))
     }
+}
+
+/// An object's bytes as they come.
+pub type Reading = BoxStream<'static, Result<Bytes, Failure>>;
+
+/// An object that is being written. Dropped before its end, it never was; what a bucket has of it is given up by
+/// [`Writing::abort`] alone.
+pub struct Writing {
+    objects: Objects,
+    name: String,
+    /// Once it is too long to be held.
+    begun: Option<WriteMultipart>,
+    held: Vec<Bytes>,
+    held_bytes: usize,
+}
+
+impl Writing {
+    /// More of it.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        if self.begun.is_none() && self.held_bytes + bytes.len() <= PART_BYTES {
+            self.held_bytes += bytes.len();
+            self.held.push(bytes);
+            return Ok(());
+        }
+        let objects = self.objects.clone();
+        let failed = |error| objects.failed("storing", &self.name, error);
+        let writing = match self.begun.take() {
+            Some(writing) => writing,
+            None => {
+                let path = objects.path(&self.name);
+                let upload = objects.store.put_multipart(&path).await.map_err(failed)?;
+                WriteMultipart::new_with_chunk_size(upload, PART_BYTES)
+            }
+        };
+        let pieces = self.held.drain(..).chain([bytes]).collect();
+        self.begun = Some(feed(writing, pieces).await.map_err(failed)?);
+        Ok(())
+    }
+
+    /// It is whole: from now on it is there, also after a power cut. Answers it, if it was not too long to be held.
+    pub async fn finish(self) -> Result<Option<Bytes>, Failure> {
+        let held = match self.begun {
+            Some(writing) => {
+                let finished = writing.finish().await;
+                finished.map_err(|error| self.objects.failed("storing", &self.name, error))?;
+                None
+            }
+            None => {
+                let whole: Bytes = match &self.held[..] {
+                    [whole] => whole.clone(),
+                    pieces => pieces.concat().into(),
+                };
+                self.objects.put(&self.name, whole.clone()).await?;
+                Some(whole)
+            }
+        };
+        self.objects.sync(&self.name).await?;
+        Ok(held)
+    }
+
+    /// It is not to be.
+    pub async fn abort(self) {
+        if let Some(writing) = self.begun {
+            // Parts of what is never complete would be kept, and cost.
+            let _ = writing.abort().await;
+        }
+    }
+}
+
+/// More of an object, as fast as its parts are taken.
+async fn feed(mut writing: WriteMultipart, pieces: Vec<Bytes>) -> Result<WriteMultipart, Error> {
+    for piece in pieces {
+        if let Err(error) = writing.wait_for_capacity(PARTS).await {
+            // Parts of what is never complete would be kept, and cost.
+            let _ = writing.abort().await;
+            return Err(error);
+        }
+        writing.put(piece);
+    }
+    Ok(writing)
 }
 
 /// How S3 says that there is none.
@@ -358,6 +498,33 @@ mod tests {
             scope.spawn(|| churn("a"));
             scope.spawn(|| churn("b"));
         });
+    }
+
+    #[test]
+    fn what_comes_in_pieces_is_there_as_a_whole_once_it_is_finished_and_not_at_all_where_it_is_not() {
+        let (directory, objects) = here();
+        let piece = Bytes::from(vec![7; 5 << 20]);
+        for pieces in [0, 1, 9] {
+            objects.runtime.block_on(async {
+                let mut writing = objects.objects.write("run/whole");
+                let mut given_up = objects.objects.write("run/given-up");
+                for _ in 0..pieces {
+                    writing.write(piece.clone()).await.unwrap();
+                    given_up.write(piece.clone()).await.unwrap();
+                }
+                given_up.abort().await;
+                writing.finish().await.unwrap();
+                let (length, mut bytes) = objects.objects.read("run/whole").await.unwrap().unwrap();
+                let mut read = 0;
+                while let Some(bytes) = bytes.try_next().await.unwrap() {
+                    assert!(bytes.iter().all(|byte| *byte == 7));
+                    read += bytes.len() as u64;
+                }
+                assert_eq!((length, read), (pieces * piece.len() as u64, length));
+                assert!(objects.objects.read("run/given-up").await.unwrap().is_none());
+            });
+            assert_eq!(std::fs::read_dir(directory.path().join("run")).unwrap().count(), 1);
+        }
     }
 
     #[test]

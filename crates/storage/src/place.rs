@@ -1,7 +1,7 @@
 //! Where a store is.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mayfly_protocol::error::{Code, Failure};
 use url::Url;
@@ -66,6 +66,18 @@ impl Place {
             }
             _ => Ok(place),
         }
+    }
+
+    /// A directory of this host, by its whole path.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] when it does not begin at the root.
+    pub fn of_directory(path: &Path) -> Result<Self, Failure> {
+        let url = Url::from_file_path(path).map_err(|()| {
+            let text = format!("{} is not the whole path of a directory", path.display());
+            Failure::new(Code::InvalidRequest, text)
+        })?;
+        Ok(Self { kind: Kind::File, url })
     }
 
     /// What it is.

@@ -47,16 +47,19 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         });
     }
     match code {
-        // The function itself, and whatever executing it again would end in as well.
-        Code::FunctionError | Code::DeadlineExceeded | Code::OutOfMemory | Code::OutputOverflow => {
-            match terms.retries_left > 0 && !terms.late {
-                true => Fate::Again {
-                    retry: true,
-                    fault: false,
-                },
-                false => Fate::Done,
-            }
-        }
+        // The function itself, and whatever executing it again would end in as well. Where an environment comes from may answer
+        // again.
+        Code::FunctionError
+        | Code::DeadlineExceeded
+        | Code::OutOfMemory
+        | Code::OutputOverflow
+        | Code::EnvironmentFailed => match terms.retries_left > 0 && !terms.late {
+            true => Fate::Again {
+                retry: true,
+                fault: false,
+            },
+            false => Fate::Done,
+        },
         Code::Cancelled
         | Code::LoadFailed
         | Code::PythonMismatch
@@ -64,6 +67,10 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         | Code::InvalidRequest
         | Code::TooLarge
         | Code::Forbidden => Fate::Done,
+        // No site has what it is to run in.
+        Code::NotFound if !begun => Fate::Done,
+        // It was executed, and its answer has no place.
+        Code::QuotaExceeded if begun => Fate::Done,
         // A fault: of the worker, the node, the lease or the dispatcher.
         _ if begun && !terms.repeatable => Fate::As(Code::MaybeExecuted),
         _ if begun && terms.faults + 1 >= MOST_FAULTS => Fate::As(Code::MaybeExecuted),
@@ -80,6 +87,14 @@ mod tests {
 
     use super::*;
 
+    const AGAIN: Fate = Fate::Again {
+        retry: false,
+        fault: false,
+    };
+    const RETRIED: Fate = Fate::Again {
+        retry: true,
+        fault: false,
+    };
     const TERMS: Terms = Terms {
         repeatable: false,
         retries_left: 0,
@@ -90,15 +105,29 @@ mod tests {
 
     #[test]
     fn what_was_not_begun_goes_back_and_what_may_have_been_does_not() {
-        let again = Fate::Again {
-            retry: false,
-            fault: false,
-        };
-        assert_eq!(fate(TERMS, Some(Code::NotExecuted), false), again);
+        assert_eq!(fate(TERMS, Some(Code::NotExecuted), false), AGAIN);
         assert_eq!(
             fate(TERMS, Some(Code::MaybeExecuted), true),
             Fate::As(Code::MaybeExecuted)
         );
+    }
+
+    #[test]
+    fn a_task_whose_answer_is_more_than_its_owner_may_keep_is_not_executed_again() {
+        assert_eq!(fate(TERMS, Some(Code::QuotaExceeded), true), Fate::Done);
+        assert_eq!(fate(TERMS, Some(Code::QuotaExceeded), false), AGAIN);
+    }
+
+    #[test]
+    fn what_cannot_be_prepared_for_a_task_ends_it_unless_it_may_be_tried_again() {
+        for code in [Code::EnvironmentFailed, Code::NotFound, Code::PythonMismatch] {
+            assert_eq!(fate(TERMS, Some(code), false), Fate::Done);
+        }
+        let terms = Terms {
+            retries_left: 1,
+            ..TERMS
+        };
+        assert_eq!(fate(terms, Some(Code::EnvironmentFailed), false), RETRIED);
     }
 
     #[test]
@@ -121,11 +150,7 @@ mod tests {
             retries_left: 1,
             ..TERMS
         };
-        let again = Fate::Again {
-            retry: true,
-            fault: false,
-        };
-        assert_eq!(fate(terms, Some(Code::FunctionError), true), again);
+        assert_eq!(fate(terms, Some(Code::FunctionError), true), RETRIED);
         assert_eq!(fate(TERMS, Some(Code::FunctionError), true), Fate::Done);
     }
 

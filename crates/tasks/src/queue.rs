@@ -73,20 +73,22 @@ impl<T> Queue<T> {
         line
     }
 
+    /// Where tasks of this tenant and priority wait, of which there is about to be one more.
+    fn place(&mut self, tenant: TenantId, priority: i8) -> &mut VecDeque<T> {
+        self.length += 1;
+        let line = self.line(tenant);
+        line.length += 1;
+        line.waiting.entry(Reverse(priority)).or_default()
+    }
+
     /// One more, behind its equals.
     pub fn push(&mut self, tenant: TenantId, priority: i8, task: T) {
-        let line = self.line(tenant);
-        line.waiting.entry(Reverse(priority)).or_default().push_back(task);
-        line.length += 1;
-        self.length += 1;
+        self.place(tenant, priority).push_back(task);
     }
 
     /// One that was taken and could not be sent: before its equals.
-    pub fn push_back(&mut self, tenant: TenantId, priority: i8, task: T) {
-        let line = self.line(tenant);
-        line.waiting.entry(Reverse(priority)).or_default().push_front(task);
-        line.length += 1;
-        self.length += 1;
+    pub fn put_back(&mut self, tenant: TenantId, priority: i8, task: T) {
+        self.place(tenant, priority).push_front(task);
     }
 
     /// The next one.
@@ -147,7 +149,7 @@ mod tests {
         queue.push(tenant(1), 0, 1);
         queue.push(tenant(1), 0, 2);
         let first = queue.pop().unwrap();
-        queue.push_back(tenant(1), 0, first);
+        queue.put_back(tenant(1), 0, first);
         assert_eq!(queue.pop(), Some(1));
     }
 

@@ -11,6 +11,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("mayfly-protocol", 0),
     ("mayfly-fabric", 1),
     ("mayfly-lease", 1),
+    ("mayfly-link", 1),
     ("mayfly-harvest", 1),
     ("mayfly-sandbox", 1),
     ("mayfly-telemetry", 1),

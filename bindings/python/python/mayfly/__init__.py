@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from mayfly._batch import Batch
     from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
+    from mayfly._command import Command, CommandError
     from mayfly._delegation import Delegation
+    from mayfly._durable import Durable, durable
+    from mayfly._environment import Environment
     from mayfly._errors import (
         AccessError,
         CallError,
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
         CapacityError,
         ConnectionFailed,
         DeadlineExceeded,
+        DependencyFailed,
         Error,
         Forked,
         FunctionError,
@@ -52,9 +56,14 @@ __all__ = [
     "CapacityError",
     "Checkpoint",
     "Client",
+    "Command",
+    "CommandError",
     "ConnectionFailed",
     "DeadlineExceeded",
     "Delegation",
+    "DependencyFailed",
+    "Durable",
+    "Environment",
     "Error",
     "Executor",
     "Forked",
@@ -76,6 +85,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "connect",
+    "durable",
     "run",
 ]
 
@@ -84,7 +94,10 @@ _WHERE = {
     "_batch": ("Batch",),
     "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
+    "_command": ("Command", "CommandError"),
     "_delegation": ("Delegation",),
+    "_durable": ("Durable", "durable"),
+    "_environment": ("Environment",),
     "_future": ("Future",),
     "_gang": ("Gang",),
     "_lease": ("Calls", "Function", "Lease"),

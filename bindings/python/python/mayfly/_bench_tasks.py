@@ -15,7 +15,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mayfly
 
 #: What is measured in one turn; there are several, in turns with the peer.
 WARM_UP = 50
@@ -42,12 +45,41 @@ def latencies(call: Callable[[], object], count: int) -> list[float]:
     return samples
 
 
+def answered(submit: Callable[[], Any]) -> object:
+    """The result of one task."""
+    return submit().result()
+
+
 def rate(submit: Callable[[], Any], count: int) -> float:
     """Tasks a second, from the first submission to the last result."""
     start = time.perf_counter()
     for future in [submit() for _ in range(count)]:
         future.result()
     return count / (time.perf_counter() - start)
+
+
+def repeated(client: mayfly.Client, argument: bytes, count: int) -> float:
+    """Answers a second to tasks that are all the same, and may be answered by what one of them answered."""
+    start = time.perf_counter()
+    batch = client.map(noop, [argument] * count, memoize=True)
+    for _ in batch.results():
+        pass
+    return count / (time.perf_counter() - start)
+
+
+def first(client: mayfly.Client) -> float:
+    """Milliseconds until the first result of a function that nobody knew before, where there are workers for it."""
+    namespace: dict[str, Any] = {}
+    exec(f"def fresh():\n    return {time.perf_counter_ns()}", namespace)
+    start = time.perf_counter()
+    client.run(namespace["fresh"]).result()
+    return (time.perf_counter() - start) * 1e3
+
+
+def arguments(size: int) -> Callable[[], bytes]:
+    """Makes arguments of so many bytes, each another, so that none is sent for several tasks."""
+    rest = os.urandom(max(0, size - 8))
+    return lambda: os.urandom(min(size, 8)) + rest
 
 
 def quantile(samples: list[float], part: float) -> float:
@@ -90,20 +122,26 @@ def measure(options: Any) -> dict[str, Any]:
     """What ``mayfly bench tasks`` prints."""
     import mayfly
 
-    argument = os.urandom(options.size)
+    fresh = arguments(options.size)
     own: dict[str, list[float]] = {"latency": [], "rate": []}
     other: dict[str, list[float]] = {"latency": [], "rate": []}
     peer = Parsl(options.parsl, options.workers) if options.parsl else None
     try:
         # As a person would have it: a manager, its node and its dispatcher in one process, on this machine's disk.
         with mayfly.Client._own() as client, mayfly.Executor(client=client) as executor:
+
+            def submit() -> Any:
+                return executor.submit(noop, fresh())
+
             for _ in range(options.rounds):
-                own["latency"] += latencies(lambda: executor.submit(noop, argument).result(), options.calls)
-                own["rate"].append(rate(lambda: executor.submit(noop, argument), options.tasks))
+                own["latency"] += latencies(functools.partial(answered, submit), options.calls)
+                own["rate"].append(rate(submit, options.tasks))
                 if peer is not None:
                     other["latency"] += peer.ask("latency", max(20, options.calls // 4), options.size)
                     other["rate"].append(peer.ask("rate", max(50, options.tasks // 20), options.size))
             workers = max(endpoint["workers"] for endpoint in client.endpoints())
+            repeats = [repeated(client, fresh(), options.tasks) for _ in range(options.rounds)]
+            firsts = [first(client) for _ in range(options.rounds)]
     finally:
         if peer is not None:
             peer.close()
@@ -117,6 +155,8 @@ def measure(options: Any) -> dict[str, Any]:
         "latency_p99_ms": quantile(own["latency"], 0.99),
         "tasks_per_s": quantile(own["rate"], 0.5),
         "tasks_per_s_rounds": own["rate"],
+        "memoized_per_s": quantile(repeats, 0.5),
+        "first_task_ms": quantile(firsts, 0.5),
     }
     if peer is not None:
         found |= {
@@ -133,10 +173,10 @@ def measure(options: Any) -> dict[str, Any]:
 def serve(workers: int) -> None:
     """Measures Parsl's high-throughput executor, as it is asked on standard input."""
     # Of the other interpreter; ours has none.
-    import parsl  # type: ignore[import-not-found]
-    from parsl.config import Config  # type: ignore[import-not-found]
-    from parsl.executors import HighThroughputExecutor  # type: ignore[import-not-found]
-    from parsl.providers import LocalProvider  # type: ignore[import-not-found]
+    import parsl
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.providers import LocalProvider
 
     # Its programs are found by their names.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
@@ -156,12 +196,15 @@ def serve(workers: int) -> None:
             nothing = parsl.python_app(noop)
             for line in sys.stdin:
                 what, count, size = line.split()
-                argument = os.urandom(int(size))
-                submit = functools.partial(nothing, argument)
+                fresh = arguments(int(size))
+
+                def submit(fresh: Callable[[], bytes] = fresh) -> Any:
+                    return nothing(fresh())
+
                 if what == "version":
                     answer: Any = parsl.__version__
                 elif what == "latency":
-                    answer = latencies(lambda submit=submit: submit().result(), int(count))  # type: ignore[misc]
+                    answer = latencies(functools.partial(answered, submit), int(count))
                 else:
                     answer = rate(submit, int(count))
                 print(json.dumps(answer), flush=True)

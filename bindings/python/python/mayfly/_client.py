@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,6 +21,7 @@ from urllib.parse import quote
 import cloudpickle
 
 from mayfly import _native
+from mayfly._environment import Environment, EnvironmentLike, described, environment_of
 from mayfly._gang import at_once
 from mayfly._trace import traceparent
 
@@ -100,15 +101,17 @@ def module_path() -> list[str]:
     return found
 
 
-def runtime() -> dict[str, Any]:
+def runtime(environment: Environment | None = None) -> dict[str, Any]:
     """What workers must run for this process's functions."""
     version = sys.version_info
+    extra = {} if environment is None else {"environment": described(environment)}
     return {
         "kind": "python",
         "version": f"{version.major}.{version.minor}.{version.micro}",
         "cloudpickle": cloudpickle.__version__,
         "executable": sys.executable or None,
         "path": module_path(),
+        **extra,
     }
 
 
@@ -143,6 +146,7 @@ class Client:
         node: str | None = None,
         sandbox: Literal["process", "isolated", "container"] | None = None,
         image: str | os.PathLike[str] | None = None,
+        environment: EnvironmentLike = None,
         readable: Iterable[str | os.PathLike[str]] = (),
         writable: Iterable[str | os.PathLike[str]] = (),
         network: bool = False,
@@ -177,6 +181,9 @@ class Client:
                 ``container`` where an image is named.
             image: what a container is of: a name or path that the site allows, with ``@sha256:...`` behind it to insist
                 on that version. It brings Python and whatever functions import, of the client's own minor version.
+            environment: what functions import, where that is not what the node's Python has: a list of requirements, a
+                requirements or lock file, or a `mayfly.Environment`. The node builds it once; until then there is no
+                place (see ``wait``).
             readable: files and directories of the host that isolated workers may read, as far as the site allows.
             writable: those that they may change too.
             wait: seconds to wait for a place when there is none.
@@ -223,7 +230,10 @@ class Client:
 
         files = [(path, False) for path in wanted.pop("readable")] + [(path, True) for path in wanted.pop("writable")]
         wanted["files"] = [(os.path.abspath(path), writable) for path, writable in files]
-        wanted["runtime"] = json.dumps(runtime()) if wanted["runtime"] == "python" else ""
+        environment = environment_of(wanted.pop("environment"))
+        if environment is not None and wanted["runtime"] != "python":
+            raise ValueError("an environment is of Python's packages; lease with runtime='python'")
+        wanted["runtime"] = json.dumps(runtime(environment)) if wanted["runtime"] == "python" else ""
         wanted["traceparent"] = traceparent()
         wanted["image"] = None if wanted["image"] is None else os.fspath(wanted["image"])
         # It would be shown twice otherwise.
@@ -283,6 +293,8 @@ class Client:
         walltime: float | None = None,
         repeatable: bool = False,
         share: Iterable[str] = (),
+        environment: EnvironmentLike = None,
+        image: str | None = None,
     ) -> Registered:
         """Has the manager keep a function, to be run by its name or id, also by others. The same one again is the same.
 
@@ -295,6 +307,9 @@ class Client:
             walltime: seconds that one execution may take, after which it is ended with all its processes.
             repeatable: whether it may be executed again when it may have been executed already.
             share: names of tenants that may run it too; ``"*"`` for everyone.
+            environment: what it imports, where that is not what the nodes' Python has: a list of requirements, a
+                requirements or lock file, or a `mayfly.Environment`. Nodes build it once for the same content.
+            image: the container image that it runs in instead, as the site names it.
         """
         from mayfly._tasks import Registered, register
 
@@ -308,6 +323,8 @@ class Client:
             walltime=walltime,
             repeatable=repeatable,
             share=share,
+            environment=environment_of(environment),
+            image=image,
         )
         return Registered(status, fn)
 
@@ -374,6 +391,25 @@ class Client:
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{task}"))
         return status
 
+    def output(self, task: str | Future[Any], stream: Literal["out", "err"] | None = None) -> str:
+        """What a durable task has printed so far: the last 64 KiB, while its manager lives.
+
+        Args:
+            task: its id, or its future.
+            stream: ``out`` or ``err`` for standard output or error alone.
+        """
+        from mayfly._output import of_task
+
+        return "".join(text for _, text in of_task(self._native, _id_of(task), stream, follow=False))
+
+    def follow(
+        self, task: str | Future[Any], stream: Literal["out", "err"] | None = None
+    ) -> Iterator[tuple[Literal["out", "err"], str]]:
+        """What a durable task prints, as it does, until it has ended: where, and what. See `output`."""
+        from mayfly._output import of_task
+
+        return of_task(self._native, _id_of(task), stream, follow=True)
+
     def endpoints(self) -> list[dict[str, Any]]:
         """Where tasks can run, and how much they have to do."""
         endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
@@ -439,6 +475,22 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<mayfly.Client of {self._native.describe()}>"
+
+
+#: Seconds that the manager may take to accept a task whose output is asked for.
+_ACCEPTED = 60.0
+
+
+def _id_of(task: str | Future[Any]) -> str:
+    """The id of a task that the manager knows."""
+    if isinstance(task, str):
+        return task
+    named = task.id
+    if not isinstance(named, str):
+        raise TypeError("what calls of a lease print is `Lease.output`; this is for durable tasks")
+    tasks: Any = task._pool
+    tasks.flush(_ACCEPTED)
+    return named
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

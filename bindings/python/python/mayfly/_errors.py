@@ -73,6 +73,10 @@ class StateLost(CallError):
     """The state that the call depends on died with its worker."""
 
 
+class DependencyFailed(CallError):
+    """A task was not executed, as one whose result it was to get did not end well."""
+
+
 class Cancelled(CallError):
     """Ended by its caller."""
 
@@ -120,6 +124,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "lease_expired": LeaseError,
     "lease_ended": LeaseError,
     "no_capacity": CapacityError,
+    "environment_building": CapacityError,
     "quota_exceeded": CapacityError,
     "worker_busy": CapacityError,
     "out_of_memory": CapacityError,
@@ -127,6 +132,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "executor_failed": LoadError,
     "load_failed": LoadError,
     "python_mismatch": LoadError,
+    "environment_failed": LoadError,
     "unknown_function": LoadError,
     "function_error": FunctionError,
     "output_overflow": CallError,
@@ -135,6 +141,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "deadline_exceeded": DeadlineExceeded,
     "state_lost": StateLost,
     "cancelled": Cancelled,
+    "dependency_failed": DependencyFailed,
     "unreachable": ConnectionFailed,
     "protocol_violation": ConnectionFailed,
     "store_failed": ConnectionFailed,

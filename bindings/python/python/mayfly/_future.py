@@ -5,10 +5,12 @@ from __future__ import annotations
 import concurrent.futures as cf
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mayfly import _worker
 from mayfly._errors import Cancelled
 from mayfly._native import Call, Failure, Pool, Task, Tasks
 
@@ -18,9 +20,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Seconds within which a manager accepts what another executor submitted.
+FLUSH = 60.0
 #: Guards the making of conditions and the passage of outcomes; held for some hundred nanoseconds.
 _lock = threading.Lock()
 _DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
+
+
+#: Of the submission that pickles its arguments on this thread: whose it is, and the tasks whose futures are among them.
+_submission = threading.local()
+
+
+class taking:  # noqa: N801 (used as a function)
+    """While arguments are pickled in here, futures of tasks stand for their results. Answers the ids of those."""
+
+    __slots__ = ("_before", "_executor")
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> dict[str, int]:
+        taken: dict[str, int] = {}
+        self._before = getattr(_submission, "now", None)
+        _submission.now = (self._executor, taken)
+        return taken
+
+    def __exit__(self, *_: object) -> None:
+        _submission.now = self._before
 
 
 class Future(cf.Future[T]):
@@ -70,6 +96,17 @@ class Future(cf.Future[T]):
         made = self._made
         assert made is not None
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        now = getattr(_submission, "now", None)
+        if now is None or type(self._call) is not Task or self._decode is not None:
+            text = "a future cannot be pickled: take its result, or give it to a durable task, which waits for it"
+            raise TypeError(text)
+        executor, taken = now
+        tasks: Any = self._pool
+        if tasks is not executor._pool and not tasks.flush(FLUSH):
+            raise cf.TimeoutError(f"the manager did not accept the task {self.id} within {FLUSH} s")
+        return _worker.answer, (taken.setdefault(str(self.id), len(taken)),)
 
     def _watch(self) -> None:
         """Makes this a future that others are told about."""
@@ -225,3 +262,32 @@ class Future(cf.Future[T]):
 
     def __repr__(self) -> str:
         return f"<mayfly.Future {self._call.id} {self._state.lower()}>"
+
+
+class Watching:
+    """Whoever has futures that others are told about, and a helper thread that runs `serve` for them."""
+
+    _watched: dict[int | str, Future[Any]]
+
+    def _watch(self, future: Future[Any]) -> None:
+        self._watched[future._call.id] = future
+        future._call.notify()
+
+    def _ended(self, call: int | str) -> None:
+        future = self._watched.pop(call, None)
+        if future is not None:
+            future._look()
+
+
+def serve(watching: weakref.ref[Watching], pool: Pool | Tasks) -> None:
+    """Looks after futures that others are told about, until the pool is closed or whoever has them is gone."""
+    while True:
+        ended = pool.serve()
+        if not ended:
+            return
+        owner = watching()
+        if owner is None:
+            return
+        for call in ended:
+            owner._ended(call)
+        del owner

@@ -19,7 +19,7 @@ from mayfly import _map, _native, _output, _worker
 from mayfly._delegation import Delegation
 from mayfly._errors import ConnectionFailed
 from mayfly._functions import Functions
-from mayfly._future import Future
+from mayfly._future import Future, Watching, serve
 from mayfly._library import Library
 from mayfly._output import Echo
 from mayfly._progress import Progress
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
 
 
-class Lease(cf.Executor):
+class Lease(Watching, cf.Executor):
     """Workers of your own, until the lease ends. Made by `Client.lease`.
 
     A lease is a `concurrent.futures.Executor`:
@@ -58,12 +58,12 @@ class Lease(cf.Executor):
         self._grant: dict[str, Any] = json.loads(native.grant())
         self._shut = False
         self._lock = threading.Lock()
-        self._watched: dict[int, Future[Any]] = {}
+        self._watched = {}
         self._maps: weakref.WeakSet[_map.Chunks] = weakref.WeakSet()
         self._deadlines: dict[tuple[Any, ...], _native.Options] = {}
         # A lease that is dropped without a shutdown takes its helper, and then its workers, with it.
         weakref.finalize(self, pool.close).atexit = False
-        self._helper = threading.Thread(target=_help, args=(weakref.ref(self), pool), name="mayfly helper", daemon=True)
+        self._helper = threading.Thread(target=serve, args=(weakref.ref(self), pool), name="mayfly helper", daemon=True)
         self._helper.start()
         self._echo = Echo(native) if echo else None
 
@@ -354,15 +354,6 @@ class Lease(cf.Executor):
         if self._shut:
             raise RuntimeError("cannot use a lease after its shutdown")
 
-    def _watch(self, future: Future[Any]) -> None:
-        self._watched[future._call.id] = future
-        future._call.notify()
-
-    def _ended(self, call: int) -> None:
-        future = self._watched.pop(call, None)
-        if future is not None:
-            future._look()
-
 
 def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any]) -> int:
     code = native.put_code(cloudpickle.dumps(fn, protocol=5))
@@ -374,19 +365,6 @@ def _name_of(fn: Callable[..., Any]) -> str:
     named = fn if hasattr(fn, "__qualname__") else getattr(fn, "func", type(fn))
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", type(fn).__qualname__)
     return name if module in (None, "__main__") else f"{module}.{name}"
-
-
-def _help(lease: weakref.ref[Lease], pool: _native.Pool) -> None:
-    while True:
-        ended = pool.serve()
-        if not ended:
-            return
-        owner = lease()
-        if owner is None:
-            return
-        for call in ended:
-            owner._ended(call)
-        del owner
 
 
 class Calls:

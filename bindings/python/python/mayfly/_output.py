@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
+import json
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Literal
 
 from mayfly import _native
@@ -18,14 +21,36 @@ PAUSE = 1.0
 MOMENT = 0.02
 
 
-def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
-    """What a lease's workers have printed so far, as far as it is kept."""
+def _check(stream: str | None) -> None:
     if stream not in (None, "out", "err"):
         raise ValueError(f"stream={stream!r}: ask for 'out', 'err' or None for both")
+
+
+def text(native: _native.Lease, stream: Literal["out", "err"] | None) -> str:
+    """What a lease's workers have printed so far, as far as it is kept."""
+    _check(stream)
     reader, kept = native.printed(), b""
     while pieces := reader.next(MOMENT):
         kept += b"".join(data for is_error, data in pieces if stream is None or is_error == (stream == "err"))
     return kept.decode(errors="replace")
+
+
+def of_task(
+    native: _native.Client, task: str, stream: Literal["out", "err"] | None, *, follow: bool
+) -> Iterator[tuple[Literal["out", "err"], str]]:
+    """What a task prints: all there is, or until it has ended."""
+    _check(stream)
+    decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")}
+    start, wait = 0, round(WAIT * 1000) if follow else 0
+    while True:
+        answer = json.loads(native.get(f"/v1/tasks/{task}/output?from={start}&wait_ms={wait}"))
+        start = answer["next"]
+        for piece in answer["pieces"]:
+            where, text = piece["stream"], decoders[piece["stream"]].decode(base64.b64decode(piece["bytes"]))
+            if text and stream in (None, where):
+                yield where, text
+        if answer["over"] or not (follow or answer["pieces"]):
+            return
 
 
 class Echo:

@@ -11,13 +11,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 import cloudpickle
 
 from mayfly import _worker
+from mayfly._command import Command
+from mayfly._environment import Environment, EnvironmentLike, environment_of
 from mayfly._functions import Functions
-from mayfly._future import Future
+from mayfly._future import Future, Watching, serve, taking
 from mayfly._native import TaskOptions
 from mayfly._native import Tasks as NativeTasks
 
@@ -56,15 +58,20 @@ class Registered:
         return f"<mayfly function {name} {f'v{self.version} ' if self.version else ''}{self.id[:8]}>"
 
 
-class Executor(cf.Executor):
+class Executor(Watching, cf.Executor):
     """Durable tasks as a `concurrent.futures.Executor`.
 
     What was submitted is on the manager's disk, runs on the endpoint whether or not this process goes on, and each task
     ends in one outcome. All of them have a tag, by which they are found again: `Client.tasks`.
 
     Args:
-        endpoint: where they run, by name; needed where there are several.
+        endpoint: where they run, by name, of those that `Client.endpoints` shows; by default that of ``mayfly up``, or
+            the only one that there is.
         client: of which manager; by default the one that `mayfly.connect` finds.
+        durable: whether what is submitted outlives this process. Where it need not, calls go straight to ``workers``
+            workers that are leased for this executor, in microseconds, and end with it; what is only for durable tasks
+            (tag, priority, deadline, retries, memoize) is refused then.
+        workers: how many to lease where it is not durable; by default as many as cores are free.
         tag: a name of your own for all that belongs together; random by default.
         priority: higher ones of yours run first, from -128 to 127.
         deadline: seconds from its submission until a task's end, after which it is ended.
@@ -73,13 +80,24 @@ class Executor(cf.Executor):
         repeatable: whether a task may be executed again when it may have been executed already, as by a node that died.
         memoize: whether a task may have the result of an earlier one of yours with the same function and arguments;
             those that come while it runs wait for it.
+        environment: what functions import, as of `Client.register`, for those that are not registered.
+        image: the container image that they run in instead.
     """
+
+    def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
+        if durable or cls is not Executor:
+            return super().__new__(cls)
+        from mayfly._direct import Direct
+
+        return cast(Self, super().__new__(Direct))
 
     def __init__(
         self,
         endpoint: str | None = None,
         *,
         client: Client | None = None,
+        durable: bool = True,
+        workers: int | None = None,
         tag: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -87,7 +105,13 @@ class Executor(cf.Executor):
         retries: int = 0,
         repeatable: bool = False,
         memoize: bool = False,
+        environment: EnvironmentLike = None,
+        image: str | None = None,
     ) -> None:
+        if workers is not None:
+            raise ValueError(
+                f"workers={workers}: an endpoint decides how many run durable tasks; add durable=False, or leave it out"
+            )
         self._own_client = client is None
         if client is None:
             from mayfly._client import connect
@@ -103,15 +127,15 @@ class Executor(cf.Executor):
             repeatable=repeatable,
             memoize=memoize,
         )
-        self._register = functools.partial(_register, self._pool)
+        self._register = functools.partial(_register, self._pool, environment=environment_of(environment), image=image)
         self._numbers: list[bytes] = []
         self._functions = Functions(self._number)
         self._shut = False
         self._lock = threading.Lock()
-        self._watched: dict[str, Future[Any]] = {}
+        self._watched = {}
         weakref.finalize(self, self._pool.close).atexit = False
         self._helper = threading.Thread(
-            target=_help, args=(weakref.ref(self), self._pool), name="mayfly tasks", daemon=True
+            target=serve, args=(weakref.ref(self), self._pool), name="mayfly tasks", daemon=True
         )
         self._helper.start()
 
@@ -121,13 +145,20 @@ class Executor(cf.Executor):
         return self._pool.tag()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submits a task and answers its future. ``fn`` is a callable, or what `Client.register` answered."""
+        """Submits a task and answers its future. ``fn`` is a callable, or what `Client.register` answered.
+
+        Futures of other tasks may stand among the arguments, also inside lists and the like: the task waits until those
+        have ended, and gets their results in their place, which do not travel through this process. Where one of them
+        does not end well, neither does this task: `DependencyFailed`.
+        """
         return self._submit(fn, args, kwargs, self._options)
 
     def _submit(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future[Any]:
         self._check_open()
         function, arguments = self._known(fn, args)
-        return Future(self._pool.submit(function, arguments, kwargs, options), self._pool, self)
+        with taking(self) as taken:
+            task = self._pool.submit(function, arguments, kwargs, options, taken)
+        return Future(task, self._pool, self)
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Submits a task and awaits its result."""
@@ -168,7 +199,7 @@ class Executor(cf.Executor):
         while chunk := list(islice(items, chunksize)):
             if extra:
                 pickled = cloudpickle.dumps(fn, protocol=5)
-                call = self._pool.submit(self._mapper, (pickled, chunk, star), {}, self._options)
+                call = self._pool.submit(self._mapper, (pickled, chunk, star), {}, self._options, {})
             else:
                 call = self._pool.submit_map(function, chunk, star, self._options)
             futures.append(Future(call, self._pool, self))
@@ -220,15 +251,6 @@ class Executor(cf.Executor):
     def _adopt(self, tasks: list[str]) -> list[Future[Any]]:
         return [Future(task, self._pool, self) for task in self._pool.adopt(tasks)]
 
-    def _watch(self, future: Future[Any]) -> None:
-        self._watched[future._call.id] = future
-        future._call.notify()
-
-    def _ended(self, task: str) -> None:
-        future = self._watched.pop(task, None)
-        if future is not None:
-            future._look()
-
 
 def options(
     *,
@@ -277,13 +299,15 @@ def describe(
     walltime: float | None = None,
     repeatable: bool = False,
     share: Iterable[str] = (),
+    environment: Environment | None = None,
+    image: str | None = None,
 ) -> dict[str, Any]:
     """What the manager is told of a function beside its code."""
     from mayfly._client import runtime
     from mayfly._lease import _PYTHON, _name_of
 
     try:
-        source = inspect.getsource(fn)
+        source = fn.command if isinstance(fn, Command) else inspect.getsource(fn)
     except (OSError, TypeError):
         source = ""
     return {
@@ -291,10 +315,11 @@ def describe(
         "description": (inspect.getdoc(fn) or "") if description is None else description,
         "source": source,
         "form": {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)},
-        "runtime": runtime(),
+        "runtime": runtime(environment),
         "resources": {"cores": cores, "memory_bytes": memory, "walltime_ms": _milliseconds("walltime", walltime)},
         "repeatable": repeatable,
         "shared_with": [share] if isinstance(share, str) else list(share),
+        **({} if image is None else {"image": image}),
     }
 
 
@@ -306,8 +331,8 @@ def register(tasks: NativeTasks, fn: Any, **about: Any) -> dict[str, Any]:
     return status
 
 
-def _register(tasks: NativeTasks, fn: Any) -> bytes:
-    return bytes.fromhex(register(tasks, fn, description="")["id"])
+def _register(tasks: NativeTasks, fn: Any, **about: Any) -> bytes:
+    return bytes.fromhex(register(tasks, fn, description="", **about)["id"])
 
 
 def _in_order(futures: list[Future[T]], timeout: float | None) -> Iterator[T]:
@@ -331,16 +356,3 @@ def _unchunked(futures: list[Future[Any]], timeout: float | None) -> Iterator[An
             if any_failed and type(value) is _worker.Failed:
                 raise failed_item(value)
             yield value
-
-
-def _help(executor: weakref.ref[Executor], tasks: NativeTasks) -> None:
-    while True:
-        ended = tasks.serve()
-        if not ended:
-            return
-        owner = executor()
-        if owner is None:
-            return
-        for task in ended:
-            owner._ended(task)
-        del owner

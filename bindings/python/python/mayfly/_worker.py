@@ -15,6 +15,15 @@ VALUE = 0
 MIXED = 3
 
 
+#: What other tasks answered, while the arguments of a call are unpickled in which they stand.
+answers: list[Any] = []
+
+
+def answer(index: int) -> Any:
+    """What stands in the arguments of a call in place of a task's future."""
+    return answers[index]
+
+
 class Failed:
     """An item of a map that raised: the pickled exception in the place of a result."""
 
@@ -92,9 +101,10 @@ def load_source(source: bytes, entry: str) -> Callable[..., Any]:
     sys.modules[module.__name__] = module
     exec(compile(source, f"<source of {entry}>", "exec"), module.__dict__)
     try:
-        return getattr(module, entry)  # type: ignore[no-any-return]
+        function: Callable[..., Any] = getattr(module, entry)
     except AttributeError:
         raise LookupError(f"the source defines no {entry!r}") from None
+    return function
 
 
 def describe_exception(error: BaseException) -> str:
@@ -166,6 +176,16 @@ def warm_up() -> None:
     gc.collect()
     # A collection in a worker would otherwise write to, and so copy, every page that holds an object.
     gc.freeze()
+
+
+def flush() -> None:
+    """What a call has printed leaves Python's own buffers."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        # What a function has put in their place is its own business.
+        return
 
 
 def after_fork() -> None:

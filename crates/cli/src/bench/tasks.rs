@@ -53,6 +53,10 @@ pub struct TasksReport {
     latency_p99_ms: f64,
     tasks_per_s: f64,
     tasks_per_s_rounds: Vec<f64>,
+    /// Answers a second to tasks that are all the same.
+    memoized_per_s: f64,
+    /// Until the first result of a function that was not known before.
+    first_task_ms: f64,
     #[serde(flatten)]
     parsl: Option<ParslReport>,
 }
@@ -92,7 +96,11 @@ impl fmt::Display for TasksReport {
                 parsl.parsl_tasks_per_s,
             )?;
         }
-        Ok(())
+        writeln!(
+            f,
+            "  {:<24} {:>10.0} answers/s where all are the same, {:.1} ms to the first of a new function",
+            "", self.memoized_per_s, self.first_task_ms
+        )
     }
 }
 

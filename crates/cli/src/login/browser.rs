@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use mayfly_client::encoded;
 use mayfly_protocol::error::{Code, Failure};
 use sha2::{Digest, Sha256};
 
@@ -46,7 +47,7 @@ pub fn id_token(provider: &Provider<'_>, address: &str) -> Result<String, Failur
     ];
     let asked: Vec<String> = asked
         .iter()
-        .map(|(name, value)| format!("{name}={}", escaped(value)))
+        .map(|(name, value)| format!("{name}={}", encoded(value)))
         .collect();
     let mark = if address.contains('?') { '&' } else { '?' };
     tell(&format!(
@@ -143,19 +144,7 @@ fn serve(stream: &TcpStream, state: &str) -> Option<Result<String, Failure>> {
     Some(came)
 }
 
-/// As a part of a query.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => escaped.push(byte as char),
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
-}
-
-/// The opposite.
+/// The opposite of `encoded`.
 fn plain(escaped: &str) -> String {
     let bytes = escaped.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -184,7 +173,7 @@ mod tests {
     #[test]
     fn a_query_says_what_went_into_it() {
         let text = "http://127.0.0.1:8/a b&c=d/ü%";
-        assert_eq!(plain(&escaped(text)), text);
+        assert_eq!(plain(&encoded(text)), text);
         assert_eq!(plain("a+b%2"), "a b%2");
     }
 

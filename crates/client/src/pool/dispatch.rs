@@ -32,6 +32,8 @@ const REJECTED_AT_MOST: Duration = Duration::from_millis(1);
 /// A worker that rejected a call gets no other for so long, and twice as long each time that it rejects again.
 const FIRST_REST: Duration = Duration::from_micros(100);
 const MOST_DOUBLINGS: u32 = 7;
+/// Calls of a worker that are remembered: some more than may be outstanding, for those that ended.
+const REMEMBERED: usize = 256;
 /// A worker that is busy with long calls still has one more waiting, so that it never idles between two.
 const SMALLEST_DEPTH: usize = 2;
 
@@ -80,6 +82,8 @@ enum Loaded {
 struct Worker {
     channel: Option<Channel>,
     in_flight: VecDeque<(u32, InFlight)>,
+    /// The last calls that were sent over its channel, if they are to be remembered.
+    recent: VecDeque<(u32, CallId)>,
     loaded: HashMap<FunctionId, Loaded>,
     /// Memory for the outputs of outstanding calls that wanted some, by their numbers.
     rooms: VecDeque<(u32, Buffer)>,
@@ -131,6 +135,7 @@ impl Dispatch {
             workers.push(Worker {
                 channel: Some(lease.channel(WorkerIndex(index), &options.channel)?),
                 in_flight: VecDeque::new(),
+                recent: VecDeque::new(),
                 loaded: HashMap::new(),
                 rooms: VecDeque::new(),
                 parked: VecDeque::new(),
@@ -361,6 +366,10 @@ impl Dispatch {
         match sent {
             Ok(sequence) => {
                 channel.count_sent();
+                if self.options.remembers {
+                    worker.recent.truncate(REMEMBERED - 1);
+                    worker.recent.push_front((sequence, id));
+                }
                 if let Some(room) = room {
                     worker.rooms.push_back((sequence, room));
                 }

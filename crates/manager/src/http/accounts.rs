@@ -102,6 +102,7 @@ pub(crate) struct Wanted {
     #[serde(default = "for_ever")]
     until: u64,
     /// `next` of the page before.
+    #[param(pattern = "^[0-9]+-[0-9a-fA-F]{32}$")]
     after: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Functions, tasks and endpoints over HTTP.
+//! Functions and tasks over HTTP.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use axum::routing::{get, post};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, EndpointStatus, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES,
-    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskStatus, TaskSubmission,
+    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes,
+    TaskCounts, TaskOutcome, TaskPrinted, TaskStatus, TaskSubmission,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -39,25 +39,19 @@ pub fn routes() -> Router<Api> {
         .route("/v1/tasks/cancel", post(cancel_tasks))
         .route("/v1/tasks/{id}", get(show_task))
         .route("/v1/tasks/{id}/outcome", get(show_outcome))
+        .route("/v1/tasks/{id}/output", get(show_output))
         .route("/v1/outcomes", get(list_outcomes))
-        .route("/v1/endpoints", get(list_endpoints))
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
 }
 
 /// The end of a path that names a task.
 type TaskPath = Result<Path<TaskId>, PathRejection>;
 
-fn tenant_name(control: &Control, tenant: TenantId) -> String {
-    let world = control.world();
-    let account = world.tenants.get(&tenant);
-    account.map_or_else(|| tenant.to_string(), |account| account.record.name.clone())
-}
-
-fn submitter(control: &Control, caller: &Caller) -> Submitter {
+pub fn submitter(control: &Control, caller: &Caller) -> Submitter {
     let tenant = caller.bearer.tenant;
     Submitter {
         tenant,
-        name: tenant_name(control, tenant),
+        name: control.tenant_name(tenant),
     }
 }
 
@@ -67,12 +61,13 @@ fn status_of(control: &Control, function: &FunctionRecord) -> FunctionStatus {
         id: function.id,
         name: function.name.clone(),
         version: function.version,
-        owner: tenant_name(control, function.tenant),
+        owner: control.tenant_name(function.tenant),
         description: spec.description,
         source: spec.source,
         hash: function.hash,
         form: spec.form,
         runtime: spec.runtime,
+        image: spec.image,
         resources: spec.resources,
         repeatable: spec.repeatable,
         shared_with: spec.shared_with,
@@ -184,8 +179,9 @@ pub(crate) async fn submit_tasks(
 pub struct Listing {
     /// Of one tag.
     tag: Option<String>,
+    /// Of one endpoint.
+    endpoint: Option<String>,
     /// Older ones than this: the last of the page before.
-    #[param(value_type = Option<String>)]
     before: Option<TaskId>,
     /// At most; 100 by default, 10,000 at most.
     limit: Option<u32>,
@@ -206,13 +202,25 @@ pub(crate) async fn list_tasks(
     if asked.everybody {
         caller.is(Role::Operator)?;
     }
+    let tasks = control.tasks()?;
+    let endpoint = match asked.endpoint {
+        None => None,
+        // Of one that is gone, its tasks still tell the id.
+        Some(wanted) => Some(match tasks.endpoint(&wanted) {
+            Some(found) => found.id,
+            None => wanted
+                .parse()
+                .map_err(|_| refuse(Code::NotFound, format!("there is no endpoint `{wanted:.80}`")))?,
+        }),
+    };
     let query = TaskQuery {
         tenant: (!asked.everybody).then_some(caller.bearer.tenant),
         tag: asked.tag,
+        endpoint,
         before: asked.before,
         limit: asked.limit.unwrap_or(100).min(MOST_ENTRIES),
     };
-    let listed: Vec<TaskStatus> = control.tasks()?.list(query).await?;
+    let listed: Vec<TaskStatus> = tasks.list(query).await?;
     Ok(packed.answer(listed))
 }
 
@@ -297,6 +305,33 @@ pub(crate) async fn show_outcome(
     Ok(packed.answer(if packed.is() { outcome } else { outcome.shown() }))
 }
 
+/// From where on to read what a task prints.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default)]
+pub struct Reading {
+    /// The first byte that is wanted; what an earlier answer called `next`.
+    from: u64,
+    /// Milliseconds to wait until there is something; 30,000 at most.
+    wait_ms: u64,
+}
+
+/// What a task prints on standard output and error, while it runs or soon after.
+#[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = TaskId, Path), Reading), security(("bearer" = [])),
+    responses((status = 200, body = TaskPrinted), (status = "default", body = ErrorBody)))]
+pub(crate) async fn show_output(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: TaskPath,
+    query: Result<Query<Reading>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let asked = asked(query)?;
+    let status = task_at(&control, &caller, path).await?;
+    let printed = control.tasks()?.output(&status, asked.from, patience(asked.wait_ms));
+    Ok(packed.answer(printed.await))
+}
+
 /// Which outcomes to answer.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -336,15 +371,4 @@ pub(crate) async fn list_outcomes(
         outcomes.outcomes = outcomes.outcomes.into_iter().map(TaskOutcome::shown).collect();
     }
     Ok(packed.answer(outcomes))
-}
-
-/// Endpoints, and how they do.
-#[utoipa::path(get, path = "/v1/endpoints", security(("bearer" = [])),
-    responses((status = 200, body = [EndpointStatus]), (status = "default", body = ErrorBody)))]
-pub(crate) async fn list_endpoints(
-    _: Caller,
-    packed: Packed,
-    Shared(control): Shared<Api>,
-) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.endpoints()))
 }

@@ -136,9 +136,9 @@ impl Store for MemoryStore {
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         let mut kept = self.kept();
-        if let As::Client(_) = bearer.speaks {
+        if bearer.speaks.is_named() {
             kept.bearers.retain(|_, other| {
-                !matches!(other.speaks, As::Client(_)) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
+                !other.speaks.is_like(bearer.speaks) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
             });
         }
         kept.bearers.insert(bearer.hash, bearer);

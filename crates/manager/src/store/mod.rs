@@ -298,15 +298,28 @@ pub enum As {
     Join,
     /// The node that it is bound to.
     Node,
+    /// The dispatcher of the endpoint that its name is the id of.
+    Endpoint,
 }
 
 impl As {
+    /// Whether a new bearer of this kind replaces the earlier one of the same kind, tenant and name.
+    pub fn is_named(self) -> bool {
+        matches!(self, Self::Client(_) | Self::Endpoint)
+    }
+
+    /// Whether both are of one kind, whatever their roles.
+    pub fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+
     /// As it is kept.
     fn name(self) -> &'static str {
         match self {
             Self::Client(role) => role.name(),
             Self::Join => "join",
             Self::Node => "node",
+            Self::Endpoint => "endpoint",
         }
     }
 
@@ -314,6 +327,7 @@ impl As {
     fn from_name(name: &str) -> Self {
         match name {
             "join" => Self::Join,
+            "endpoint" => Self::Endpoint,
             other => Role::from_name(other).map_or(Self::Node, Self::Client),
         }
     }
@@ -328,7 +342,8 @@ pub struct Bearer {
     pub speaks: As,
     /// On whose behalf.
     pub tenant: TenantId,
-    /// What it is for, for people; a client's token replaces that tenant's earlier one of the same name.
+    /// What it is for, for people; a client's token replaces that tenant's earlier one of the same name, and an endpoint's that
+    /// endpoint's earlier one.
     pub name: String,
     /// Whether its bearer may look and not touch.
     pub read_only: bool,

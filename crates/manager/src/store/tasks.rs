@@ -1,11 +1,12 @@
 //! What must survive of functions and tasks. All of it is on the disk before anybody hears that it is.
 
 use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::Attempt;
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Resources, TaskOutcome};
+use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -24,6 +25,9 @@ pub struct FunctionSpec {
     pub form: Form,
     /// What runs it.
     pub runtime: mayfly_protocol::api::Runtime,
+    /// The container image that it runs in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// What one execution needs.
     pub resources: Resources,
     /// Whether it may be executed again.
@@ -58,6 +62,10 @@ pub struct EndpointRecord {
     pub id: EndpointId,
     /// Its name, which no other has.
     pub name: String,
+    /// Whose it is; nobody's where it is the manager's own.
+    pub tenant: TenantId,
+    /// What it is.
+    pub spec: EndpointSpec,
 }
 
 /// What is known of a task from its acceptance on.
@@ -83,7 +91,31 @@ pub struct TaskSpec {
     pub deadline_at_ms: u64,
     /// Wall clock.
     pub submitted_at_ms: u64,
+    /// Tasks that must have ended well before.
+    pub after: Vec<TaskId>,
+    /// Whether their answers go along with the arguments.
+    pub with_answers: bool,
 }
+
+/// What an execution is given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    /// What the function is called with.
+    pub arguments: Payload,
+    /// What those answered that come before, where that goes along; none for one that is forgotten.
+    pub answers: Vec<Option<Payload>>,
+}
+
+impl Given {
+    /// How many bytes are in it.
+    pub fn bytes_here(&self) -> usize {
+        let parts = self.answers.iter().flatten().chain([&self.arguments]);
+        parts.map(Payload::bytes_here).sum()
+    }
+}
+
+/// How a task that others come after ended: whose it is, and why not well.
+pub type Ending = (TenantId, Option<Failure>);
 
 /// How often a task was executed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -104,7 +136,7 @@ pub struct NewTask {
     /// With one attempt if it is sent as soon as it is kept.
     pub tries: Tries,
     /// What its function is called with.
-    pub arguments: Blob,
+    pub arguments: Payload,
 }
 
 /// A task that has ended.
@@ -140,6 +172,8 @@ pub struct TaskQuery {
     pub tenant: Option<TenantId>,
     /// Of one tag.
     pub tag: Option<String>,
+    /// Of one endpoint.
+    pub endpoint: Option<EndpointId>,
     /// Earlier ones than this: the last of the page before.
     pub before: Option<TaskId>,
     /// At most.
@@ -157,6 +191,10 @@ pub struct TaskSnapshot {
     pub tasks: Vec<TaskRecord>,
     /// The greatest number of an outcome.
     pub last_number: u64,
+    /// How those ended that tasks come after which have not.
+    pub endings: Vec<(TaskId, Option<Failure>)>,
+    /// How many bytes of contents tenants have.
+    pub contents: Vec<(TenantId, u64)>,
 }
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
@@ -170,14 +208,20 @@ pub trait TaskStore: Send + Sync + 'static {
     /// A function's code.
     fn code(&self, function: FunctionId) -> Pending<Option<Blob>>;
 
-    /// Keeps an endpoint; answers the one that has the name already, if there is one.
+    /// Keeps an endpoint. One that has the name already keeps its id, and changes only for its owner; answers what is kept.
     fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord>;
+
+    /// Forgets an endpoint.
+    fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()>;
 
     /// Keeps tasks, and answers which were not known before.
     fn enqueue(&self, tasks: Vec<NewTask>) -> Pending<Vec<bool>>;
 
-    /// Executions are about to begin; answers the arguments of those tasks for which they are wanted.
-    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Blob>>;
+    /// Executions are about to begin; answers what those are given for which that is wanted.
+    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Given>>;
+
+    /// How tasks ended; none for those that have not, or are not known.
+    fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
 
     /// Tasks ended. Their arguments are not kept.
     fn end(&self, tasks: Vec<EndedTask>) -> Pending<()>;
@@ -193,6 +237,19 @@ pub trait TaskStore: Send + Sync + 'static {
 
     /// Tasks, the latest first.
     fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>>;
+
+    /// Keeps that a tenant's content is stored; whether that was not known.
+    fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool>;
+
+    /// Contents of a tenant that are about to be used, which keeps them for a while; none where there is no such content.
+    fn use_contents(&self, tenant: TenantId, hashes: Vec<ContentHash>, now_ms: u64) -> Pending<Vec<Option<Content>>>;
+
+    /// Contents that no task has and nobody used since this time, some at a time: from now on they are not known, and are
+    /// answered until they are [dropped](Self::drop_contents).
+    fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>>;
+
+    /// Unused contents are deleted.
+    fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()>;
 
     /// Forgets tasks that ended before this time, some at a time: begins behind `from`, and answers where to go on, if anywhere.
     fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>>;

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended};
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TaskId};
 use mayfly_protocol::tasks::TaskOutcome;
 use tokio::sync::mpsc;
 
 use super::memo::Key;
-use super::{Ending, Place, State, Tasks};
+use super::{Ending, Place, State, Tasks, late};
 use crate::control::now_ms;
 use crate::store::tasks::EndedTask;
 use crate::store::{Pending, StoreError};
@@ -33,7 +33,7 @@ impl Tasks {
     pub(super) fn end_unexecuted(&self, state: &mut State, ended: Vec<Ending>) {
         let tasks = ended
             .into_iter()
-            .map(|(id, error)| unexecuted(id, error, Blob::default()));
+            .map(|(id, error)| unexecuted(id, error, Payload::default()));
         self.end(state, tasks.collect(), None);
     }
 
@@ -59,7 +59,7 @@ impl Tasks {
                 (_, started_at_ms) => started_at_ms,
             };
             let attempts = live.tries.attempts;
-            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.len());
+            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
             state.last_number = number;
             if let Some(key) = led {
                 match &one.error {
@@ -68,13 +68,15 @@ impl Tasks {
                 }
             }
             kept.push(one.attempt);
+            let (answer, content) = one.answer.split();
             tasks.push(EndedTask {
                 outcome: TaskOutcome {
                     id,
                     number,
                     error: one.error,
                     raised: one.raised,
-                    answer: one.answer,
+                    answer,
+                    content,
                     result: None,
                     attempts,
                 },
@@ -101,6 +103,7 @@ impl Tasks {
     fn publish(&self, tasks: Vec<EndedTask>, kept: Option<(EndpointId, Vec<Attempt>)>) {
         let mut state = self.state();
         let mut told: Vec<Arc<super::Tag>> = Vec::new();
+        let mut awaited = Vec::new();
         for task in tasks {
             state.published = task.outcome.number;
             let Some(live) = state.live.remove(&task.outcome.id) else {
@@ -113,6 +116,9 @@ impl Tasks {
             let ended = state.ended.entry(live.tenant).or_default();
             ended.done += 1;
             ended.failed += u64::from(task.outcome.error.is_some());
+            if state.later.contains_key(&task.outcome.id) {
+                awaited.push((task.outcome.id, task.outcome.error.clone()));
+            }
             live.tag.add(task.outcome);
             if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {
                 told.push(live.tag);
@@ -121,6 +127,7 @@ impl Tasks {
         if let Some((endpoint, attempts)) = kept {
             state.tell_kept(endpoint, attempts);
         }
+        self.go_on(&mut state, &awaited);
         drop(state);
         for tag in told {
             tag.tell();
@@ -138,8 +145,8 @@ impl State {
     }
 
     /// Tasks that waited for this answer, and have it.
-    fn answered(&mut self, key: Key, answer: &Blob) -> Vec<Ended> {
-        let mut followers = self.memo.answered(key, answer);
+    fn answered(&mut self, key: Key, answer: &Payload) -> Vec<Ended> {
+        let mut followers = self.memo.answered(key, answer, now_ms());
         followers.retain(|task| self.is_following(*task));
         followers
             .into_iter()
@@ -149,14 +156,10 @@ impl State {
 }
 
 /// The end of a task that was not executed itself.
-pub fn unexecuted(task: TaskId, error: Option<Failure>, answer: Blob) -> Ended {
+pub fn unexecuted(task: TaskId, error: Option<Failure>, answer: Payload) -> Ended {
     Ended {
-        attempt: Attempt { task, number: 0 },
-        error,
-        raised: false,
-        begun: false,
         answer,
-        took_us: 0,
+        ..Ended::unexecuted(Attempt { task, number: 0 }, error)
     }
 }
 
@@ -188,12 +191,11 @@ pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishin
 }
 
 /// What a task ends with in place of what was told.
-pub fn instead(code: mayfly_protocol::error::Code, told: Option<&Failure>) -> Failure {
-    use mayfly_protocol::error::Code;
+pub fn instead(code: Code, told: Option<&Failure>) -> Failure {
     let told = told.map_or_else(String::new, |failure| format!(": {}", failure.message));
     let text = match code {
         Code::Cancelled => "the task was cancelled while it may have been running".into(),
-        Code::DeadlineExceeded => "the task's deadline passed before it ended; allow more time, or more workers".into(),
+        Code::DeadlineExceeded => return late(),
         Code::MaybeExecuted => format!(
             "the task may have been executed, and is not executed again, as its owner did not say that it is repeatable{told}"
         ),

@@ -1,17 +1,18 @@
 //! What a dispatcher says.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TaskId};
+use mayfly_protocol::ids::EndpointId;
 use mayfly_tasks::{Fate, Terms, fate};
 use tokio::sync::mpsc;
 
+use super::endpoints::own;
 use super::finish::instead;
-use super::{Link, Place, State, Tasks, fresh_endpoint};
+use super::{Endpoint, Link, Live, Place, State, Tasks};
 
 /// Most messages that are looked at under one hold of the lock.
 const AT_ONCE: usize = 256;
@@ -25,35 +26,56 @@ pub struct Conversation {
 }
 
 impl Tasks {
-    /// A dispatcher connects for the endpoint of this name, which is made if there is none.
+    /// A dispatcher in this process connects for the manager's own endpoint of this name, which is made if there is none.
     pub async fn attach(self: &Arc<Self>, name: &str) -> Result<Conversation, Failure> {
-        let record = self.store.endpoint(fresh_endpoint(name)).wait().await?;
+        let record = self.store.endpoint(own(name)).wait().await?;
         let id = record.id;
+        let mut state = self.state();
+        let endpoint = state.endpoints.entry(id).or_insert_with(|| Endpoint::new(record));
+        // It ends with this process, so that it has nothing yet.
+        let conversation = self.link(endpoint, 0, false);
+        let lost = state.on_holds(id, 0, &[]);
+        self.on_ended(&mut state, id, lost);
+        Ok(conversation)
+    }
+
+    /// A dispatcher at another host connects.
+    pub fn connect(self: &Arc<Self>, id: EndpointId, instance: u64) -> Result<Conversation, Failure> {
+        let mut state = self.state();
+        let Some(endpoint) = state.endpoints.get_mut(&id) else {
+            let text = format!("there is no endpoint {id} any more; set it up anew");
+            return Err(Failure::new(Code::NotFound, text));
+        };
+        if endpoint.link.as_ref().is_some_and(|link| link.instance != instance) {
+            let text = format!(
+                "the endpoint `{}` is connected already, by another process; stop that one",
+                endpoint.record.name
+            );
+            return Err(Failure::new(Code::AddressInUse, text));
+        }
+        Ok(self.link(endpoint, instance, true))
+    }
+
+    fn link(self: &Arc<Self>, endpoint: &mut Endpoint, instance: u64, keeps: bool) -> Conversation {
         let (outgoing, heard) = mpsc::unbounded_channel();
         let (said, hearing) = mpsc::unbounded_channel();
-        let mut state = self.state();
-        let endpoint = state
-            .endpoints
-            .entry(id)
-            .or_insert_with(|| super::Endpoint::new(record));
         endpoint.links += 1;
-        let number = endpoint.links;
+        let (id, number) = (endpoint.record.id, endpoint.links);
         endpoint.link = Some(Link {
             number,
-            // It ends with this process.
-            keeps: false,
+            instance,
+            keeps,
             outgoing,
             tenants: HashSet::new(),
             programs: HashSet::new(),
+            suits: HashMap::new(),
         });
         (endpoint.room, endpoint.held, endpoint.workers) = (0, 0, 0);
-        let wake = Arc::clone(&endpoint.wake);
-        drop(state);
         tokio::spawn(hear(Arc::downgrade(self), id, number, hearing));
         if number == 1 {
-            tokio::spawn(super::send::run(Arc::downgrade(self), id, wake));
+            tokio::spawn(super::send::run(Arc::downgrade(self), id, Arc::clone(&endpoint.wake)));
         }
-        Ok(Conversation { heard, said })
+        Conversation { heard, said }
     }
 
     fn on_messages(&self, id: EndpointId, number: u64, messages: &mut Vec<FromDispatcher>) {
@@ -72,7 +94,9 @@ impl Tasks {
                 return;
             };
             match message {
-                FromDispatcher::Holds(held) => ended.extend(state.on_holds(id, &held)),
+                FromDispatcher::Hello { instance, holds, .. } => {
+                    ended.extend(state.on_holds(id, instance, &holds));
+                }
                 FromDispatcher::Room { tasks } => {
                     endpoint.room = tasks;
                     endpoint.wake.notify_one();
@@ -81,6 +105,12 @@ impl Tasks {
                     endpoint.workers = count;
                     endpoint.trouble = trouble;
                 }
+                FromDispatcher::Blocks { blocks, trouble } => {
+                    (endpoint.blocks, endpoint.block_trouble) = (blocks, trouble);
+                }
+                FromDispatcher::Suits { function, refusal } => state.on_suits(id, function, refusal),
+                FromDispatcher::Building(attempts) => state.on_building(&attempts),
+                FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),
                 FromDispatcher::Ended(more) => ended.extend(more),
             }
@@ -100,7 +130,7 @@ impl Tasks {
                 stale.push(one.attempt);
                 continue;
             };
-            if live.tries.attempts != one.attempt.number || !matches!(live.place, Place::Sent | Place::Running) {
+            if live.tries.attempts != one.attempt.number || !live.is_out() {
                 stale.push(one.attempt);
                 continue;
             }
@@ -131,10 +161,10 @@ impl Tasks {
                 Fate::Done => last.push(one),
                 Fate::As(code) => {
                     one.error = Some(instead(code, one.error.as_ref()));
-                    (one.answer, one.raised) = (Blob::default(), false);
+                    (one.answer, one.raised) = (Payload::default(), false);
                     last.push(one);
                 }
-                Fate::Again { .. } => endpoint.queue.push_back(tenant, priority, task),
+                Fate::Again { .. } => endpoint.queue.put_back(tenant, priority, task),
             }
         }
         if let Some(endpoint) = state.endpoints.get(&id) {
@@ -154,47 +184,75 @@ impl State {
         }
     }
 
-    /// A dispatcher says what it has. What it should have and has not, may have been executed by an earlier one.
-    fn on_holds(&mut self, id: EndpointId, held: &[Attempt]) -> Vec<Ended> {
+    /// A dispatcher says what it has. What it should have and has not may have been executed by an earlier process; by the same
+    /// one it was never received.
+    fn on_holds(&mut self, id: EndpointId, instance: u64, held: &[Attempt]) -> Vec<Ended> {
+        for attempt in held {
+            // That a repeatable task was sent is not always written down: a manager that was started again hears of it now.
+            let live = self.live.get_mut(&attempt.task).filter(|live| live.endpoint == id);
+            let adopts = |live: &&mut Live| live.place == Place::Queued && live.tries.attempts < attempt.number;
+            if let Some(live) = live.filter(adopts) {
+                live.place = Place::Sent;
+                live.tries.attempts = attempt.number;
+            }
+        }
         let held: HashSet<Attempt> = held.iter().copied().collect();
-        let at_it = |place| matches!(place, Place::Sent | Place::Running);
         let own = self
             .live
             .iter()
-            .filter(|(_, live)| live.endpoint == id && at_it(live.place));
+            .filter(|(_, live)| live.endpoint == id && live.is_out());
         let (kept, lost): (Vec<_>, Vec<_>) = own
-            .map(|(task, live)| live.attempt(*task))
-            .partition(|attempt| held.contains(attempt));
+            .map(|(task, live)| (live.attempt(*task), live.cancelled || live.late))
+            .partition(|(attempt, _)| held.contains(attempt));
         // Those that are lost are taken off when they end.
         let count = u32::try_from(kept.len() + lost.len()).unwrap_or(u32::MAX);
+        let mut received = true;
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.held = count;
+            received = endpoint.instance.replace(instance) != Some(instance);
         }
-        let foreign = held
-            .difference(&kept.into_iter().collect())
-            .copied()
-            .collect::<Vec<_>>();
-        if !foreign.is_empty() {
-            self.tell(id, ToDispatcher::Cancel(foreign));
+        // What ended meanwhile, or is to end, and was told to nobody.
+        let wanted: HashSet<Attempt> = kept
+            .into_iter()
+            .filter(|(_, unwanted)| !unwanted)
+            .map(|(attempt, _)| attempt)
+            .collect();
+        let unwanted: Vec<Attempt> = held.difference(&wanted).copied().collect();
+        if !unwanted.is_empty() {
+            self.tell(id, ToDispatcher::Cancel(unwanted));
         }
-        let failure = Failure::new(Code::MaybeExecuted, "its dispatcher ended while it had the task");
-        let lost = lost.into_iter().map(|attempt| Ended {
-            attempt,
-            error: Some(failure.clone()),
-            raised: false,
-            begun: true,
-            answer: Blob::default(),
-            took_us: 0,
+        let failure = match received {
+            true => Failure::new(Code::MaybeExecuted, "its dispatcher ended while it had the task"),
+            false => Failure::new(
+                Code::NotExecuted,
+                "the way to its dispatcher broke before it got the task",
+            ),
+        };
+        let lost = lost.into_iter().map(|(attempt, _)| Ended {
+            begun: received,
+            ..Ended::unexecuted(attempt, Some(failure.clone()))
         });
         lost.collect()
+    }
+
+    /// What is at its dispatcher, in one of these places.
+    fn at(&mut self, attempt: &Attempt, places: &[Place]) -> Option<&mut Live> {
+        let live = self.live.get_mut(&attempt.task)?;
+        (places.contains(&live.place) && live.tries.attempts == attempt.number).then_some(live)
+    }
+
+    fn on_building(&mut self, attempts: &[Attempt]) {
+        for attempt in attempts {
+            if let Some(live) = self.at(attempt, &[Place::Sent]) {
+                live.place = Place::Building;
+            }
+        }
     }
 
     fn on_running(&mut self, attempts: &[Attempt]) {
         let now_ms = crate::control::now_ms();
         for attempt in attempts {
-            let task: TaskId = attempt.task;
-            let live = self.live.get_mut(&task);
-            if let Some(live) = live.filter(|live| live.place == Place::Sent && live.tries.attempts == attempt.number) {
+            if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
                 live.place = Place::Running;
                 live.started_at_ms = now_ms;
             }
@@ -217,5 +275,6 @@ async fn hear(tasks: Weak<Tasks>, id: EndpointId, number: u64, mut hearing: mpsc
         tracing::warn!(endpoint = endpoint.record.name, "its dispatcher is gone");
         endpoint.link = None;
         (endpoint.room, endpoint.workers) = (0, 0);
+        endpoint.trouble = None;
     }
 }

@@ -5,18 +5,27 @@
 //! is sent to be executed it is written down that it is, unless it may be executed twice. Its outcome is written down before
 //! anybody hears of it.
 //!
+//! - [`endpoints`]: where they can run;
 //! - [`submit`]: functions and tasks come in;
+//! - [`contents`]: arguments and answers that are long;
+//! - [`after`]: tasks that come after others;
 //! - [`send`]: tasks go to a dispatcher, as many as it has room for;
-//! - [`link`]: what a dispatcher says;
+//! - [`link`]: what a dispatcher says, and [`socket`]: how, if it is at another host;
 //! - [`memo`]: tasks whose answer is known already;
 //! - [`finish`]: outcomes are written down, and told;
 //! - [`tag`]: who waits for outcomes.
 
+mod after;
+mod contents;
+mod endpoints;
 mod finish;
 mod link;
 mod memo;
+mod output;
 mod send;
+pub mod socket;
 mod submit;
+mod suits;
 mod tag;
 
 use std::cmp::Reverse;
@@ -25,19 +34,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mayfly_protocol::blob::Blob;
-use mayfly_protocol::dispatch::{Attempt, ToDispatcher};
+use mayfly_protocol::contents::Payload;
+use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Cancellation, Cancelled, EndpointStatus, TaskCounts, TaskState, TaskStatus};
+use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, TaskState, TaskStatus};
 use mayfly_tasks::Queue;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::control::now_ms;
-use crate::random;
+use crate::options::ContentOptions;
 use crate::store::tasks::{
     EndpointRecord, FunctionRecord, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 use crate::store::{LOAD_DEADLINE, StoreError};
+pub use contents::Contents;
+pub use endpoints::LOCAL;
+use finish::instead;
 pub use link::Conversation;
 pub use submit::{Submitter, may_run};
 use tag::Tag;
@@ -53,16 +66,18 @@ const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most that are cancelled under one hold of the lock.
 const CANCELLED_AT_ONCE: usize = 10_000;
 
-/// Makes a token for a dispatcher to lease with on a tenant's behalf.
-pub type Tokens = Box<dyn Fn(TenantId) -> String + Send + Sync>;
+/// Tenants' names, for people.
+pub type Names = Box<dyn Fn(TenantId) -> String + Send + Sync>;
 
 /// The tasks of one manager.
 pub struct Tasks {
     state: Mutex<State>,
     store: Arc<dyn TaskStore>,
+    /// Long arguments and answers.
+    pub contents: Arc<Contents>,
     finishing: mpsc::UnboundedSender<finish::Finishing>,
     trouble: Mutex<Option<StoreError>>,
-    tokens: Tokens,
+    names: Names,
 }
 
 #[derive(Default)]
@@ -71,6 +86,8 @@ struct State {
     /// Functions' code, as far as it was asked for.
     codes: HashMap<FunctionId, Blob>,
     live: HashMap<TaskId, Live>,
+    /// Who waits for the end of a task.
+    later: HashMap<TaskId, Vec<TaskId>>,
     endpoints: HashMap<EndpointId, Endpoint>,
     tags: HashMap<TenantId, HashMap<Arc<str>, Arc<Tag>>>,
     deadlines: BinaryHeap<Reverse<(u64, TaskId)>>,
@@ -78,6 +95,8 @@ struct State {
     /// How many tasks of each tenant ended since the manager started.
     ended: HashMap<TenantId, TaskCounts>,
     cached_bytes: usize,
+    /// Bumped whenever tasks have printed.
+    printed: watch::Sender<u64>,
     /// The greatest number that was given to an outcome.
     last_number: u64,
     /// The greatest one that is told.
@@ -90,12 +109,16 @@ enum Place {
     /// Being written down for the first time.
     Accepting,
     Queued,
+    /// Waits for the end of tasks that come before.
+    Depending,
     /// Waits for the answer of a task that is the same.
     Following,
     /// Being written down as sent.
     Beginning,
     /// At its dispatcher.
     Sent,
+    /// At its dispatcher, which said that its environment is being built.
+    Building,
     /// At its dispatcher, which said that it has been running for a while.
     Running,
     /// Its outcome is being written down.
@@ -121,7 +144,11 @@ struct Live {
     deadline_at_ms: u64,
     submitted_at_ms: u64,
     started_at_ms: u64,
-    arguments: Option<Blob>,
+    arguments: Option<Payload>,
+    /// What goes along with them.
+    answers: Vec<Payload>,
+    /// Tasks before it that have not ended, and why it is not to be executed when one of them ended.
+    before: after::Before,
 }
 
 /// An endpoint and its dispatcher.
@@ -130,14 +157,20 @@ struct Endpoint {
     link: Option<Link>,
     /// Connections that its dispatcher has made.
     links: u64,
+    /// The process that said last what it has.
+    instance: Option<u64>,
     queue: Queue<TaskId>,
     /// How many tasks the dispatcher wants at a time, and how many it has.
     room: u32,
     held: u32,
     workers: u32,
+    blocks: Vec<BlockStatus>,
+    /// Why it has not got more nodes, and why not more workers.
+    block_trouble: Option<String>,
     trouble: Option<String>,
     done: u64,
     failed: u64,
+    outputs: output::Outputs,
     /// Wakes whoever sends.
     wake: Arc<Notify>,
 }
@@ -145,11 +178,15 @@ struct Endpoint {
 /// The connection of a dispatcher.
 struct Link {
     number: u64,
+    /// Of which process.
+    instance: u64,
     /// Whether it keeps outcomes until it is told that they are written down, as one does that may connect again.
     keeps: bool,
     outgoing: mpsc::UnboundedSender<ToDispatcher>,
     tenants: HashSet<TenantId>,
     programs: HashSet<FunctionId>,
+    /// What it was asked, or has said, that it can run.
+    suits: HashMap<FunctionId, suits::Suit>,
 }
 
 impl Endpoint {
@@ -158,13 +195,17 @@ impl Endpoint {
             record,
             link: None,
             links: 0,
+            instance: None,
             queue: Queue::default(),
             room: 0,
             held: 0,
             workers: 0,
+            blocks: Vec::new(),
+            block_trouble: None,
             trouble: None,
             done: 0,
             failed: 0,
+            outputs: output::Outputs::default(),
             wake: Arc::default(),
         }
     }
@@ -177,10 +218,18 @@ impl Endpoint {
 impl Live {
     fn state(&self) -> TaskState {
         match self.place {
-            Place::Accepting | Place::Queued | Place::Following | Place::Beginning => TaskState::Queued,
+            Place::Accepting | Place::Queued | Place::Depending | Place::Following | Place::Beginning => {
+                TaskState::Queued
+            }
             Place::Sent => TaskState::Waiting,
+            Place::Building => TaskState::Environment,
             Place::Running | Place::Ending => TaskState::Running,
         }
+    }
+
+    /// Whether a dispatcher has it.
+    fn is_out(&self) -> bool {
+        matches!(self.place, Place::Sent | Place::Building | Place::Running)
     }
 
     fn attempt(&self, id: TaskId) -> Attempt {
@@ -190,18 +239,27 @@ impl Live {
 
 impl Tasks {
     /// All of it, over what the store remembers.
-    pub async fn start(store: Arc<dyn TaskStore>, tokens: Tokens) -> Result<Arc<Self>, StoreError> {
-        let snapshot = store.load().within(LOAD_DEADLINE).await?;
+    pub async fn start(
+        store: Arc<dyn TaskStore>,
+        contents: &ContentOptions,
+        names: Names,
+    ) -> Result<Arc<Self>, Failure> {
+        let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
+        let used = std::mem::take(&mut snapshot.contents);
+        let contents = Contents::open(&contents.place, contents.most_bytes, Arc::clone(&store), used)?;
         let (finishing, finished) = mpsc::unbounded_channel();
         let tasks = Arc::new(Self {
             state: Mutex::new(State::remembered(snapshot)),
             store,
+            contents: Arc::new(contents),
             finishing,
             trouble: Mutex::default(),
-            tokens,
+            names,
         });
+        tasks.end_those_that_cannot_be();
         tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
         tokio::spawn(keep_time(Arc::downgrade(&tasks)));
+        tokio::spawn(contents::keep_swept(Arc::downgrade(&tasks)));
         Ok(tasks)
     }
 
@@ -236,35 +294,6 @@ impl Tasks {
         Ok(code)
     }
 
-    /// Every endpoint.
-    pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        let state = self.state();
-        let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
-        for live in state.live.values() {
-            let counted = counts.entry(live.endpoint).or_default();
-            match live.state() {
-                TaskState::Queued => counted.queued += 1,
-                TaskState::Waiting => counted.waiting += 1,
-                TaskState::Running | TaskState::Done => counted.running += 1,
-            }
-        }
-        let mut endpoints: Vec<_> = state.endpoints.values().collect();
-        endpoints.sort_by(|a, b| a.record.name.cmp(&b.record.name));
-        let status = |endpoint: &Endpoint| EndpointStatus {
-            id: endpoint.record.id,
-            name: endpoint.record.name.clone(),
-            state: endpoint.state().into(),
-            workers: endpoint.workers,
-            trouble: endpoint.trouble.clone(),
-            tasks: TaskCounts {
-                done: endpoint.done,
-                failed: endpoint.failed,
-                ..counts.remove(&endpoint.record.id).unwrap_or_default()
-            },
-        };
-        endpoints.into_iter().map(status).collect()
-    }
-
     /// Whose task it is, wherever it is in its life.
     pub async fn status(&self, id: TaskId) -> Result<Option<(TenantId, TaskStatus)>, Failure> {
         if let Some(found) = self.state().shown_live(id) {
@@ -272,6 +301,20 @@ impl Tasks {
         }
         let record = self.store.task(id).wait().await?;
         Ok(record.map(|record| (record.spec.tenant, self.state().shown(&record))))
+    }
+
+    /// Whose task it is that an endpoint has: it may read what is long of it, and keep the answer. It knows no hashes but those
+    /// that it was sent, and of what it has itself.
+    pub fn held(&self, endpoint: EndpointId, id: TaskId) -> Result<TenantId, Failure> {
+        let state = self.state();
+        let held = state
+            .live
+            .get(&id)
+            .filter(|live| live.endpoint == endpoint && live.is_out());
+        held.map(|live| live.tenant).ok_or_else(|| {
+            let text = format!("this endpoint does not have the task {id}, or not any more");
+            Failure::new(Code::NotFound, text)
+        })
     }
 
     /// Tasks, the latest first.
@@ -286,11 +329,7 @@ impl Tasks {
         let state = self.state();
         let mut counts = state.ended.get(&tenant).cloned().unwrap_or_default();
         for live in state.live.values().filter(|live| tenant == live.tenant) {
-            match live.state() {
-                TaskState::Queued => counts.queued += 1,
-                TaskState::Waiting => counts.waiting += 1,
-                TaskState::Running | TaskState::Done => counts.running += 1,
-            }
+            counts.count(live.state());
         }
         counts
     }
@@ -318,20 +357,24 @@ impl Tasks {
     }
 
     fn cancel_some(&self, tenant: TenantId, wanted: &[TaskId], cancelled: &mut Cancelled) {
-        let failure = || Failure::new(Code::Cancelled, "the task was cancelled before it began");
         let mut state = self.state();
         let mut ended = Vec::new();
+        let mut unheard = Vec::new();
         let mut told: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
         for id in wanted {
             let Some(live) = state.live.get_mut(id).filter(|live| live.tenant == tenant) else {
                 continue;
             };
             match live.place {
-                Place::Queued | Place::Following => ended.push((*id, Some(failure()))),
-                Place::Accepting | Place::Beginning | Place::Sent | Place::Running => {
+                Place::Queued | Place::Depending | Place::Following => ended.push((*id, Some(cancelled_before()))),
+                Place::Accepting | Place::Beginning | Place::Sent | Place::Building | Place::Running => {
                     live.cancelled = true;
                     cancelled.told += 1;
-                    told.entry(live.endpoint).or_default().push(live.attempt(*id));
+                    let (endpoint, attempt) = (live.endpoint, live.attempt(*id));
+                    match live.is_out() && !state.is_up(endpoint) {
+                        true => unheard.push(given_up(attempt, instead(Code::Cancelled, None))),
+                        false => told.entry(endpoint).or_default().push(attempt),
+                    }
                 }
                 Place::Ending => {}
             }
@@ -341,27 +384,34 @@ impl Tasks {
             state.tell(endpoint, ToDispatcher::Cancel(attempts));
         }
         self.end_unexecuted(&mut state, ended);
+        self.end(&mut state, unheard, None);
     }
 
     /// Tasks that reached their deadline end.
     fn look_at_deadlines(&self, now_ms: u64) {
         let mut state = self.state();
-        let mut ended = Vec::new();
+        let (mut ended, mut unheard) = (Vec::new(), Vec::new());
         while let Some(Reverse((at_ms, id))) = state.deadlines.peek().copied()
             && at_ms <= now_ms
         {
             state.deadlines.pop();
             let Some(live) = state.live.get_mut(&id) else { continue };
             live.late = true;
-            let (endpoint, attempt) = (live.endpoint, live.attempt(id));
-            match live.place {
-                Place::Queued | Place::Following => ended.push((id, Some(late()))),
-                Place::Sent | Place::Running => state.tell(endpoint, ToDispatcher::Cancel(vec![attempt])),
+            let (endpoint, attempt, place) = (live.endpoint, live.attempt(id), live.place);
+            match place {
+                Place::Queued | Place::Depending | Place::Following => ended.push((id, Some(late()))),
+                Place::Sent | Place::Building | Place::Running if !state.is_up(endpoint) => {
+                    unheard.push(given_up(attempt, late()));
+                }
+                Place::Sent | Place::Building | Place::Running => {
+                    state.tell(endpoint, ToDispatcher::Cancel(vec![attempt]))
+                }
                 // What is on its way is looked at when it arrives.
                 Place::Accepting | Place::Beginning | Place::Ending => {}
             }
         }
         self.end_unexecuted(&mut state, ended);
+        self.end(&mut state, unheard, None);
     }
 
     fn tidy(&self) {
@@ -376,7 +426,20 @@ impl Tasks {
     }
 }
 
-/// The outcome of a task whose deadline passed before it began.
+/// The end of an execution whose dispatcher is away: what it says when it is back comes too late.
+fn given_up(attempt: Attempt, failure: Failure) -> Ended {
+    Ended {
+        begun: true,
+        ..Ended::unexecuted(attempt, Some(failure))
+    }
+}
+
+/// The outcome of a task that was cancelled before it began.
+fn cancelled_before() -> Failure {
+    Failure::new(Code::Cancelled, "the task was cancelled before it began")
+}
+
+/// The outcome of a task whose deadline passed.
 fn late() -> Failure {
     Failure::new(
         Code::DeadlineExceeded,
@@ -395,8 +458,18 @@ impl State {
         state.functions = functions.map(|function| (function.id, Arc::new(function))).collect();
         let endpoints = snapshot.endpoints.into_iter();
         state.endpoints = endpoints.map(|record| (record.id, Endpoint::new(record))).collect();
+        let after: Vec<_> = snapshot
+            .tasks
+            .iter()
+            .filter(|record| !record.spec.after.is_empty() && record.tries.attempts == 0)
+            .map(|record| (record.spec.id, record.spec.after.clone()))
+            .collect();
         for record in snapshot.tasks {
             state.remember(record);
+        }
+        let endings = snapshot.endings.into_iter().collect();
+        for (task, before) in after {
+            state.wait_for(task, &before, &endings);
         }
         state
     }
@@ -436,6 +509,11 @@ impl State {
         let tag = Arc::new(Tag::new(name, self.published));
         tags.insert(name.into(), Arc::clone(&tag));
         tag
+    }
+
+    fn is_up(&self, endpoint: EndpointId) -> bool {
+        let endpoint = self.endpoints.get(&endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.link.is_some())
     }
 
     /// Tells a dispatcher, if it is connected: one that is not will ask.
@@ -513,7 +591,7 @@ impl Live {
         tag: Arc<Tag>,
         tries: Tries,
         place: Place,
-        arguments: Option<Blob>,
+        arguments: Option<Payload>,
     ) -> Self {
         Self {
             tenant: spec.tenant,
@@ -533,6 +611,8 @@ impl Live {
             submitted_at_ms: spec.submitted_at_ms,
             started_at_ms: 0,
             arguments,
+            answers: Vec::new(),
+            before: after::Before::default(),
         }
     }
 }
@@ -541,14 +621,6 @@ impl Live {
 pub fn name_of(function: &FunctionRecord) -> String {
     let name = function.name.clone();
     name.unwrap_or_else(|| function.spec.form.name().to_owned())
-}
-
-/// An id for an endpoint that has none.
-pub fn fresh_endpoint(name: &str) -> EndpointRecord {
-    EndpointRecord {
-        id: EndpointId(random()),
-        name: name.into(),
-    }
 }
 
 async fn keep_time(tasks: std::sync::Weak<Tasks>) {

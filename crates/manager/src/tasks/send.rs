@@ -3,18 +3,24 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Assigned, Program, ToDispatcher};
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId};
 use tokio::sync::Notify;
 
-use super::{Endpoint, Live, Place, State, Tasks, late};
+use super::after::forgotten;
+use super::{Endpoint, Live, Place, State, Tasks, cancelled_before, late};
 use crate::control::now_ms;
-use crate::store::tasks::{FunctionRecord, Tries};
+use crate::store::tasks::{FunctionRecord, Given, Tries};
 
 /// Most tasks that are sent at once.
 const AT_ONCE: usize = 1_024;
+/// What a task is given has so many bytes in a message, or else its parts have so many each.
+const MOST_HERE: usize = 8 << 20;
+const MOST_EACH: usize = 4 << 10;
+/// Such parts that are stored at the same time.
+const STORED_AT_ONCE: usize = 16;
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -90,7 +96,7 @@ impl State {
                 live.place = Place::Queued;
                 live.tries.attempts -= 1;
                 endpoint.held = endpoint.held.saturating_sub(1);
-                endpoint.queue.push_back(live.tenant, live.priority, *task);
+                endpoint.queue.put_back(live.tenant, live.priority, *task);
             }
         }
     }
@@ -114,7 +120,7 @@ impl Tasks {
         }
     }
 
-    async fn prepare(&self, batch: &Batch) -> Result<(Vec<Program>, Vec<Blob>), Failure> {
+    async fn prepare(&self, batch: &Batch) -> Result<(Vec<Program>, Vec<Given>), Failure> {
         let mut programs = Vec::with_capacity(batch.functions.len());
         for function in &batch.functions {
             programs.push(Program {
@@ -122,6 +128,7 @@ impl Tasks {
                 hash: function.hash,
                 form: function.spec.form.clone(),
                 runtime: function.spec.runtime.clone(),
+                image: function.spec.image.clone(),
                 resources: function.spec.resources,
                 code: self.code(function.id).await?,
             });
@@ -130,20 +137,68 @@ impl Tasks {
             true => Vec::new(),
             false => self.store.begin(batch.writes.clone()).wait().await?,
         };
-        Ok((programs, read))
+        let wanted = batch.writes.iter().filter(|(_, _, wanted)| *wanted);
+        let mut given = Vec::with_capacity(read.len());
+        for ((task, _, _), one) in wanted.zip(read) {
+            given.push(match one.bytes_here() > MOST_HERE {
+                true => self.set_apart(*task, one).await?,
+                false => one,
+            });
+        }
+        Ok((programs, given))
     }
 
-    fn hand_over(&self, id: EndpointId, batch: &Batch, programs: Vec<Program>, read: Vec<Blob>) {
+    /// What is too much for one message goes by reference, as if its parts were long.
+    async fn set_apart(&self, task: TaskId, given: Given) -> Result<Given, Failure> {
+        let tenant = self.state().live.get(&task).map(|live| live.tenant);
+        let Some(tenant) = tenant else { return Ok(given) };
+        let apart = async |part: Payload| match part {
+            Payload::Here(bytes) if bytes.len() > MOST_EACH => {
+                self.contents.put_bytes(tenant, bytes.0).await.map(Payload::Stored)
+            }
+            other => Ok(other),
+        };
+        let mut answers = Vec::with_capacity(given.answers.len());
+        let whole = async {
+            for some in given.answers.chunks(STORED_AT_ONCE) {
+                // One that is forgotten ends the task, whatever stands in its place.
+                let some = some.iter().map(|answer| answer.clone().map(&apart));
+                let some =
+                    some.map(|answer| async { futures_util::future::OptionFuture::from(answer).await.transpose() });
+                answers.extend(futures_util::future::try_join_all(some).await?);
+            }
+            apart(given.arguments).await
+        };
+        match whole.await {
+            Ok(arguments) => Ok(Given { arguments, answers }),
+            // Others need not wait until its owner has room.
+            Err(failure) if failure.code == Code::QuotaExceeded => {
+                if let Some(live) = self.state().live.get_mut(&task) {
+                    live.before.fails(failure);
+                }
+                Ok(Given::default())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn hand_over(&self, id: EndpointId, batch: &Batch, programs: Vec<Program>, read: Vec<Given>) {
         let mut state = self.state();
         let link = state.endpoints.get(&id).and_then(|endpoint| endpoint.link.as_ref());
         if link.is_none_or(|link| link.number != batch.link) {
             return state.put_back(id, &batch.tasks);
         }
         let wanted = batch.writes.iter().filter(|(_, _, wanted)| *wanted);
-        for ((task, _, _), arguments) in wanted.zip(read) {
-            let length = arguments.len();
+        for ((task, _, _), Given { arguments, answers }) in wanted.zip(read) {
+            let length = arguments.bytes_here();
+            let count = answers.len();
+            let answers: Vec<_> = answers.into_iter().flatten().collect();
             if let Some(live) = state.live.get_mut(task) {
+                if answers.len() < count {
+                    live.before.fails(forgotten());
+                }
                 live.arguments = Some(arguments);
+                live.answers = answers;
                 state.cached_bytes += length;
             }
         }
@@ -166,30 +221,26 @@ impl Tasks {
         }
         for task in tasks {
             let Some(live) = state.live.get_mut(task) else { continue };
-            if live.cancelled || live.late {
+            let broken = live.before.failure();
+            if live.cancelled || live.late || broken.is_some() {
                 // It was not executed, whatever was written down in case that it would be.
                 live.tries.attempts -= 1;
                 endpoint.held = endpoint.held.saturating_sub(1);
-                let cancelled = || {
-                    Failure::new(
-                        mayfly_protocol::error::Code::Cancelled,
-                        "the task was cancelled before it began",
-                    )
-                };
-                ended.push((*task, Some(if live.late { late() } else { cancelled() })));
+                let unless = || if live.late { late() } else { cancelled_before() };
+                ended.push((*task, Some(broken.unwrap_or_else(unless))));
                 continue;
             }
             if link.tenants.insert(live.tenant) {
-                let token = (self.tokens)(live.tenant);
                 messages.push(ToDispatcher::Tenant {
                     tenant: live.tenant,
-                    token,
+                    name: (self.names)(live.tenant),
                 });
             }
             live.place = Place::Sent;
             assigned.push(assignment(*task, live, now_ms));
+            live.answers = Vec::new();
             let arguments = live.arguments.take();
-            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.len());
+            state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
         }
         if !assigned.is_empty() {
             messages.push(ToDispatcher::Tasks(assigned));
@@ -214,6 +265,7 @@ fn assignment(task: TaskId, live: &Live, now_ms: u64) -> Assigned {
         function: live.function.id,
         tenant: live.tenant,
         arguments: live.arguments.clone().unwrap_or_default(),
+        answers: live.answers.clone(),
         walltime_ms,
         repeatable: live.repeatable,
     }
@@ -225,6 +277,9 @@ pub async fn run(tasks: Weak<Tasks>, id: EndpointId, wake: Arc<Notify>) {
         wake.notified().await;
         loop {
             let Some(tasks) = tasks.upgrade() else { return };
+            if !tasks.state().endpoints.contains_key(&id) {
+                return;
+            }
             match tasks.send(id).await {
                 Ok(true) => {}
                 Ok(false) => break,

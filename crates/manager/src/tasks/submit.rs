@@ -1,21 +1,23 @@
 //! Functions and tasks come in.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::Ended;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::executor::Form;
+use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{
     Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission,
 };
 use sha2::{Digest, Sha256};
 
+use super::after::{self, Endings};
 use super::finish::unexecuted;
 use super::memo::{Key, Turn};
-use super::{CACHED_BYTES, Live, Place, State, Tasks};
+use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
 use crate::control::now_ms;
 use crate::random;
 use crate::store::StoreError;
@@ -31,6 +33,13 @@ pub struct Submitter {
     pub tenant: TenantId,
     /// Its name.
     pub name: String,
+}
+
+impl Submitter {
+    /// Whether something is shared with it that is shared with these: names of tenants, or `*` for everyone.
+    pub(super) fn is_among(&self, shared_with: &[String]) -> bool {
+        shared_with.iter().any(|with| with == "*" || *with == self.name)
+    }
 }
 
 /// A submission that was looked at.
@@ -55,12 +64,14 @@ impl Tasks {
                 "the function's name is empty; leave it out, or give one",
             ));
         }
+        runs(&given)?;
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
         let spec = FunctionSpec {
             description: given.description,
             source: given.source,
             form: given.form,
             runtime: given.runtime,
+            image: given.image,
             resources: given.resources,
             repeatable: given.repeatable,
             shared_with: given.shared_with,
@@ -102,11 +113,17 @@ impl Tasks {
                 format!("a submission of {count} tasks; submit 1 to {MOST_TASKS} at once"),
             ));
         }
+        self.suits(&by, submission.function, submission.endpoint.as_deref())
+            .await?;
         let ids = ids_of(by.tenant, &submission.tasks)?;
         for task in &mut submission.tasks {
             encode(task)?;
         }
-        let (admitted, endpoint) = self.state().admit(&by, submission, &ids)?;
+        let wanted: Vec<Content> = submission.tasks.iter().filter_map(|task| task.content).collect();
+        if !wanted.is_empty() {
+            self.contents.check(by.tenant, &wanted).await?;
+        }
+        let (admitted, endpoint) = self.admit(&by, submission, &ids).await?;
         let accepted = Accepted { tasks: ids, endpoint };
         let Some(admitted) = admitted else {
             return Ok(accepted);
@@ -117,6 +134,28 @@ impl Tasks {
         kept.await
             .map_err(|error| Failure::new(Code::Internal, format!("accepting tasks failed: {error}")))??;
         Ok(accepted)
+    }
+
+    async fn admit(
+        &self,
+        by: &Submitter,
+        submission: TaskSubmission,
+        ids: &[TaskId],
+    ) -> Result<(Option<Admitted>, EndpointId), Failure> {
+        let before = after::before(&submission.tasks, ids)?;
+        let mut endings = HashMap::new();
+        loop {
+            let unknown = {
+                let mut state = self.state();
+                // Those that have not ended are here: whoever ends meanwhile tells those that wait for it.
+                let unknown = state.unknown(by.tenant, &before, &endings);
+                if unknown.is_empty() {
+                    return state.admit(by, submission, ids, &endings);
+                }
+                unknown
+            };
+            self.learn_endings(by.tenant, unknown, &mut endings).await?;
+        }
     }
 
     async fn keep(&self, tenant: TenantId, admitted: Admitted) -> Result<(), Failure> {
@@ -182,8 +221,47 @@ impl Tasks {
     }
 }
 
+/// Refuses a function that no worker could ever run, for what it is to run in.
+fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
+    if let Some(image) = &given.image {
+        named("the image's name", image)?;
+        if image.is_empty() {
+            let text = "the image's name is empty; leave it out, or name one";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        if given.runtime.environment().is_some() {
+            let text = "an image brings what functions import; name an image or an environment";
+            return Err(Failure::new(Code::EnvironmentFailed, text));
+        }
+    }
+    let Some(environment) = given.runtime.environment() else {
+        return Ok(());
+    };
+    environment.check()?;
+    match &given.form {
+        Form::Python { python, .. } if !environment.python.is_empty() && environment.python != *python => {
+            Err(Failure::new(
+                Code::PythonMismatch,
+                format!(
+                    "the function is pickled by Python {python} and its environment is to have {}, which do not read each other's \
+                     functions; leave the environment's version out, or register the function as source",
+                    environment.python
+                ),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A call in JSON becomes what a worker takes it from.
 fn encode(task: &mut TaskInput) -> Result<(), Failure> {
+    if task.content.is_some() && (task.call.is_some() || !task.arguments.is_empty()) {
+        let text = "a task has a `content` and `arguments` or a `call`; give one of them";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    if task.with_answers && task.call.is_some() {
+        return Err(after::no_answers());
+    }
     let Some(call) = task.call.take() else { return Ok(()) };
     if !task.arguments.is_empty() {
         let text = "a task has `arguments` and a `call`; give one of them";
@@ -208,9 +286,10 @@ impl State {
         by: &Submitter,
         submission: TaskSubmission,
         ids: &[TaskId],
+        endings: &Endings,
     ) -> Result<(Option<Admitted>, EndpointId), Failure> {
         let function = self.function_for(by, submission.function)?;
-        let endpoint = self.endpoint_for(submission.endpoint.as_deref())?;
+        let endpoint = self.endpoint_for(by, submission.endpoint.as_deref())?;
         let options = submission.options;
         if self.live.len() + ids.len() > MOST_WAITING {
             return Err(Failure::new(
@@ -229,10 +308,14 @@ impl State {
         if new.is_empty() {
             return Ok((None, endpoint));
         }
+        let waits = new.iter().any(|(_, input)| !input.after.is_empty());
+        if new.iter().any(|(_, input)| input.with_answers) && !matches!(function.spec.form, Form::Python { .. }) {
+            return Err(after::no_answers());
+        }
         let at = self.endpoints.get_mut(&endpoint);
         let at_once = at.is_some_and(|at| {
             // What may be answered from memory is looked up when it is accepted.
-            let at_once = !options.memoize && at.takes_at_once(by.tenant, function.id, new.len());
+            let at_once = !options.memoize && !waits && at.takes_at_once(by.tenant, function.id, new.len());
             at.held += if at_once { new.len() as u32 } else { 0 };
             at_once
         });
@@ -264,13 +347,17 @@ impl State {
                 repeatable: options.repeatable.unwrap_or(function.spec.repeatable),
                 deadline_at_ms,
                 submitted_at_ms,
+                after: input.after,
+                with_answers: input.with_answers,
             };
             if deadline_at_ms > 0 {
                 self.deadlines.push(Reverse((deadline_at_ms, id)));
             }
-            let fits = self.cached_bytes + input.arguments.len() <= CACHED_BYTES;
-            let arguments = (fits || at_once).then(|| input.arguments.clone());
-            self.cached_bytes += arguments.as_ref().map_or(0, |arguments| arguments.len());
+            let given = Payload::of(input.arguments, input.content);
+            let fits = self.cached_bytes + given.bytes_here() <= CACHED_BYTES;
+            // With answers, all of it is read when it is its turn.
+            let arguments = ((fits || at_once) && !spec.with_answers).then(|| given.clone());
+            self.cached_bytes += arguments.as_ref().map_or(0, Payload::bytes_here);
             let mut live = Live::new(
                 spec.clone(),
                 Arc::clone(&function),
@@ -279,12 +366,13 @@ impl State {
                 Place::Accepting,
                 arguments,
             );
-            live.memo = options.memoize.then(|| Key::of(by.tenant, &function, &input.arguments));
+            live.memo = options.memoize.then(|| Key::of(&function, &spec, &given));
             self.live.insert(id, live);
+            self.wait_for(id, &spec.after, endings);
             tasks.push(NewTask {
                 spec,
                 tries,
-                arguments: input.arguments,
+                arguments: given,
             });
         }
         let admitted = Admitted {
@@ -295,7 +383,7 @@ impl State {
         Ok((Some(admitted), endpoint))
     }
 
-    fn function_for(&self, by: &Submitter, id: FunctionId) -> Result<Arc<FunctionRecord>, Failure> {
+    pub(super) fn function_for(&self, by: &Submitter, id: FunctionId) -> Result<Arc<FunctionRecord>, Failure> {
         let found = self.functions.get(&id).filter(|function| may_run(function, by));
         found.cloned().ok_or_else(|| {
             Failure::new(
@@ -305,36 +393,10 @@ impl State {
         })
     }
 
-    fn endpoint_for(&self, wanted: Option<&str>) -> Result<EndpointId, Failure> {
-        let mut all = self.endpoints.values();
-        match wanted {
-            Some(wanted) => {
-                let mut found = all.filter(|one| one.record.name == wanted || one.record.id.to_string() == wanted);
-                found.next().map(|one| one.record.id).ok_or_else(|| {
-                    Failure::new(
-                        Code::NotFound,
-                        format!("there is no endpoint `{wanted}`; `mayfly endpoint list` shows those there are"),
-                    )
-                })
-            }
-            None => match (all.next(), all.next()) {
-                (Some(only), None) => Ok(only.record.id),
-                (None, _) => Err(Failure::new(
-                    Code::NotFound,
-                    "this manager has no endpoint to run tasks; start one with `mayfly endpoint start`",
-                )),
-                _ => Err(Failure::new(
-                    Code::InvalidRequest,
-                    "this manager has several endpoints: name one of those that `mayfly endpoint list` shows",
-                )),
-            },
-        }
-    }
-
     /// A task that was not accepted after all.
     fn drop_unaccepted(&mut self, id: TaskId) {
         if let Some(live) = self.live.remove(&id) {
-            self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.len());
+            self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.bytes_here());
         }
     }
 
@@ -353,9 +415,12 @@ impl State {
             if was_at_once {
                 live.tries.attempts -= 1;
             }
-            if live.cancelled {
-                let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
-                ended.push(unexecuted(*task, Some(failure), Blob::default()));
+            if let Some(failure) = live.before.failure() {
+                ended.push(unexecuted(*task, Some(failure), Payload::default()));
+            } else if live.before.is_awaited() && !live.cancelled {
+                live.place = Place::Depending;
+            } else if live.cancelled {
+                ended.push(unexecuted(*task, Some(cancelled_before()), Payload::default()));
             } else {
                 ended.extend(self.line_up(*task));
             }
@@ -369,7 +434,9 @@ impl State {
     /// A task waits for its turn, or for the answer of another that is the same, or has it already.
     pub(super) fn line_up(&mut self, task: TaskId) -> Option<Ended> {
         let live = self.live.get_mut(&task)?;
-        let turn = live.memo.map_or(Turn::Execute, |key| self.memo.comes(key, task));
+        let turn = live
+            .memo
+            .map_or(Turn::Execute, |key| self.memo.comes(key, task, now_ms()));
         match turn {
             Turn::Answered(answer) => return Some(unexecuted(task, None, answer)),
             Turn::Follow => live.place = Place::Following,
@@ -388,8 +455,7 @@ impl State {
 
 /// Whether somebody may run a function.
 pub fn may_run(function: &FunctionRecord, by: &Submitter) -> bool {
-    let shared = |with: &String| with == "*" || *with == by.name;
-    function.tenant == by.tenant || function.spec.shared_with.iter().any(shared)
+    function.tenant == by.tenant || by.is_among(&function.spec.shared_with)
 }
 
 fn named(what: &str, name: &str) -> Result<(), Failure> {
@@ -405,7 +471,7 @@ fn named(what: &str, name: &str) -> Result<(), Failure> {
 /// The id of each task: given, or of its key, or new; new ones begin with the time.
 fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure> {
     let mut seen = HashSet::with_capacity(tasks.len());
-    let mut fresh = first_fresh();
+    let mut fresh = u128::from_be_bytes(time_first(now_ms(), random()));
     let mut ids = Vec::with_capacity(tasks.len());
     for task in tasks {
         let id = match (&task.id, &task.key) {
@@ -430,12 +496,6 @@ fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure>
         ids.push(id);
     }
     Ok(ids)
-}
-
-/// 48 bits of time, then chance.
-fn first_fresh() -> u128 {
-    let chance = u128::from_be_bytes(random()) >> 48;
-    (u128::from(now_ms()) << 80) | chance
 }
 
 fn of_key(tenant: TenantId, key: &str) -> TaskId {

@@ -260,6 +260,7 @@ async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_
             cloudpickle: "3.1.0".into(),
             executable: Some("/bin/false".into()),
             path: Vec::new(),
+            environment: None,
         },
         ..request(Mode::Warm)
     };

@@ -7,6 +7,7 @@ use mayfly_sandbox::isolation::Shown;
 use tracing::{Instrument, Span};
 
 use super::*;
+use crate::environments::Built;
 use crate::images::Allowed;
 use crate::policy::Container;
 
@@ -67,7 +68,8 @@ impl Node {
             ));
         }
         let container = self.container(&request).await?;
-        let kind = policy::kind(&request, &self.options, container)?;
+        let built = self.environment(&request).await?;
+        let kind = policy::kind(&request, &self.options, container, built)?;
         let life = Lease::grant(
             Terms {
                 duration_ms: request.duration_ms,
@@ -175,6 +177,33 @@ impl Node {
             }
         };
         Ok(Some(Container { image, own }))
+    }
+
+    /// The environment of a lease that asks for one.
+    async fn environment(&self, request: &LeaseRequest) -> Result<Option<Arc<Built>>, Failure> {
+        let Runtime::Python {
+            version,
+            executable,
+            environment: Some(environment),
+            ..
+        } = &request.runtime
+        else {
+            return Ok(None);
+        };
+        if policy::level(request, &self.options)? == Sandbox::Container {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                "a container brings what functions import; name an image or an environment",
+            ));
+        }
+        // A client's own interpreter is one of this node's where it may start it anyway.
+        let is_theirs = |path: &PathBuf| path.is_absolute() && path.is_file();
+        let theirs = executable.iter().map(PathBuf::from).filter(is_theirs);
+        let theirs = theirs.filter(|_| self.options.sandboxes.contains(&Sandbox::Process));
+        let pythons: Vec<PathBuf> = self.options.pythons.iter().cloned().chain(theirs).collect();
+        let built = self.environments.wanted(environment, version, pythons);
+        let step = mayfly_telemetry::span!("make an environment ready");
+        built.instrument(step).await.map(Some)
     }
 
     /// When a token of this lease surely means nothing any more.

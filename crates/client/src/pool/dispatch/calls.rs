@@ -1,5 +1,7 @@
 //! What a pool's users ask of their calls, and say about them.
 
+use mayfly_protocol::node_api::Printer;
+
 use super::*;
 
 impl Dispatch {
@@ -150,6 +152,12 @@ impl Dispatch {
 
     pub fn is_sent(&self, call: CallId) -> bool {
         matches!(self.calls.get(&call), Some(Call::Sent(_)))
+    }
+
+    pub fn printer(&self, printer: Printer) -> Option<CallId> {
+        let worker = self.workers.get(usize::from(printer.worker.0))?;
+        let found = worker.recent.iter().find(|(sequence, _)| *sequence == printer.sequence);
+        found.map(|(_, call)| *call)
     }
 
     pub fn discard(&mut self, call: CallId) {

@@ -221,7 +221,11 @@ impl Dispatch {
         match opened {
             // Delegated meanwhile: it closes, and whoever has the worker now finds it free.
             Ok(_) if worker.lent => {}
-            Ok(channel) => worker.channel = Some(channel),
+            Ok(channel) => {
+                // It counts anew.
+                worker.recent.clear();
+                worker.channel = Some(channel);
+            }
             Err(error) => worker.gone = Some(error),
         }
         self.feed();

@@ -313,9 +313,12 @@ impl Store for PostgresStore {
         self.alone(move |link| {
             let bearer = bearer.clone();
             async move {
-                if let As::Client(_) = bearer.speaks {
-                    let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node')";
-                    link.execute(sql, &[&bearer.tenant.0.as_slice(), &bearer.name]).await?;
+                if bearer.speaks.is_named() {
+                    let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node')
+                               AND (role = 'endpoint') = $3";
+                    let of_endpoint = bearer.speaks == As::Endpoint;
+                    link.execute(sql, &[&bearer.tenant.0.as_slice(), &bearer.name, &of_endpoint])
+                        .await?;
                 }
                 keep(link, &bearer).await?;
                 tell(link, me, &[News::Bearer(bearer)]).await

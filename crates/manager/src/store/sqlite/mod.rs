@@ -189,10 +189,11 @@ impl Store for SqliteStore {
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         self.write(true, move |transaction| {
-            if let As::Client(_) = bearer.speaks {
+            if bearer.speaks.is_named() {
                 transaction.execute(
-                    "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')",
-                    params![bearer.tenant.0, bearer.name],
+                    "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')
+                     AND (role = 'endpoint') = ?3",
+                    params![bearer.tenant.0, bearer.name, bearer.speaks == As::Endpoint],
                 )?;
             }
             keep(transaction, &bearer)

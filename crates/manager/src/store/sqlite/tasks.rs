@@ -1,22 +1,25 @@
 //! Functions and tasks in a SQLite file of their own, so that a lease never waits for a million tasks.
 //!
 //! A task is one row from its acceptance until it is forgotten. Ids begin with the time mostly, so that new rows go to the end of the
-//! table. The only index is over what has ended, in the order in which outcomes are asked for.
+//! table. The only index that they all are in is over what has ended, in the order in which outcomes are asked for.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
 use mayfly_protocol::tasks::TaskOutcome;
 use rusqlite::types::ValueRef;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use zerocopy::IntoBytes;
 
 use super::writer::{Schema, Writer};
 use super::{json, parsed, signed, unsigned};
 use crate::store::tasks::{
-    EndedTask, EndpointRecord, FunctionRecord, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec,
-    TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
+    TaskSpec, TaskStore, Tries,
 };
 use crate::store::{Pending, StoreError};
 
@@ -27,18 +30,44 @@ CREATE TABLE functions (
     registered_at_ms INTEGER NOT NULL, code BLOB NOT NULL
 );
 CREATE UNIQUE INDEX functions_by_name ON functions (tenant, name, version) WHERE name IS NOT NULL;
-CREATE TABLE endpoints (id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID;
+CREATE TABLE endpoints (
+    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BLOB NOT NULL, spec TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE tasks (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, function BLOB NOT NULL, endpoint BLOB NOT NULL, tag TEXT NOT NULL,
     priority INTEGER NOT NULL, walltime_ms INTEGER NOT NULL, repeatable INTEGER NOT NULL, deadline_at_ms INTEGER NOT NULL,
     submitted_at_ms INTEGER NOT NULL, attempts INTEGER NOT NULL, retries_left INTEGER NOT NULL, faults INTEGER NOT NULL,
     number INTEGER, started_at_ms INTEGER NOT NULL DEFAULT 0, ended_at_ms INTEGER NOT NULL DEFAULT 0,
-    code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB
+    code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
+    arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL",
-    upgrades: &[],
+CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL;
+CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
+CREATE INDEX tasks_by_answer ON tasks (tenant, answer_content) WHERE answer_content IS NOT NULL;
+CREATE TABLE contents (
+    tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
+    going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
+) WITHOUT ROWID;
+CREATE INDEX contents_by_use ON contents (used_at_ms)",
+    upgrades: &[
+        "ALTER TABLE endpoints ADD COLUMN tenant BLOB NOT NULL DEFAULT x'00000000000000000000000000000000';
+ALTER TABLE endpoints ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE tasks ADD COLUMN arguments_content BLOB;
+ALTER TABLE tasks ADD COLUMN answer_content BLOB;
+ALTER TABLE tasks ADD COLUMN after BLOB;
+ALTER TABLE tasks ADD COLUMN with_answers INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
+CREATE INDEX tasks_by_answer ON tasks (tenant, answer_content) WHERE answer_content IS NOT NULL;
+CREATE TABLE contents (
+    tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
+    going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
+) WITHOUT ROWID;
+CREATE INDEX contents_by_use ON contents (used_at_ms)",
+    ],
 };
 
+/// Unused contents that go in one step.
+const UNUSED: u32 = 500;
 /// Ended tasks that are looked at in one step of forgetting.
 const FORGET: u32 = 2_000;
 
@@ -60,20 +89,33 @@ impl TaskStore for SqliteTasks {
                 .query_map([], function_of)?
                 .collect::<rusqlite::Result<_>>()?;
             let endpoints = connection
-                .prepare("SELECT id, name FROM endpoints")?
+                .prepare(&format!("SELECT {ENDPOINT} FROM endpoints"))?
                 .query_map([], endpoint_of)?
                 .collect::<rusqlite::Result<_>>()?;
             let tasks = connection
                 .prepare(&format!("SELECT {TASK} FROM tasks WHERE number IS NULL ORDER BY id"))?
                 .query_map([], task_of)?
-                .collect::<rusqlite::Result<_>>()?;
+                .collect::<rusqlite::Result<Vec<TaskRecord>>>()?;
             let last_number =
                 connection.query_row("SELECT coalesce(max(number), 0) FROM tasks", [], |row| unsigned(row, 0))?;
+            let before: HashSet<TaskId> = tasks.iter().flat_map(|task| &task.spec.after).copied().collect();
+            let mut endings = Vec::new();
+            for task in before {
+                if let Some((_, failure)) = ending(connection, task)? {
+                    endings.push((task, failure));
+                }
+            }
+            let contents = connection
+                .prepare("SELECT tenant, sum(bytes) FROM contents GROUP BY tenant")?
+                .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
             Ok(TaskSnapshot {
                 functions,
                 endpoints,
                 tasks,
                 last_number,
+                endings,
+                contents,
             })
         })
     }
@@ -126,14 +168,22 @@ impl TaskStore for SqliteTasks {
     fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord> {
         self.0.write(true, 1, move |transaction| {
             transaction.execute(
-                "INSERT INTO endpoints (id, name) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING",
-                params![endpoint.id.0, endpoint.name],
+                "INSERT INTO endpoints (id, name, tenant, spec) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (name) DO UPDATE SET spec = ?4 WHERE tenant = ?3",
+                params![endpoint.id.0, endpoint.name, endpoint.tenant.0, json(&endpoint.spec)?],
             )?;
             transaction.query_row(
-                "SELECT id, name FROM endpoints WHERE name = ?1",
+                &format!("SELECT {ENDPOINT} FROM endpoints WHERE name = ?1"),
                 [&endpoint.name],
                 endpoint_of,
             )
+        })
+    }
+
+    fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()> {
+        self.0.write(true, 1, move |transaction| {
+            transaction.execute("DELETE FROM endpoints WHERE id = ?1", [endpoint.0])?;
+            Ok(())
         })
     }
 
@@ -141,10 +191,12 @@ impl TaskStore for SqliteTasks {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
-                 submitted_at_ms, attempts, retries_left, faults, arguments)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14) ON CONFLICT (id) DO NOTHING",
+                 submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) ON CONFLICT (id) DO NOTHING",
             )?;
             let keep = |NewTask { spec, tries, arguments }: &NewTask| {
+                let (here, stored) = columns(arguments);
+                let after = (!spec.after.is_empty()).then(|| spec.after.as_bytes());
                 let kept = insert.execute(params![
                     spec.id.0,
                     spec.tenant.0,
@@ -159,7 +211,10 @@ impl TaskStore for SqliteTasks {
                     tries.attempts,
                     tries.retries_left,
                     tries.faults,
-                    &arguments[..]
+                    here,
+                    stored,
+                    after,
+                    spec.with_answers
                 ])?;
                 Ok(kept > 0)
             };
@@ -167,32 +222,38 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Blob>> {
+    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Given>> {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut begin = transaction.prepare_cached(
                 "UPDATE tasks SET attempts = ?2, retries_left = ?3, faults = ?4 WHERE id = ?1 AND number IS NULL",
             )?;
-            let mut arguments = transaction.prepare_cached("SELECT arguments FROM tasks WHERE id = ?1")?;
             let mut found = Vec::new();
             for (task, tries, wanted) in &tasks {
                 begin.execute(params![task.0, tries.attempts, tries.retries_left, tries.faults])?;
                 if *wanted {
-                    let bytes = arguments.query_row([task.0], |row| blob(row, 0)).optional()?;
-                    found.push(bytes.unwrap_or_default());
+                    found.push(given(transaction, *task)?);
                 }
             }
             Ok(found)
         })
     }
 
+    fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>> {
+        self.0
+            .read(move |connection| tasks.iter().map(|task| ending(connection, *task)).collect())
+    }
+
     fn end(&self, tasks: Vec<EndedTask>) -> Pending<()> {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
-                 raised = ?8, answer = ?9, arguments = NULL WHERE id = ?1 AND number IS NULL",
+                 raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL
+                 WHERE id = ?1 AND number IS NULL",
             )?;
             for task in &tasks {
                 let outcome = &task.outcome;
+                let answer = outcome.payload();
+                let (here, stored) = columns(&answer);
                 end.execute(params![
                     outcome.id.0,
                     signed(outcome.number),
@@ -202,7 +263,8 @@ impl TaskStore for SqliteTasks {
                     outcome.error.as_ref().map(|failure| failure.code as u16),
                     outcome.error.as_ref().map(|failure| &failure.message),
                     outcome.raised,
-                    &outcome.answer[..]
+                    here,
+                    stored
                 ])?;
             }
             Ok(())
@@ -212,7 +274,7 @@ impl TaskStore for SqliteTasks {
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {
         self.0.read(move |connection| {
             let mut statement = connection.prepare_cached(&format!(
-                "SELECT {OUTCOME} FROM tasks WHERE tenant = ?1 AND tag = ?2 AND number > ?3 AND number IS NOT NULL
+                "SELECT {OUTCOME} WHERE tasks.tenant = ?1 AND tag = ?2 AND number > ?3 AND number IS NOT NULL
                  ORDER BY number LIMIT ?4"
             ))?;
             let mut rows = statement.query(params![tenant.0, tag, signed(after), limit])?;
@@ -231,9 +293,7 @@ impl TaskStore for SqliteTasks {
     fn outcome(&self, task: TaskId) -> Pending<Option<TaskOutcome>> {
         self.0.read(move |connection| {
             connection
-                .prepare_cached(&format!(
-                    "SELECT {OUTCOME} FROM tasks WHERE id = ?1 AND number IS NOT NULL"
-                ))?
+                .prepare_cached(&format!("SELECT {OUTCOME} WHERE id = ?1 AND number IS NOT NULL"))?
                 .query_row([task.0], outcome_of)
                 .optional()
         })
@@ -254,13 +314,81 @@ impl TaskStore for SqliteTasks {
             connection
                 .prepare_cached(&format!(
                     "SELECT {TASK} FROM tasks WHERE id < ?1 AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR tag = ?3)
-                     ORDER BY id DESC LIMIT ?4"
+                     AND (?4 IS NULL OR endpoint = ?4) ORDER BY id DESC LIMIT ?5"
                 ))?
                 .query_map(
-                    params![before.0, query.tenant.map(|tenant| tenant.0), query.tag, query.limit],
+                    params![
+                        before.0,
+                        query.tenant.map(|tenant| tenant.0),
+                        query.tag,
+                        query.endpoint.map(|endpoint| endpoint.0),
+                        query.limit
+                    ],
                     task_of,
                 )?
                 .collect()
+        })
+    }
+
+    fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool> {
+        self.0.write(true, 1, move |transaction| {
+            let known = transaction
+                .prepare_cached("UPDATE contents SET used_at_ms = ?3, going = 0 WHERE tenant = ?1 AND content = ?2")?
+                .execute(params![tenant.0, content.hash.0, signed(now_ms)])?;
+            if known > 0 {
+                return Ok(false);
+            }
+            transaction
+                .prepare_cached("INSERT INTO contents (tenant, content, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![tenant.0, content.hash.0, signed(content.bytes), signed(now_ms)])?;
+            Ok(true)
+        })
+    }
+
+    fn use_contents(&self, tenant: TenantId, hashes: Vec<ContentHash>, now_ms: u64) -> Pending<Vec<Option<Content>>> {
+        // That it was used is not worth waiting for the disk: nothing is deleted soon after a start.
+        self.0.write(false, hashes.len(), move |transaction| {
+            let mut used = transaction.prepare_cached(
+                "UPDATE contents SET used_at_ms = ?3 WHERE tenant = ?1 AND content = ?2 AND NOT going RETURNING bytes",
+            )?;
+            let find = |hash: &ContentHash| {
+                let found = used.query_row(params![tenant.0, hash.0, signed(now_ms)], |row| unsigned(row, 0));
+                Ok(found.optional()?.map(|bytes| Content { hash: *hash, bytes }))
+            };
+            hashes.iter().map(find).collect()
+        })
+    }
+
+    fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>> {
+        self.0.write(true, UNUSED as usize, move |transaction| {
+            let unused = "used_at_ms < ?1
+                AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.tenant = c.tenant AND arguments_content = c.content)
+                AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.tenant = c.tenant AND answer_content = c.content)";
+            transaction
+                .prepare_cached(&format!(
+                    "UPDATE contents SET going = 1 WHERE (tenant, content) IN
+                     (SELECT tenant, content FROM contents AS c WHERE going OR ({unused}) LIMIT ?2)
+                     RETURNING tenant, content, bytes"
+                ))?
+                .query_map(params![signed(unused_since_ms), UNUSED], |row| {
+                    let content = Content {
+                        hash: ContentHash(row.get(1)?),
+                        bytes: unsigned(row, 2)?,
+                    };
+                    Ok((TenantId(row.get(0)?), content))
+                })?
+                .collect()
+        })
+    }
+
+    fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()> {
+        self.0.write(true, contents.len(), move |transaction| {
+            let mut drop =
+                transaction.prepare_cached("DELETE FROM contents WHERE tenant = ?1 AND content = ?2 AND going")?;
+            for (tenant, content) in &contents {
+                drop.execute(params![tenant.0, content.hash.0])?;
+            }
+            Ok(())
         })
     }
 
@@ -297,16 +425,20 @@ fn function_of(row: &Row<'_>) -> rusqlite::Result<FunctionRecord> {
     })
 }
 
+const ENDPOINT: &str = "id, name, tenant, spec";
+
 fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
     Ok(EndpointRecord {
         id: EndpointId(row.get(0)?),
         name: row.get(1)?,
+        tenant: TenantId(row.get(2)?),
+        spec: parsed(row, 3)?,
     })
 }
 
 const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
-    attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms";
+    attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers";
 
 fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     let number: Option<i64> = row.get(13)?;
@@ -323,6 +455,8 @@ fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
             repeatable: row.get(7)?,
             deadline_at_ms: unsigned(row, 8)?,
             submitted_at_ms: unsigned(row, 9)?,
+            after: after(row, 18)?,
+            with_answers: row.get(19)?,
         },
         tries: Tries {
             attempts: row.get(10)?,
@@ -335,18 +469,69 @@ fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     })
 }
 
-const OUTCOME: &str = "id, number, code, message, raised, attempts, answer";
+const ARGUMENTS: &str = "SELECT arguments, arguments_content, bytes, after, with_answers FROM tasks LEFT JOIN contents
+    ON contents.tenant = tasks.tenant AND contents.content = arguments_content WHERE id = ?1";
+
+const OUTCOME: &str =
+    "id, number, code, message, raised, attempts, answer, answer_content, bytes FROM tasks LEFT JOIN contents
+    ON contents.tenant = tasks.tenant AND contents.content = answer_content";
 
 fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
+    let (answer, content) = payload(row, 6)?.split();
     Ok(TaskOutcome {
         id: TaskId(row.get(0)?),
         number: unsigned(row, 1)?,
         error: failure(row, 2)?,
         raised: row.get(4)?,
         attempts: row.get(5)?,
-        answer: blob(row, 6)?,
+        answer,
+        content,
         result: None,
     })
+}
+
+/// Ids in one column.
+fn after(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<TaskId>> {
+    let bytes = blob(row, column)?;
+    Ok(bytes.as_chunks::<16>().0.iter().map(|id| TaskId(*id)).collect())
+}
+
+/// What an execution of a task is given.
+fn given(connection: &Connection, task: TaskId) -> rusqlite::Result<Given> {
+    let found = connection
+        .prepare_cached(ARGUMENTS)?
+        .query_row([task.0], |row| {
+            let before = if row.get(4)? { after(row, 3)? } else { Vec::new() };
+            Ok((payload(row, 0)?, before))
+        })
+        .optional()?;
+    let Some((arguments, before)) = found else {
+        return Ok(Given::default());
+    };
+    // Most tasks come after none.
+    if before.is_empty() {
+        return Ok(Given {
+            arguments,
+            answers: Vec::new(),
+        });
+    }
+    let mut answer = connection.prepare_cached(&format!(
+        "SELECT {OUTCOME} WHERE id = ?1 AND number IS NOT NULL AND code IS NULL"
+    ))?;
+    let answers = before
+        .iter()
+        .map(|task| answer.query_row([task.0], |row| payload(row, 6)).optional());
+    Ok(Given {
+        arguments,
+        answers: answers.collect::<rusqlite::Result<_>>()?,
+    })
+}
+
+fn ending(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Ending>> {
+    connection
+        .prepare_cached("SELECT tenant, code, message FROM tasks WHERE id = ?1 AND number IS NOT NULL")?
+        .query_row([task.0], |row| Ok((TenantId(row.get(0)?), failure(row, 1)?)))
+        .optional()
 }
 
 /// A code and a message in two columns.
@@ -360,6 +545,27 @@ fn failure(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Failure>> {
     Ok(Some(Failure::new(code, message.unwrap_or_default())))
 }
 
+/// A payload as two columns: the bytes, or their hash.
+fn columns(payload: &Payload) -> (&[u8], Option<[u8; 32]>) {
+    match payload {
+        Payload::Here(bytes) => (&bytes[..], None),
+        Payload::Stored(content) => (&[], Some(content.hash.0)),
+    }
+}
+
+/// What [`columns`] wrote, with a content's length in a third column.
+fn payload(row: &Row<'_>, column: usize) -> rusqlite::Result<Payload> {
+    let Some(hash) = row.get(column + 1)? else {
+        return Ok(Payload::Here(blob(row, column)?));
+    };
+    // Of one that is gone, whoever asks for it hears that.
+    let bytes: Option<i64> = row.get(column + 2)?;
+    Ok(Payload::Stored(Content {
+        hash: ContentHash(hash),
+        bytes: bytes.unwrap_or_default().unsigned_abs(),
+    }))
+}
+
 fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
     Ok(match row.get_ref(column)? {
         ValueRef::Null => Blob::default(),
@@ -371,7 +577,7 @@ fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
 mod tests {
     use mayfly_protocol::api::Runtime;
     use mayfly_protocol::executor::Form;
-    use mayfly_protocol::tasks::Resources;
+    use mayfly_protocol::tasks::{EndpointSpec, Resources};
 
     use super::*;
     use crate::store::tasks::FunctionSpec;
@@ -392,6 +598,7 @@ mod tests {
                 source: String::new(),
                 form: Form::Source { entry: "f".into() },
                 runtime: Runtime::any_python(),
+                image: None,
                 resources: Resources::default(),
                 repeatable: false,
                 shared_with: vec!["*".into()],
@@ -413,9 +620,11 @@ mod tests {
                 repeatable: true,
                 deadline_at_ms: 0,
                 submitted_at_ms: 11,
+                after: Vec::new(),
+                with_answers: false,
             },
             tries: Tries::default(),
-            arguments: vec![id; 3].into(),
+            arguments: Payload::Here(vec![id; 3].into()),
         }
     }
 
@@ -427,6 +636,7 @@ mod tests {
                 error,
                 raised: false,
                 answer: vec![id].into(),
+                content: None,
                 result: None,
                 attempts: 2,
             },
@@ -472,8 +682,45 @@ mod tests {
             faults: 2,
         };
         let begun = vec![(TaskId([1; 16]), tries, false), (TaskId([2; 16]), tries, true)];
-        assert_eq!(store.begin(begun).wait().await, Ok(vec![vec![2; 3].into()]));
+        assert_eq!(
+            store.begin(begun).wait().await,
+            Ok(vec![Given {
+                arguments: Payload::Here(vec![2; 3].into()),
+                answers: Vec::new(),
+            }])
+        );
         assert_eq!(store.task(TaskId([1; 16])).wait().await.unwrap().unwrap().tries, tries);
+    }
+
+    #[tokio::test]
+    async fn a_task_is_given_the_answers_of_those_before_it_in_their_order() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        let mut last = task(9, "a");
+        last.spec.after = vec![TaskId([2; 16]), TaskId([1; 16]), TaskId([3; 16])];
+        last.spec.with_answers = true;
+        let all = vec![task(1, "a"), task(2, "a"), task(3, "a"), last];
+        store.enqueue(all).wait().await.unwrap();
+        let failure = Failure::new(Code::FunctionError, "oh");
+        let ends = vec![ended(1, 1, None), ended(2, 2, None), ended(3, 3, Some(failure.clone()))];
+        store.end(ends).wait().await.unwrap();
+        let begun = vec![(TaskId([9; 16]), Tries::default(), true)];
+        let given = store.begin(begun).wait().await.unwrap().remove(0);
+        assert_eq!(given.arguments, Payload::Here(vec![9; 3].into()));
+        let answer = |byte: u8| Some(Payload::Here(vec![byte].into()));
+        assert_eq!(given.answers, [answer(2), answer(1), None]);
+        let mut left = store.load().wait().await.unwrap();
+        left.endings.sort_by_key(|(task, _)| *task);
+        let ending = |id, failure| (TaskId([id; 16]), failure);
+        assert_eq!(
+            left.endings,
+            [ending(1, None), ending(2, None), ending(3, Some(failure))]
+        );
+        assert_eq!(left.tasks[0].spec.after.len(), 3);
+        let asked = vec![TaskId([1; 16]), TaskId([9; 16]), TaskId([7; 16])];
+        assert_eq!(
+            store.endings(asked).wait().await,
+            Ok(vec![Some((TENANT, None)), None, None])
+        );
     }
 
     #[tokio::test]
@@ -548,13 +795,26 @@ mod tests {
         let endpoint = EndpointRecord {
             id: ENDPOINT,
             name: "here".into(),
+            tenant: TenantId([1; 16]),
+            spec: EndpointSpec::default(),
         };
         store.endpoint(endpoint.clone()).wait().await.unwrap();
-        let other = EndpointRecord {
+        let described = |tenant| EndpointRecord {
             id: EndpointId([9; 16]),
+            tenant: TenantId([tenant; 16]),
+            spec: EndpointSpec {
+                description: "mine".into(),
+                ..EndpointSpec::default()
+            },
             ..endpoint.clone()
         };
-        assert_eq!(store.endpoint(other).wait().await, Ok(endpoint));
+        // Another's stays what it is; one's own changes, and keeps its id.
+        assert_eq!(store.endpoint(described(2)).wait().await, Ok(endpoint.clone()));
+        let mine = EndpointRecord {
+            id: ENDPOINT,
+            ..described(1)
+        };
+        assert_eq!(store.endpoint(described(1)).wait().await, Ok(mine));
         store.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
         store.end(vec![ended(1, 1, None)]).wait().await.unwrap();
         let before = store.load().wait().await.unwrap();
@@ -577,7 +837,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let store = SqliteTasks::open(Some(&directory.path().join("tasks.db")), Some(64)).unwrap();
         let large = NewTask {
-            arguments: vec![0; 1 << 20].into(),
+            arguments: Payload::Here(vec![0; 1 << 20].into()),
             ..task(2, "a")
         };
         assert_eq!(

@@ -1,0 +1,92 @@
+"""The same executor without durability: calls that go straight to leased workers, and end with their submitter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from mayfly._environment import EnvironmentLike
+from mayfly._tasks import Executor, Registered
+
+if TYPE_CHECKING:
+    from mayfly._client import Client
+    from mayfly._future import Future
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: The endpoint whose nodes are leased from the client's own manager.
+LOCAL = "local"
+#: Seconds to wait for a place, and for the environment.
+WAIT = 1800.0
+
+
+class Direct(Executor):
+    """What ``Executor(durable=False)`` makes; see there."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        client: Client | None = None,
+        durable: bool = False,
+        workers: int | None = None,
+        walltime: float | None = None,
+        repeatable: bool = False,
+        environment: EnvironmentLike = None,
+        image: str | None = None,
+        **durable_alone: Any,
+    ) -> None:
+        if asked := sorted(name for name, value in durable_alone.items() if value):
+            raise ValueError(f"{', '.join(asked)}: only for durable tasks; leave it out, or durable=False itself")
+        if endpoint not in (None, LOCAL):
+            raise ValueError(
+                f"endpoint={endpoint!r} leases its workers itself, for durable tasks; leave it out for workers of the "
+                "client's own manager, or durable=False itself"
+            )
+        self._own_client = client is None
+        if client is None:
+            from mayfly._client import connect
+
+            client = connect()
+        self._client = client
+        try:
+            if workers is None:
+                workers = max(1, sum(node["free"]["cores"] for node in client.nodes()))
+            self._lease = client.lease(workers, mode="warm", environment=environment, image=image, wait=WAIT)
+        except BaseException:
+            if self._own_client:
+                client.close()
+            raise
+        self._calls = self._lease.options(deadline=walltime, idempotent=repeatable)
+
+    @property
+    def tag(self) -> str:
+        """None: what is not durable is not found again."""
+        return ""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Calls a function on a leased worker, and answers its future."""
+        if type(fn) is Registered:
+            if fn._fn is None:
+                raise TypeError(f"{fn!r} is kept by the manager, for durable tasks; pass the function itself")
+            fn = fn._fn
+        return self._calls.submit(fn, *args, **kwargs)
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 0
+    ) -> Iterator[T]:
+        """Calls a function on every item; results come in order, as they are needed.
+
+        As many items go in one call as make about half a millisecond of work, unless ``chunksize`` says how many.
+        """
+        return self._calls.map(fn, *iterables, timeout=timeout, chunksize=chunksize or None)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the executor and its lease, once its calls have ended."""
+        self._lease.shutdown(wait=wait or self._own_client, cancel_futures=cancel_futures)
+        if self._own_client:
+            self._client.close()
+
+    def __repr__(self) -> str:
+        return f"<mayfly.Executor on {self._lease!r}>"

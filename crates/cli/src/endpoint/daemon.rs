@@ -1,0 +1,194 @@
+//! The daemon of an endpoint: a dispatcher, a manager of its own for the nodes of its site, and whoever gets those.
+//!
+//! Nodes join the manager beside the dispatcher, and not the one that tasks come from: they need no way out of their site, leases
+//! are made where they are used, and go on while the other manager is away.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_client::Client;
+use mayfly_endpoint::connection::{self, State};
+use mayfly_endpoint::{Dispatcher, Places, blocks};
+use mayfly_manager::Manager;
+use mayfly_protocol::api::{Connection, ManagerAddress, Sandbox};
+use mayfly_protocol::error::{Code, Failure};
+use serde_json::json;
+
+use super::config::Config;
+use super::directory::{CREDENTIAL, Directory};
+use super::nodes::{self, Board, Lasting, Nodes};
+use crate::daemon::{self, Ending, StateDir, Why};
+use crate::{Global, output, up};
+
+/// The port that nodes of an earlier life know.
+const PORT: &str = "port";
+/// How often it is looked whether all of it is there.
+const LOOK: Duration = Duration::from_secs(1);
+/// The last words to the manager.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Workers without a task are kept for so long, unless their block is to go sooner.
+const IDLE: Duration = Duration::from_secs(60);
+
+pub fn run(name: &str, global: &Global) -> Result<(), Failure> {
+    daemon::run(serve(name, global))
+}
+
+async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
+    let mut ending = Ending::new(None)?;
+    let directory = Directory::existing(name)?;
+    let state = StateDir::take(directory.path())?;
+    let config = Config::read(state.path())?;
+    let credential = credential(state.path())?;
+    let manager = tokio::select! {
+        manager = site_manager(&config, state.path()) => manager?,
+        _ = ending.told() => return Ok(()),
+    };
+    tokio::spawn(daemon::log_leases(manager.events()));
+    let board = Arc::new(Board::new(state.path(), credential.manager.clone()));
+    let contents = Client::manager_at(&credential).and_then(|client| client.held_contents());
+    let conversation = connection::keep(connection::Options {
+        manager: ManagerAddress {
+            manager: credential.manager.clone(),
+            ca_pem: credential.ca_pem,
+        },
+        token: credential.token,
+    })?;
+    let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.walltime));
+    let options = mayfly_endpoint::Options {
+        places: Some(Arc::clone(&lasting) as Arc<dyn Places>),
+        tenants: up::tenants(&manager),
+        suits: nodes::suits(&config),
+        contents: Arc::new(contents.map_err(|error| error.0)?),
+        most_workers: config.most_workers(),
+        idle: IDLE.min(config.blocks.idle),
+    };
+    let dispatcher = Dispatcher::start(options, conversation.heard, conversation.said.clone())?;
+    let blocks = {
+        let site = Nodes {
+            config: config.clone(),
+            directory: state.path().to_owned(),
+            client: Client::manager_at(manager.connection()).map_err(|error| error.0)?,
+            manager: manager.clone(),
+            runtime: tokio::runtime::Handle::current(),
+            demand: Box::new(dispatcher.demand()),
+            said: conversation.said,
+            board: Arc::clone(&board),
+            lasting,
+        };
+        let options = blocks::Options {
+            name: name.to_owned(),
+            terms: config.terms(),
+            nodes: config.blocks.nodes,
+            walltime: config.blocks.walltime,
+            poll: nodes::poll(&config),
+            directory: state.path().to_owned(),
+        };
+        blocks::start(options, nodes::provider(&config, state.path())?, Box::new(site))?
+    };
+    let mut seen = conversation.state;
+    // Up, or why not: whoever started this waits for it.
+    tokio::select! {
+        _ = seen.wait_for(|state| *state != State::Connecting) => {}
+        _ = ending.told() => {}
+    }
+    output::announce(&match global.json {
+        true => output::json(&json!({ "ready": true, "endpoint": name, "pid": std::process::id() }))?,
+        false => format!("The endpoint {name} runs. Ctrl-C ends it, and gives its nodes back."),
+    });
+    let showing = async {
+        loop {
+            let text = match &*seen.borrow_and_update() {
+                State::Connecting => "connecting".to_owned(),
+                State::Up => "up".to_owned(),
+                State::Down(why) => why.clone(),
+            };
+            board.show(|status| status.connection = text);
+            if seen.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let broken = async {
+        while !dispatcher.has_ended() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let (why, result) = tokio::select! {
+        why = ending.told() => (why, Ok(())),
+        () = showing => (Why::Signal, Ok(())),
+        // Its nodes are for whoever starts it again.
+        () = broken => (Why::HungUp, Err(Failure::new(Code::Internal, "the dispatcher ended; see above, and report this"))),
+    };
+    tracing::info!("ending");
+    let ended = conversation.ended;
+    let end = async {
+        let stopped = tokio::task::spawn_blocking(move || {
+            dispatcher.stop();
+            // Who goes because its terminal did comes back, and finds its nodes.
+            blocks.stop(why != Why::HungUp);
+        });
+        let _ = stopped.await;
+        let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+        manager.shutdown().await;
+    };
+    ending.orderly(end).await;
+    result
+}
+
+fn credential(directory: &Path) -> Result<Connection, Failure> {
+    let path = directory.join(CREDENTIAL);
+    let read = std::fs::read(&path).map_err(|error| error.to_string());
+    read.and_then(|json| serde_json::from_slice(&json).map_err(|error| error.to_string()))
+        .map_err(|error| {
+            let path = path.display();
+            let text = format!("{path} cannot be used: {error}; remove the endpoint, and set it up anew");
+            Failure::new(Code::StoreFailed, text)
+        })
+}
+
+/// The manager of this site's nodes, where those that it had before look for it.
+async fn site_manager(config: &Config, directory: &Path) -> Result<mayfly_manager::Handle, Failure> {
+    let path = directory.join(PORT);
+    let known: Option<u16> = std::fs::read_to_string(&path)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    let started = match known {
+        None => Manager::start(options(config, directory, 0)).await,
+        Some(port) => match Manager::start(options(config, directory, port)).await {
+            Err(mayfly_manager::Error::AddressInUse(address)) => {
+                tracing::warn!(%address, "another program listens where nodes look for this endpoint: those that run are lost");
+                Manager::start(options(config, directory, 0)).await
+            }
+            started => started,
+        },
+    };
+    let manager = started?;
+    std::fs::write(&path, format!("{}\n", manager.address().port())).map_err(|error| {
+        let text = format!("{} cannot be written: {error}", path.display());
+        Failure::new(Code::StoreFailed, text)
+    })?;
+    Ok(manager)
+}
+
+fn options(config: &Config, directory: &Path, port: u16) -> mayfly_manager::Options {
+    let ip: Option<IpAddr> = config.address.parse().ok();
+    let loopback = ip.is_some_and(|ip| ip.is_loopback());
+    let listen = match ip {
+        Some(ip) if loopback => ip,
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let mut options = mayfly_manager::Options::new(directory.join("manager"));
+    options.listen = SocketAddr::new(listen, port);
+    options.names = if loopback {
+        Vec::new()
+    } else {
+        vec![config.address.clone()]
+    };
+    options.sandboxes = match config.is_shared() {
+        true => vec![Sandbox::Isolated, Sandbox::Container],
+        false => vec![Sandbox::Process, Sandbox::Isolated, Sandbox::Container],
+    };
+    options
+}

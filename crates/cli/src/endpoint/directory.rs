@@ -1,0 +1,404 @@
+//! An endpoint's directory, and what can be done with the daemon in it from outside.
+
+use std::fs::{DirBuilder, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::BlockStatus;
+use rustix::fs::FlockOperation;
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::config;
+use crate::output::Align::{Left, Right};
+use crate::{Global, connect, output};
+
+/// The manager, and the token to connect with.
+pub const CREDENTIAL: &str = "credential.json";
+/// How it does, written by the daemon.
+pub const STATUS: &str = "status.json";
+/// What the daemon and its nodes write.
+pub const LOG: &str = "log";
+/// Of each block, a file or some.
+pub const BLOCKS: &str = "blocks";
+/// Between two looks at a daemon that comes or goes.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where an endpoint of this machine has everything.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    name: String,
+    path: PathBuf,
+}
+
+/// How a daemon does, as it writes itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process.
+    pub pid: u32,
+    /// The manager that it takes tasks from.
+    pub manager: String,
+    /// `up`, or why not.
+    pub connection: String,
+    /// Its nodes.
+    pub blocks: Vec<BlockStatus>,
+    /// Why there are not more, if more are wanted.
+    pub trouble: Option<String>,
+}
+
+impl Directory {
+    /// That of the endpoint with this name.
+    pub fn of(name: &str) -> Result<Self, Failure> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > 64 {
+            let text = format!(
+                "`{name:.80}` is no name for an endpoint: take up to 64 letters, digits, `-`, `_` and `.`, a letter first"
+            );
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        Ok(Self {
+            name: name.into(),
+            path: connect::state_dir(None)?.join("endpoints").join(name),
+        })
+    }
+
+    /// That of one that is set up.
+    pub fn existing(name: &str) -> Result<Self, Failure> {
+        let directory = Self::of(name)?;
+        if directory.path.join(config::FILE).exists() {
+            return Ok(directory);
+        }
+        let text = format!("there is no endpoint `{name}` on this machine; make one by `mayfly endpoint setup {name}`");
+        Err(Failure::new(Code::NotFound, text))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it, for this user alone.
+    pub fn make(&self) -> Result<(), Failure> {
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(self.path.join(BLOCKS));
+        made.map_err(|error| self.unusable(&error))
+    }
+
+    /// Removes it with all that is in it.
+    pub fn remove(&self) -> Result<(), Failure> {
+        match std::fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(self.unusable(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn unusable(&self, error: &std::io::Error) -> Failure {
+        let text = format!("{} cannot be used: {error}", self.path.display());
+        Failure::new(Code::StoreFailed, text)
+    }
+
+    fn status(&self) -> Option<Status> {
+        let json = std::fs::read(self.path.join(STATUS)).ok()?;
+        serde_json::from_slice(&json).ok()
+    }
+}
+
+/// The process that runs the endpoint, if one does.
+pub fn holder(directory: &Directory) -> Result<Option<u32>, Failure> {
+    let path = directory.path.join("lock");
+    let mut lock = match File::open(&path) {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(directory.unusable(&error)),
+    };
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    let read = lock.read_to_string(&mut text);
+    read.map_err(|error| directory.unusable(&error))?;
+    Ok(text.trim().parse().ok())
+}
+
+/// Starts a daemon that outlives this session, and waits until it runs.
+pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure> {
+    let directory = Directory::existing(name)?;
+    if let Some(pid) = holder(&directory)? {
+        let text = format!("the endpoint `{name}` runs already, as process {pid}");
+        return Err(Failure::new(Code::AddressInUse, text));
+    }
+    let path = directory.path.join(LOG);
+    let mut options = File::options();
+    let log = options.create(true).append(true).mode(0o600).open(&path);
+    let log = log.map_err(|error| directory.unusable(&error))?;
+    let from = log.metadata().map_or(0, |metadata| metadata.len());
+    // What an earlier one wrote last is not the new one's.
+    let _ = std::fs::remove_file(directory.path.join(STATUS));
+    let mut child = spawn(name, global, &log)
+        .map_err(|error| Failure::new(Code::ExecutorFailed, format!("the endpoint cannot be started: {error}")))?;
+    let until = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = directory
+            .status()
+            .filter(|status| status.pid == child.id() && !status.connection.is_empty())
+        {
+            break status;
+        }
+        let ended = child.try_wait().ok().flatten();
+        if ended.is_some() || Instant::now() > until {
+            let said = tail_from(&path, from).unwrap_or_default();
+            let text = match ended {
+                Some(status) => format!("the endpoint did not start ({status}):\n{}", said.trim_end()),
+                None => format!(
+                    "the endpoint is not up within {} s; see {}",
+                    limit.as_secs(),
+                    path.display()
+                ),
+            };
+            return Err(Failure::new(Code::ExecutorFailed, text));
+        }
+        std::thread::sleep(LOOK);
+    };
+    output::line(&match global.json {
+        true => {
+            output::json(&json!({ "endpoint": name, "pid": status.pid, "log": path, "connection": status.connection }))?
+        }
+        false => {
+            let connected = match status.connection.as_str() {
+                "up" => format!("takes tasks from {}", status.manager),
+                why => format!("goes on trying to reach {}: {why}", status.manager),
+            };
+            format!(
+                "The endpoint {name} runs, as process {}, and {connected}.\n\n  \
+                 mayfly endpoint status {name}\n  mayfly endpoint logs {name} --follow\n  mayfly endpoint stop {name}",
+                status.pid
+            )
+        }
+    });
+    Ok(())
+}
+
+fn spawn(name: &str, global: &Global, log: &File) -> std::io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["endpoint", "run", name]);
+    if let Some(level) = &global.log {
+        command.args(["--log", level]);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log.try_clone()?)
+        .current_dir("/");
+    // SAFETY: between fork and exec one system call is made, which allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            // Nothing of the terminal's is its own.
+            rustix::process::setsid().map(drop).map_err(Into::into)
+        });
+    }
+    command.spawn()
+}
+
+/// Tells a daemon to end, and waits until it has.
+pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> Result<(), Failure> {
+    let directory = Directory::existing(name)?;
+    let pid = holder(&directory)?;
+    let process = pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let Some(process) = process else {
+        output::line(&match global.json {
+            true => output::json(&json!({ "endpoint": name, "stopped": false }))?,
+            false => format!("The endpoint {name} does not run."),
+        });
+        return Ok(());
+    };
+    let signal = if keep_blocks { Signal::HUP } else { Signal::TERM };
+    // It may have ended since.
+    let _ = rustix::process::kill_process(process, signal);
+    let until = Instant::now() + limit;
+    while holder(&directory)?.is_some() {
+        if Instant::now() > until {
+            let text = format!(
+                "process {} has not ended within {} s; see `mayfly endpoint logs {name}`",
+                process.as_raw_nonzero(),
+                limit.as_secs()
+            );
+            return Err(Failure::new(Code::TimedOut, text));
+        }
+        std::thread::sleep(LOOK);
+    }
+    output::line(&match global.json {
+        true => output::json(&json!({ "endpoint": name, "stopped": true }))?,
+        false if keep_blocks => format!("The endpoint {name} has stopped. Its pilot jobs wait for the next start."),
+        false => format!("The endpoint {name} has stopped."),
+    });
+    Ok(())
+}
+
+/// Shows how a daemon does.
+pub fn status(name: &str, global: &Global) -> Result<(), Failure> {
+    let directory = Directory::existing(name)?;
+    let running = holder(&directory)?;
+    let status = directory.status().filter(|status| running == Some(status.pid));
+    if global.json {
+        output::line(&output::json(&json!({
+            "endpoint": name,
+            "running": running.is_some(),
+            "pid": running,
+            "directory": directory.path,
+            "status": status,
+        }))?);
+        return Ok(());
+    }
+    let Some(status) = status else {
+        output::line(&match running {
+            Some(pid) => format!("The endpoint {name} is starting, as process {pid}."),
+            None => format!("The endpoint {name} does not run; start it by `mayfly endpoint start {name}`."),
+        });
+        return Ok(());
+    };
+    let mut text = format!(
+        "The endpoint {name} runs.\n\n  process    {}\n  manager    {}\n  connected  {}\n  directory  {}\n",
+        status.pid,
+        status.manager,
+        if status.connection == "up" {
+            "yes"
+        } else {
+            &status.connection
+        },
+        directory.path.display()
+    );
+    if let Some(trouble) = &status.trouble {
+        text += &format!("  trouble    {}\n", output::plain(trouble));
+    }
+    text += "\n";
+    text += &match status.blocks.is_empty() {
+        true => "No nodes: there is nothing to do.".into(),
+        false => blocks(&status.blocks).text(output::colours(&std::io::stdout())),
+    };
+    output::line(&text);
+    Ok(())
+}
+
+fn blocks(blocks: &[BlockStatus]) -> output::Table {
+    let mut table = output::Table::new(&[
+        ("BLOCK", Left),
+        ("JOB", Left),
+        ("STATE", Left),
+        ("NODES", Right),
+        ("AGE", Right),
+        ("ENDS IN", Right),
+        ("", Left),
+    ]);
+    let now_ms = output::now_ms();
+    for block in blocks {
+        table.row([
+            block.name.clone(),
+            output::plain(&block.job),
+            block.state.name().into(),
+            format!("{}/{}", block.joined, block.nodes),
+            output::span(now_ms.saturating_sub(block.submitted_at_ms)),
+            match block.ends_at_ms {
+                0 => "-".into(),
+                at_ms => output::span(at_ms.saturating_sub(now_ms)),
+            },
+            output::plain(&block.words),
+        ]);
+    }
+    table
+}
+
+/// Shows what a daemon, or a block's nodes, wrote.
+pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Result<(), Failure> {
+    let directory = Directory::existing(name)?;
+    let path = match block {
+        None => directory.path.join(LOG),
+        Some(block) => return block_logs(&directory, block, lines),
+    };
+    let text = match std::fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        read => read.map_err(|error| directory.unusable(&error))?,
+    };
+    output::bytes(last_lines(&text, lines));
+    if !follow {
+        return Ok(());
+    }
+    let mut at = text.len() as u64;
+    loop {
+        std::thread::sleep(LOOK);
+        if let Ok(more) = tail_from(&path, at)
+            && !more.is_empty()
+        {
+            at += more.len() as u64;
+            output::bytes(more.as_bytes());
+        }
+    }
+}
+
+fn block_logs(directory: &Directory, block: &str, lines: usize) -> Result<(), Failure> {
+    let found = std::fs::read_dir(directory.path.join(BLOCKS)).map_err(|error| directory.unusable(&error))?;
+    let mut files: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).collect();
+    // `cluster-1` and not `cluster-10`.
+    files.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let rest = name
+            .strip_prefix(block)
+            .or_else(|| name.split_once(block).map(|(_, rest)| rest));
+        path.is_file() && rest.is_some_and(|rest| rest.starts_with('.') && !rest.ends_with(".json"))
+    });
+    files.sort();
+    if files.is_empty() {
+        let text = format!(
+            "nothing is left of a block `{block}` of the endpoint `{}`",
+            directory.name
+        );
+        return Err(Failure::new(Code::NotFound, text));
+    }
+    for path in files {
+        let text = std::fs::read(&path).map_err(|error| directory.unusable(&error))?;
+        output::line(&format!("==> {} <==", path.display()));
+        output::bytes(last_lines(&text, lines));
+    }
+    Ok(())
+}
+
+fn last_lines(text: &[u8], lines: usize) -> &[u8] {
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let ends = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    let from = ends.map(|(at, _)| at + 1).nth(lines.saturating_sub(1)).unwrap_or(0);
+    if lines == 0 { &[] } else { &text[from..] }
+}
+
+fn tail_from(path: &Path, from: u64) -> std::io::Result<String> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_whole_lines() {
+        assert_eq!(last_lines(b"a\nb\nc\n", 2), b"b\nc\n");
+        assert_eq!(last_lines(b"a\nb", 5), b"a\nb");
+        assert_eq!(last_lines(b"a\nb\n", 0), b"");
+    }
+
+    #[test]
+    fn a_name_that_is_no_directory_of_its_own_is_refused() {
+        for wrong in ["", "..", "a/b", "-x", "a b"] {
+            assert!(Directory::of(wrong).is_err(), "{wrong}");
+        }
+    }
+}

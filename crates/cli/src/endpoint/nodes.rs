@@ -1,0 +1,346 @@
+//! What an endpoint's blocks run: nodes of the manager beside its dispatcher.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mayfly_client::Client;
+use mayfly_endpoint::blocks::{Site, SiteNode};
+use mayfly_endpoint::provider::{Local, Program, Provider, Trouble};
+use mayfly_endpoint::{Places, Suits};
+use mayfly_node::runtimes;
+use mayfly_protocol::api::NodeStatus;
+use mayfly_protocol::dispatch::FromDispatcher;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::NodeId;
+use mayfly_protocol::tasks::BlockStatus;
+use mayfly_tasks::Demand;
+use serde_json::json;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::config::Config;
+use super::directory::{BLOCKS, STATUS, Status};
+use crate::manager::write_private;
+use crate::output;
+
+/// The provider of nodes that are processes of this machine.
+pub const LOCAL: &str = "local";
+/// The module of the Python package that speaks for batch systems.
+const PROVIDERS: &str = "mayfly._providers";
+/// A job may wait long for its turn, and its nodes join only then.
+const JOIN_WITHIN: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A node whose endpoint has not been there for so long goes by itself.
+const ALONE_FOR: &str = "15m";
+/// What runs on an idle node that goes may go on for so long: it began while the node was chosen.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Between two questions to a batch system, whose controller has more to do; and to this machine.
+const POLL: Duration = Duration::from_secs(5);
+const LOCAL_POLL: Duration = Duration::from_millis(500);
+
+/// What the nodes can run, as far as that can be told from here.
+pub fn suits(config: &Config) -> Suits {
+    let pythons: Vec<PathBuf> = config.node.python.iter().map(PathBuf::from).collect();
+    // What its owner runs there may see everything.
+    let sees_all = !config.is_shared();
+    Box::new(move |runtime| runtimes::suits(runtime, &pythons, |_| sees_all))
+}
+
+/// How often a provider is asked.
+pub fn poll(config: &Config) -> Duration {
+    if config.provider.kind == LOCAL {
+        LOCAL_POLL
+    } else {
+        POLL
+    }
+}
+
+/// What nodes come from.
+pub fn provider(config: &Config, directory: &Path) -> Result<Box<dyn Provider>, Failure> {
+    Ok(match config.provider.kind.as_str() {
+        LOCAL => Box::new(Local::new(directory.join(BLOCKS))),
+        _ => Box::new(program(config, &directory.join(BLOCKS))?),
+    })
+}
+
+fn program(config: &Config, directory: &Path) -> Result<Program, Failure> {
+    let options = serde_json::to_value(&config.provider.options);
+    let options = options.map_err(|error| Failure::new(Code::InvalidRequest, format!("provider.options: {error}")))?;
+    let python = config.provider.python.to_string_lossy().into_owned();
+    let command = vec![python, "-m".into(), PROVIDERS.into()];
+    let greeting = json!({ "kind": config.provider.kind, "options": options, "directory": directory });
+    Ok(Program::new(command, greeting))
+}
+
+/// Whether a configuration's provider is there, and knows its options.
+pub fn check(config: &Config) -> Result<(), Failure> {
+    if config.provider.kind == LOCAL {
+        return match config.provider.options.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(Failure::new(
+                Code::InvalidRequest,
+                format!("the provider `{LOCAL}` has no option `{key}`; leave it out"),
+            )),
+        };
+    }
+    let checked = program(config, &std::env::temp_dir())?.check();
+    checked.map_err(|trouble| {
+        let words = match trouble {
+            Trouble::Refused(words) => words,
+            trouble @ Trouble::Unreachable(_) => trouble.to_string(),
+        };
+        let kind = &config.provider.kind;
+        Failure::new(
+            Code::InvalidRequest,
+            format!("the provider `{kind}` cannot be used: {words}"),
+        )
+    })
+}
+
+/// What everybody may see of a daemon, in a file.
+pub struct Board {
+    path: PathBuf,
+    status: Mutex<Status>,
+}
+
+impl Board {
+    /// One that shows nothing yet.
+    pub fn new(directory: &Path, manager: String) -> Self {
+        Self {
+            path: directory.join(STATUS),
+            status: Mutex::new(Status {
+                pid: std::process::id(),
+                manager,
+                ..Status::default()
+            }),
+        }
+    }
+
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows what has changed.
+    pub fn show(&self, change: impl FnOnce(&mut Status)) {
+        let mut status = self.status();
+        change(&mut status);
+        let fresh = self.path.with_extension("new");
+        let written = serde_json::to_vec_pretty(&*status)
+            .map_err(std::io::Error::from)
+            .and_then(|json| std::fs::write(&fresh, json))
+            .and_then(|()| std::fs::rename(&fresh, &self.path));
+        if let Err(error) = written {
+            tracing::error!(path = %self.path.display(), %error, "the status cannot be written");
+        }
+    }
+}
+
+/// For how long nodes are there, by when their blocks end.
+pub struct Lasting {
+    manager: mayfly_manager::Handle,
+    walltime: Duration,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// When blocks end, by the wall clock, in milliseconds since the Unix epoch.
+    ends_at_ms: HashMap<String, u64>,
+    /// Of which block nodes are.
+    blocks: HashMap<NodeId, String>,
+}
+
+impl Seen {
+    fn left(&self, node: NodeId) -> Option<Duration> {
+        let ends_at_ms = self.ends_at_ms.get(self.blocks.get(&node)?)?;
+        Some(Duration::from_millis(ends_at_ms.saturating_sub(output::now_ms())))
+    }
+}
+
+impl Lasting {
+    /// Of the nodes of a manager, in blocks of so long.
+    pub fn new(manager: mayfly_manager::Handle, walltime: Duration) -> Self {
+        Self {
+            manager,
+            walltime,
+            seen: Mutex::default(),
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, blocks: &[BlockStatus]) {
+        let ending = blocks.iter().filter(|block| block.ends_at_ms > 0);
+        self.seen().ends_at_ms = ending.map(|block| (block.name.clone(), block.ends_at_ms)).collect();
+    }
+}
+
+impl Places for Lasting {
+    fn lasting(&self, needed: Duration) -> Vec<NodeId> {
+        let mut nodes = self.manager.nodes();
+        nodes.retain(|node| node.state == "up");
+        nodes.sort_by_key(|node| std::cmp::Reverse(node.free.workers));
+        let mut seen = self.seen();
+        let of = |node: &NodeStatus| Some((node.address.id, node.address.name.rsplit_once('.')?.0.to_owned()));
+        seen.blocks = nodes.iter().filter_map(of).collect();
+        let lasts = |node: &NodeId| match seen.left(*node) {
+            Some(left) => needed < left,
+            // Of one that has just come it is not known yet.
+            None => self.walltime.is_zero(),
+        };
+        nodes.iter().map(|node| node.address.id).filter(lasts).collect()
+    }
+
+    fn left(&self, node: NodeId) -> Option<Duration> {
+        self.seen().left(node)
+    }
+
+    fn longest(&self) -> Option<Duration> {
+        (!self.walltime.is_zero()).then_some(self.walltime)
+    }
+}
+
+/// The nodes of an endpoint.
+pub struct Nodes {
+    pub config: Config,
+    pub directory: PathBuf,
+    /// The manager that they join, and a way to ask it.
+    pub manager: mayfly_manager::Handle,
+    pub client: Client,
+    pub runtime: tokio::runtime::Handle,
+    /// What there is to do.
+    pub demand: Box<dyn Fn() -> Demand + Send>,
+    /// Who is told.
+    pub said: UnboundedSender<FromDispatcher>,
+    pub board: Arc<Board>,
+    pub lasting: Arc<Lasting>,
+}
+
+impl Nodes {
+    fn join_file(&self, block: &str, rank: u32) -> PathBuf {
+        self.directory.join(BLOCKS).join(format!("{block}.{rank}.json"))
+    }
+
+    /// What the shell runs on each node.
+    fn command(&self, block: &str) -> Result<String, Failure> {
+        let node = &self.config.node;
+        let program = match node.program.as_os_str().is_empty() {
+            true => std::env::current_exe().map_err(|error| {
+                Failure::new(
+                    Code::Internal,
+                    format!("this program does not know where it is: {error}"),
+                )
+            })?,
+            false => node.program.clone(),
+        };
+        let mut words = vec![quoted(&program.to_string_lossy()), "node".into()];
+        let join = self.directory.join(BLOCKS).join(block);
+        words.push(format!(
+            "--join {}.\"$MAYFLY_RANK\".json",
+            quoted(&join.to_string_lossy())
+        ));
+        words.push(format!("--name {}.\"$MAYFLY_RANK\"", quoted(block)));
+        words.push(format!("--state-dir \"$state\" --ephemeral --alone-for {ALONE_FOR}"));
+        words.push(match self.is_local() {
+            true => "--listen-tcp 127.0.0.1:0".into(),
+            false => "--listen-tcp 0.0.0.0:0 --host-name \"$(hostname)\"".into(),
+        });
+        if !self.config.is_shared() {
+            // What its owner runs there anyway.
+            words.push("--sandbox process --sandbox isolated".into());
+        }
+        words.extend(node.python.iter().map(|python| format!("--python {}", quoted(python))));
+        words.extend(node.arguments.iter().map(|argument| quoted(argument)));
+        Ok(format!(
+            "state=$(mktemp -d \"${{TMPDIR:-/tmp}}/mayfly-XXXXXXXX\") && exec {}",
+            words.join(" ")
+        ))
+    }
+
+    fn is_local(&self) -> bool {
+        self.config.provider.kind == LOCAL
+    }
+}
+
+/// A word for the shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+impl Site for Nodes {
+    fn prepare(&mut self, block: &str, nodes: u32) -> Result<String, Failure> {
+        for rank in 0..nodes {
+            let token = self.runtime.block_on(self.manager.join_token(JOIN_WITHIN))?;
+            write_private(&self.join_file(block, rank), &output::json(&token)?)?;
+        }
+        self.command(block)
+    }
+
+    fn nodes(&self) -> Vec<SiteNode> {
+        let nodes = self.manager.nodes().into_iter().filter(|node| node.state == "up");
+        let seen = nodes.map(|node| SiteNode {
+            name: node.address.name,
+            leases: node.leases,
+        });
+        seen.collect()
+    }
+
+    fn demand(&self) -> Demand {
+        (self.demand)()
+    }
+
+    fn drain(&mut self, block: &str) {
+        for node in self.manager.nodes() {
+            let its = node
+                .address
+                .name
+                .rsplit_once('.')
+                .is_some_and(|(name, _)| name == block);
+            if its
+                && node.state == "up"
+                && let Err(error) = self.client.reclaim_node(node.address.id, DRAIN)
+            {
+                tracing::warn!(node = node.address.name, %error, "a node that goes cannot be told to take nothing more");
+            }
+        }
+    }
+
+    fn tell(&mut self, blocks: &[BlockStatus], trouble: Option<&str>) {
+        self.lasting.set(blocks);
+        let (blocks, trouble) = (blocks.to_vec(), trouble.map(str::to_owned));
+        // It is gone when the endpoint ends.
+        let _ = self.said.send(FromDispatcher::Blocks {
+            blocks: blocks.clone(),
+            trouble: trouble.clone(),
+        });
+        self.board
+            .show(|status| (status.blocks, status.trouble) = (blocks, trouble));
+    }
+
+    fn clean(&mut self, block: &str) {
+        // Its tokens are worth nothing any more, or must not be.
+        for rank in 0.. {
+            if std::fs::remove_file(self.join_file(block, rank)).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_for_the_shell_stay_what_they_are() {
+        for word in ["plain", "with space", "it's", "$HOME `x` \"y\" \\"] {
+            let output = std::process::Command::new("/bin/sh")
+                .args(["-c", &format!("printf %s {}", quoted(word))])
+                .output()
+                .expect("a shell");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), word);
+        }
+    }
+}

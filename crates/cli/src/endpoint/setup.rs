@@ -1,0 +1,239 @@
+//! Making an endpoint on this machine, and forgetting it.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use mayfly_client::encoded;
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, NewEndpoint};
+use serde_json::json;
+use toml::Value;
+
+use super::config::{self, BlockConfig, Config};
+use super::directory::{self, CREDENTIAL, Directory};
+use super::nodes::{self, LOCAL};
+use crate::manager::write_private;
+use crate::{Global, connect, output, values};
+
+/// Make an endpoint on this machine.
+#[derive(Debug, Args)]
+#[command(
+    name = "setup",
+    after_help = "Examples:
+  mayfly endpoint setup mine                      nodes are processes of this machine
+  mayfly endpoint setup cluster --provider slurm --option partition=idle --walltime 1h --nodes-per-block 2 --max-blocks 4
+  mayfly endpoint setup shared --share-with alice --share-with bob
+
+Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
+change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'mayfly[providers]'`;
+--option names what they take (https://parsl.readthedocs.io)."
+)]
+pub struct Arguments {
+    /// What others call it
+    name: String,
+    /// How it gets nodes: local, or slurm, pbs, lsf, grid-engine, htcondor, kubernetes, ...
+    #[arg(long, value_name = "KIND", default_value = LOCAL)]
+    provider: String,
+    /// For the provider, such as partition=idle or account=p123; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = option)]
+    option: Vec<(String, Value)>,
+    /// Python that has Parsl [default: the one that this program came with]
+    #[arg(
+        long,
+        value_name = "EXE",
+        env = "MAYFLY_PYTHON",
+        hide_env_values = true,
+        default_value = "python3"
+    )]
+    python: PathBuf,
+    /// There are always so many blocks (pilot jobs)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    min_blocks: u32,
+    /// There are never more
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    max_blocks: u32,
+    /// Nodes of each block
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    nodes_per_block: u32,
+    /// Workers on each node [default: as many as this machine has cores]
+    #[arg(long, value_name = "N")]
+    workers_per_node: Option<u16>,
+    /// How long a block lasts at most [default: no limit for local ones, else an hour]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    walltime: Option<Duration>,
+    /// A block that has nothing to do for so long goes
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, default_value = "2m")]
+    idle: Duration,
+    /// Where nodes reach this machine: a name or an address [default: its name; the loopback for local nodes]
+    #[arg(long, value_name = "HOST")]
+    address: Option<String>,
+    /// Tenant whose tasks may run there too, or * for everyone; may be repeated. They run as you
+    #[arg(long, value_name = "TENANT")]
+    share_with: Vec<String>,
+    /// For people
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    description: String,
+}
+
+fn option(text: &str) -> Result<(String, Value), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("`{text}` is no option; write one such as partition=idle"))?;
+    // `4` and `true` as what they are, and everything else as text.
+    let value = match value.parse::<i64>() {
+        Ok(number) => Value::Integer(number),
+        Err(_) => match value {
+            "true" | "false" => Value::Boolean(value == "true"),
+            text => Value::String(text.into()),
+        },
+    };
+    Ok((key.into(), value))
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let directory = Directory::of(&arguments.name)?;
+    if directory.path().join(config::FILE).exists() {
+        let text = format!(
+            "the endpoint `{}` is set up already: change {}, or remove it by `mayfly endpoint remove {}`",
+            arguments.name,
+            directory.path().join(config::FILE).display(),
+            arguments.name
+        );
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let text = arguments.text();
+    let config: Config = toml::from_str(&text).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    // A batch system that is not there, or an option that it has not, is better known now.
+    nodes::check(&config)?;
+    let client = connect::manager(global)?;
+    let registration = EndpointRegistration {
+        name: arguments.name.clone(),
+        spec: EndpointSpec {
+            description: config.description.clone(),
+            provider: config.provider.kind.clone(),
+            shared_with: config.shared_with.clone(),
+        },
+    };
+    let new: NewEndpoint = client.post("/v1/endpoints", &registration).map_err(|error| error.0)?;
+    let connection = Connection {
+        // As it is reached from here.
+        manager: client.manager_url().map_err(|error| error.0)?,
+        ca_pem: new.ca_pem,
+        token: new.token,
+        others: Vec::new(),
+    };
+    directory.make()?;
+    write_private(&directory.path().join(CREDENTIAL), &output::json(&connection)?)?;
+    write_private(&directory.path().join(config::FILE), text.trim_end())?;
+    let file = directory.path().join(config::FILE);
+    output::line(&match global.json {
+        true => output::json(&json!({ "endpoint": new.status, "configuration": file }))?,
+        false => format!(
+            "The endpoint {0} is set up, for the manager {1}.\n\n  configuration  {2}\n\n\
+             Start it:\n  mayfly endpoint start {0}",
+            arguments.name,
+            connection.manager,
+            file.display()
+        ),
+    });
+    Ok(())
+}
+
+impl Arguments {
+    /// The configuration, with what may be changed in it said.
+    fn text(&self) -> String {
+        let is_local = self.provider == LOCAL;
+        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let address = match &self.address {
+            Some(address) => address.clone(),
+            None if is_local => "127.0.0.1".into(),
+            None => host(),
+        };
+        let walltime = match self.walltime {
+            Some(walltime) => format!("{}s", walltime.as_secs()),
+            None if is_local => String::new(),
+            None => "1h".into(),
+        };
+        let mut options = String::new();
+        for (key, value) in &self.option {
+            // Writing into a string does not fail.
+            let _ = writeln!(options, "{key} = {value}");
+        }
+        let shared: Vec<_> = self.share_with.iter().map(|name| Value::String(name.clone())).collect();
+        let quoted = |text: &str| Value::String(text.into()).to_string();
+        let workers = self.workers_per_node.unwrap_or(BlockConfig::default().workers_per_node);
+        format!(
+            "# The endpoint {name}. What is changed here holds from its next start on.\n\
+             description = {description}\n\
+             # Tenants whose tasks may run here too, as the owner of this endpoint; \"*\" for everyone.\n\
+             shared_with = {shared}\n\
+             # Where nodes reach this machine.\n\
+             address = {address}\n\n\
+             [provider]\n\
+             # local, or a batch system, which is asked through Parsl's provider for it.\n\
+             kind = {kind}\n\
+             # A Python that has Parsl.\n\
+             python = {python}\n\n\
+             # What the provider takes, such as partition, account, scheduler_options, worker_init.\n\
+             [provider.options]\n{options}\n\
+             # A block is one job of the batch system. There are as many as tasks can use, between min and max.\n\
+             [blocks]\n\
+             min = {min}\n\
+             max = {max}\n\
+             nodes = {nodes}\n\
+             workers_per_node = {workers}\n\
+             walltime = {walltime}\n\
+             # One that has nothing to do for so long goes.\n\
+             idle = \"{idle}s\"\n\n\
+             [node]\n\
+             # Where mayfly is on the nodes, if it is elsewhere than here.\n\
+             program = \"\"\n\
+             # Interpreters there that have the mayfly package, for clients whose own is not there.\n\
+             python = [{interpreter}]\n\
+             # More arguments of `mayfly node`.\n\
+             arguments = []\n",
+            name = self.name,
+            description = quoted(&self.description),
+            shared = Value::Array(shared),
+            address = quoted(&address),
+            kind = quoted(&self.provider),
+            python = quoted(&self.python.to_string_lossy()),
+            min = self.min_blocks,
+            max = self.max_blocks,
+            nodes = self.nodes_per_block,
+            walltime = quoted(&walltime),
+            idle = self.idle.as_secs(),
+            interpreter = match self.python.is_absolute() {
+                true => quoted(&self.python.to_string_lossy()),
+                false => String::new(),
+            },
+        )
+    }
+}
+
+/// Forgets an endpoint: first at its manager, then here.
+pub fn remove(name: &str, global: &Global) -> Result<(), Failure> {
+    let directory = Directory::of(name)?;
+    if let Some(pid) = directory::holder(&directory)? {
+        let text =
+            format!("the endpoint `{name}` runs, as process {pid}; stop it first, by `mayfly endpoint stop {name}`");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let client = connect::manager(global)?;
+    let removed = client.delete::<Option<EndpointStatus>>(&format!("/v1/endpoints/{}", encoded(name)));
+    match removed {
+        Ok(_) => {}
+        // Only what is here is left of it.
+        Err(error) if error.code() == Code::NotFound && directory.path().exists() => {}
+        Err(error) => return Err(error.0),
+    }
+    directory.remove()?;
+    output::line(&match global.json {
+        true => output::json(&json!({ "removed": name }))?,
+        false => format!("The endpoint {name} is gone."),
+    });
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! `mayfly env`: what Python functions import where they run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use mayfly_node::runtimes;
+use mayfly_protocol::api::Runtime;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::FunctionStatus;
+use serde::Serialize;
+
+use crate::output::Align::{Left, Right};
+use crate::{Global, connect, output, python, values};
+
+/// Of a hash, where people read it.
+const SHORT_DIGITS: usize = 12;
+/// Names of functions that a row shows.
+const SHOWN_FUNCTIONS: usize = 4;
+
+/// Capture, lock, build and show the Python environments of functions.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly env capture > requirements.txt                 what is installed here, in exactly these versions
+  mayfly env lock 'numpy>=2' scipy > requirements.txt   exact versions of these and all that they need, with hashes
+  mayfly env build requirements.txt --endpoint cluster  has a node of it build the environment now
+  mayfly env list                                       what the functions that you may run import
+  mayfly env show 860a6d41e07b                          the same of one, as a requirements file
+
+A function names its environment when it is registered (`client.register(f, environment=\"requirements.txt\")` in Python);
+a node builds one for the first lease or task that needs it, and keeps it for others with the same content.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Interpreter with the mayfly package
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        env = "MAYFLY_PYTHON",
+        default_value = "python3",
+        hide_env_values = true
+    )]
+    python: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show the environments of the functions that you may run
+    List,
+    /// Show an environment as a requirements file
+    Show {
+        /// The beginning of its hash, as `mayfly env list` shows it
+        environment: String,
+    },
+    /// Write down what is installed in a Python, as a requirements file
+    Capture {
+        /// Package to leave out; may be repeated
+        #[arg(long, value_name = "NAME")]
+        without: Vec<String>,
+    },
+    /// Write down exact versions, with hashes, of packages and all that they need, as a requirements file
+    Lock {
+        /// Requirements, or a file that has them
+        #[arg(required = true, value_name = "REQUIREMENT|FILE")]
+        requirements: Vec<String>,
+        /// For this Python, as 3.12 [default: the version of --python]
+        #[arg(long, value_name = "VERSION")]
+        version: Option<String>,
+    },
+    /// Have an endpoint build an environment now, and show what is in it
+    Build(Build),
+}
+
+#[derive(Debug, Args)]
+struct Build {
+    /// Requirements, or a file that has them: requirements.txt, pylock.toml or uv.lock
+    #[arg(required = true, value_name = "REQUIREMENT|FILE")]
+    requirements: Vec<String>,
+    /// With this Python, as 3.12 [default: the version of --python]
+    #[arg(long, value_name = "VERSION")]
+    version: Option<String>,
+    /// Where, of those that `mayfly endpoint list` shows [default: the manager's own, or the only one]
+    #[arg(long, value_name = "NAME")]
+    endpoint: Option<String>,
+    /// How long to wait
+    #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = values::duration)]
+    wait: Duration,
+}
+
+/// An environment, and what runs in it.
+#[derive(Debug, Serialize)]
+struct Known {
+    hash: String,
+    python: String,
+    requirements: Vec<String>,
+    functions: Vec<String>,
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
+    let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let given = match &arguments.what {
+        What::List => return list(global),
+        What::Show { environment } => return show(environment, global),
+        What::Capture { without } => {
+            let named = without.iter().flat_map(|name| ["--without".into(), name.clone()]);
+            words(&["capture"]).into_iter().chain(named).collect()
+        }
+        What::Lock { requirements, version } => {
+            let mut given = words(&["lock"]);
+            given.extend(version.iter().flat_map(|version| ["--version".into(), version.clone()]));
+            [given, words(&["--"]), requirements.clone()].concat()
+        }
+        What::Build(wanted) => {
+            let mut given = words(&["build", "--wait", &wanted.wait.as_secs_f64().to_string()]);
+            given.extend(
+                wanted
+                    .version
+                    .iter()
+                    .flat_map(|version| ["--version".into(), version.clone()]),
+            );
+            given.extend(
+                wanted
+                    .endpoint
+                    .iter()
+                    .flat_map(|name| ["--endpoint".into(), name.clone()]),
+            );
+            given.extend(global.json.then(|| "--json".into()));
+            [given, words(&["--"]), wanted.requirements.clone()].concat()
+        }
+    };
+    let mut command = Command::new(&arguments.python);
+    command.args(["-m", "mayfly._environment"]).args(given);
+    let status = python::started(command, &arguments.python, global)?;
+    Ok(python::exit_code(status))
+}
+
+/// Environments of functions, by their hash.
+fn known(global: &Global) -> Result<Vec<Known>, Failure> {
+    let client = connect::manager(global)?;
+    let functions: Vec<FunctionStatus> = client.get("/v1/functions").map_err(|error| error.0)?;
+    let mut known: BTreeMap<String, Known> = BTreeMap::new();
+    for function in functions {
+        let Runtime::Python {
+            version,
+            environment: Some(environment),
+            ..
+        } = &function.runtime
+        else {
+            continue;
+        };
+        let python = runtimes::python_of(environment, version).to_owned();
+        let entry = known.entry(environment.hash(&python).to_string());
+        let entry = entry.or_insert_with_key(|hash| Known {
+            hash: hash.clone(),
+            python,
+            requirements: environment.requirements.clone(),
+            functions: Vec::new(),
+        });
+        entry
+            .functions
+            .push(function.name.unwrap_or_else(|| function.form.name().to_owned()));
+    }
+    let mut known: Vec<Known> = known.into_values().collect();
+    for one in &mut known {
+        one.functions.sort_unstable();
+        one.functions.dedup();
+    }
+    Ok(known)
+}
+
+fn list(global: &Global) -> Result<ExitCode, Failure> {
+    let known = known(global)?;
+    output::line(&if global.json {
+        output::json(&known)?
+    } else if known.is_empty() {
+        "No function names an environment.".into()
+    } else {
+        let mut table = output::Table::new(&[
+            ("ENVIRONMENT", Left),
+            ("PYTHON", Left),
+            ("REQUIREMENTS", Right),
+            ("FUNCTIONS", Left),
+        ]);
+        for one in &known {
+            table.row([
+                one.hash.chars().take(SHORT_DIGITS).collect(),
+                if one.python.is_empty() {
+                    "any".into()
+                } else {
+                    output::plain(&one.python)
+                },
+                one.requirements.len().to_string(),
+                functions(&one.functions),
+            ]);
+        }
+        table.text(output::colours(&std::io::stdout()))
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+fn functions(names: &[String]) -> String {
+    let shown = output::plain(&names[..names.len().min(SHOWN_FUNCTIONS)].join(", "));
+    match names.len().saturating_sub(SHOWN_FUNCTIONS) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+fn show(wanted: &str, global: &Global) -> Result<ExitCode, Failure> {
+    let mut known = known(global)?;
+    known.retain(|one| !wanted.is_empty() && one.hash.starts_with(wanted));
+    let [one] = &known[..] else {
+        let text = match known.len() {
+            0 => format!("no function that you may run has an environment `{wanted}`; see `mayfly env list`"),
+            several => format!("{several} environments begin with `{wanted}`; name more of its hash"),
+        };
+        return Err(Failure::new(Code::NotFound, text));
+    };
+    output::line(&match global.json {
+        true => output::json(one)?,
+        false => {
+            let lines: Vec<String> = one.requirements.iter().map(|line| output::plain(line)).collect();
+            lines.join("\n")
+        }
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_functions_are_counted_instead_of_named() {
+        let names: Vec<String> = ["a", "b", "c", "d", "e", "f"].map(String::from).to_vec();
+        assert_eq!(functions(&names[..2]), "a, b");
+        assert_eq!(functions(&names), "a, b, c, d and 2 more");
+    }
+}

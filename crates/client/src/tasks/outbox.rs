@@ -1,0 +1,274 @@
+//! What was submitted and not sent yet: in order, long arguments stored before the tasks that have them are sent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, INLINE_BYTES};
+use mayfly_protocol::error::{Code, Retry};
+use mayfly_protocol::ids::{FunctionId, TaskId};
+use mayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
+
+use super::{Inner, PATIENCE, RETRY, State, refused, wait};
+use crate::Error;
+
+/// Most tasks, and most bytes of arguments, in one request.
+const MOST_AT_ONCE: usize = 10_000;
+const MOST_BYTES: usize = 16 << 20;
+/// Long arguments that are stored at the same time.
+const STORED_AT_ONCE: usize = 6;
+/// Tasks that may be submitted and not sent: whoever submits more waits.
+const MOST_UNSENT: usize = 200_000;
+/// And bytes of their arguments, unless a single one has more.
+const MOST_UNSENT_BYTES: usize = 256 << 20;
+
+/// Where the arguments of a task go.
+enum Way {
+    /// With the task.
+    Along,
+    /// Into the content store, before it.
+    Apart,
+    /// They are there.
+    Stored(Content),
+    /// They cannot be there.
+    Refused(Error),
+}
+
+struct Unsent {
+    id: TaskId,
+    function: FunctionId,
+    options: Arc<TaskOptions>,
+    arguments: Blob,
+    /// Tasks whose answers it gets.
+    after: Vec<TaskId>,
+    way: Way,
+    /// Whether they were stored, and gone when their task came.
+    again: bool,
+}
+
+impl Unsent {
+    fn is_ready(&self) -> bool {
+        !matches!(self.way, Way::Apart)
+    }
+}
+
+/// Tasks that are not sent yet.
+#[derive(Default)]
+pub struct Outbox {
+    /// Their ids follow each other.
+    unsent: VecDeque<Unsent>,
+    bytes: usize,
+    /// Whose arguments nobody has begun to store.
+    to_store: VecDeque<TaskId>,
+}
+
+impl Outbox {
+    pub fn is_empty(&self) -> bool {
+        self.unsent.is_empty()
+    }
+
+    /// Whether a task with so many bytes of arguments has to wait.
+    pub fn is_full(&self, more: usize) -> bool {
+        let too_long = self.bytes + more > MOST_UNSENT_BYTES && !self.is_empty();
+        self.unsent.len() >= MOST_UNSENT || too_long
+    }
+
+    /// One more. Whether its arguments are to be stored first.
+    pub fn push(
+        &mut self,
+        id: TaskId,
+        function: FunctionId,
+        options: Arc<TaskOptions>,
+        arguments: Blob,
+        after: Vec<TaskId>,
+    ) -> bool {
+        let is_long = arguments.len() > INLINE_BYTES;
+        if is_long {
+            self.to_store.push_back(id);
+        }
+        self.bytes += arguments.len();
+        self.unsent.push_back(Unsent {
+            id,
+            function,
+            options,
+            arguments,
+            after,
+            way: if is_long { Way::Apart } else { Way::Along },
+            again: false,
+        });
+        is_long
+    }
+
+    fn get(&mut self, task: TaskId) -> Option<&mut Unsent> {
+        let number = |task: TaskId| u128::from_be_bytes(task.0);
+        let first = number(self.unsent.front()?.id);
+        let at = usize::try_from(number(task).checked_sub(first)?).ok()?;
+        self.unsent.get_mut(at)
+    }
+
+    pub fn contains(&mut self, task: TaskId) -> bool {
+        self.get(task).is_some()
+    }
+
+    /// The first ones that are ready, as many as one request can have, or the end of the first.
+    fn next(&self, tag: &str, endpoint: Option<&String>) -> Option<Result<TaskSubmission, (TaskId, Error)>> {
+        let first = self.unsent.front().filter(|unsent| unsent.is_ready())?;
+        if let Way::Refused(error) = &first.way {
+            return Some(Err((first.id, error.clone())));
+        }
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
+        for unsent in self.unsent.iter().take(MOST_AT_ONCE) {
+            let is_same = unsent.function == first.function
+                && (Arc::ptr_eq(&unsent.options, &first.options) || unsent.options == first.options);
+            let (arguments, content) = match &unsent.way {
+                Way::Along => (unsent.arguments.clone(), None),
+                Way::Stored(content) => (Blob::default(), Some(*content)),
+                Way::Apart | Way::Refused(_) => break,
+            };
+            bytes += arguments.len();
+            if !is_same || (bytes > MOST_BYTES && !tasks.is_empty()) {
+                break;
+            }
+            tasks.push(TaskInput {
+                id: Some(unsent.id),
+                arguments,
+                content,
+                with_answers: !unsent.after.is_empty(),
+                after: unsent.after.clone(),
+                ..TaskInput::default()
+            });
+        }
+        Some(Ok(TaskSubmission {
+            function: first.function,
+            endpoint: endpoint.cloned(),
+            tag: tag.to_owned(),
+            options: (*first.options).clone(),
+            tasks,
+        }))
+    }
+
+    /// The first ones are sent, or never will be.
+    fn remove(&mut self, count: usize) {
+        self.bytes -= self
+            .unsent
+            .drain(..count)
+            .map(|task| task.arguments.len())
+            .sum::<usize>();
+    }
+
+    /// What the first ones have in the content store may be gone: it is stored again, once. Whether any was.
+    fn store_again(&mut self, count: usize) -> bool {
+        let mut any = false;
+        for unsent in self.unsent.iter_mut().take(count) {
+            if matches!(unsent.way, Way::Stored(_)) && !std::mem::replace(&mut unsent.again, true) {
+                unsent.way = Way::Apart;
+                self.to_store.push_back(unsent.id);
+                any = true;
+            }
+        }
+        any
+    }
+}
+
+impl Inner {
+    /// Starts the threads that store long arguments, unless they run.
+    pub(super) fn start_storing(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
+        if !std::mem::replace(&mut state.storing, true) {
+            for _ in 0..STORED_AT_ONCE {
+                self.spawn("mayfly-store", Self::store)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what was submitted, until all is closed.
+    pub(super) fn send(&self) {
+        loop {
+            let mut state = self.state();
+            let next = loop {
+                if let Some(next) = state.outbox.next(&self.tag, self.endpoint.as_ref()) {
+                    break next;
+                }
+                if state.closed && state.outbox.is_empty() {
+                    return;
+                }
+                state = wait(&self.submitted, state, RETRY);
+            };
+            match next {
+                Err((id, error)) => {
+                    state.outbox.remove(1);
+                    self.end(state, [refused(id, &error)].into_iter());
+                }
+                Ok(submission) => {
+                    drop(state);
+                    self.send_some(&submission);
+                }
+            }
+            self.sent.notify_all();
+        }
+    }
+
+    fn send_some(&self, submission: &TaskSubmission) {
+        let count = submission.tasks.len();
+        let accepted: Result<Accepted, Error> = self.patiently(
+            |error| error.retry() == Retry::Later,
+            || self.manager.post_packed("/v1/tasks", submission),
+        );
+        let mut state = self.state();
+        if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
+            self.contents.forget();
+            drop(state);
+            return self.to_store.notify_all();
+        }
+        state.outbox.remove(count);
+        if let Err(error) = accepted {
+            let ended = submission.tasks.iter().filter_map(|task| task.id);
+            self.end(state, ended.map(|id| refused(id, &error)));
+        }
+    }
+
+    /// Stores long arguments, until all is closed.
+    fn store(&self) {
+        loop {
+            let mut state = self.state();
+            let (id, arguments) = loop {
+                if let Some(id) = state.outbox.to_store.pop_front() {
+                    match state.outbox.get(id) {
+                        Some(unsent) => break (id, unsent.arguments.clone()),
+                        None => continue,
+                    }
+                }
+                if state.closed {
+                    return;
+                }
+                state = wait(&self.to_store, state, RETRY);
+            };
+            drop(state);
+            // A tenant's quota has room again when its tasks have ended, not in a moment.
+            let passes = |error: &Error| error.retry() == Retry::Later && error.code() != Code::QuotaExceeded;
+            let stored = self.patiently(passes, || self.contents.store(&arguments));
+            if let Some(unsent) = self.state().outbox.get(id) {
+                unsent.way = stored.map_or_else(Way::Refused, Way::Stored);
+            }
+            self.submitted.notify_all();
+        }
+    }
+
+    /// Asks until there is an answer: the same tasks again are the same, and so are the same bytes.
+    fn patiently<T>(&self, passes: fn(&Error) -> bool, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        let since = Instant::now();
+        loop {
+            match ask() {
+                Err(error) if passes(&error) && since.elapsed() < PATIENCE => {
+                    let state = self.state();
+                    if state.closed {
+                        return Err(error);
+                    }
+                    drop(wait(&self.submitted, state, RETRY));
+                }
+                answer => return answer,
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The dispatcher's way to a manager at another host: a WebSocket that is opened again for ever.
+//!
+//! The dispatcher behind it notices nothing of breaks: what it has is kept in a [`Book`] until the manager has written it down, and
+//! said again on the next connection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use mayfly_link::{Patience, Socket};
+use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::ManagerAddress;
+use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MOST_FRAME_BYTES, ToDispatcher};
+use mayfly_protocol::error::Failure;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_tungstenite::tungstenite::Message;
+
+/// Where a manager listens for dispatchers.
+const PATH: &str = "/v1/endpoints/connect";
+/// Connecting, with TLS.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// A manager that reads nothing for so long is stuck, however slow the network.
+const SEND_DEADLINE: Duration = Duration::from_secs(60);
+/// A manager pings oftener.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// Whom to connect to, and as whom.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The manager.
+    pub manager: ManagerAddress,
+    /// The token that the endpoint was registered with.
+    pub token: String,
+}
+
+/// How the connection is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Not made yet.
+    Connecting,
+    /// It is there.
+    Up,
+    /// It is not, and why; tried again.
+    Down(String),
+}
+
+/// Why a connection ended, or was never one.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("{0}; set the endpoint up anew")]
+    Unauthorized(mayfly_link::Error),
+    #[error("{0}")]
+    Connecting(mayfly_link::Error),
+    #[error("the manager refused this endpoint: {0}")]
+    Refused(Failure),
+    #[error("the manager broke the protocol: {0}")]
+    Violation(String),
+    #[error("the connection broke")]
+    Gone,
+    #[error("the manager did not answer in time")]
+    TimedOut,
+    #[error("the endpoint is stopping")]
+    Stopping,
+}
+
+type Frames = SplitStream<Socket>;
+type Writer = SplitSink<Socket, Message>;
+
+/// A dispatcher's two halves of the conversation, as they outlive connections.
+pub struct Conversation {
+    /// What the manager says.
+    pub heard: UnboundedReceiver<ToDispatcher>,
+    /// What the dispatcher says.
+    pub said: UnboundedSender<FromDispatcher>,
+    /// How the connection is.
+    pub state: watch::Receiver<State>,
+    /// Ends when all that was said is sent, once nothing more can be.
+    pub ended: JoinHandle<()>,
+}
+
+/// Keeps a connection to a manager until all that say something are gone. Takes a tokio runtime.
+pub fn keep(options: Options) -> Result<Conversation, Failure> {
+    let (to_dispatcher, heard) = unbounded_channel();
+    let (said, from_dispatcher) = unbounded_channel();
+    let (state, seen) = watch::channel(State::Connecting);
+    let mut instance = [0; 8];
+    getrandom::fill(&mut instance).map_err(|error| {
+        let code = mayfly_protocol::error::Code::Internal;
+        Failure::new(code, format!("no randomness: {error}"))
+    })?;
+    let keeper = Keeper {
+        options,
+        instance: u64::from_le_bytes(instance),
+        book: Arc::default(),
+        to_dispatcher,
+        state,
+    };
+    Ok(Conversation {
+        heard,
+        said,
+        state: seen,
+        ended: tokio::spawn(keeper.run(from_dispatcher)),
+    })
+}
+
+/// What a dispatcher has, and has said.
+#[derive(Default)]
+struct Book {
+    /// What it was given, and how it ended, until that is written down.
+    held: HashMap<Attempt, Option<Ended>>,
+    /// Its last words of each kind.
+    room: Option<u32>,
+    workers: Option<(u32, Option<String>)>,
+    blocks: Option<FromDispatcher>,
+}
+
+impl Book {
+    fn hear(&mut self, message: &ToDispatcher) {
+        match message {
+            ToDispatcher::Tasks(tasks) => self.held.extend(tasks.iter().map(|task| (task.attempt, None))),
+            ToDispatcher::Kept(attempts) => {
+                for attempt in attempts {
+                    self.held.remove(attempt);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn say(&mut self, message: &FromDispatcher) {
+        match message {
+            FromDispatcher::Ended(ended) => {
+                let ended = ended.iter().map(|one| (one.attempt, Some(one.clone())));
+                self.held.extend(ended);
+            }
+            FromDispatcher::Room { tasks } => self.room = Some(*tasks),
+            FromDispatcher::Workers { count, trouble } => self.workers = Some((*count, trouble.clone())),
+            FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
+            FromDispatcher::Hello { .. }
+            | FromDispatcher::Suits { .. }
+            | FromDispatcher::Building(_)
+            | FromDispatcher::Printed(_)
+            | FromDispatcher::Running(_) => {}
+        }
+    }
+
+    /// The first words of a connection.
+    fn greeting(&self, instance: u64) -> Vec<FromDispatcher> {
+        let mut words = vec![FromDispatcher::Hello {
+            version: WIRE_VERSION,
+            instance,
+            holds: self.held.keys().copied().collect(),
+        }];
+        let ended: Vec<Ended> = self.held.values().flatten().cloned().collect();
+        if !ended.is_empty() {
+            words.push(FromDispatcher::Ended(ended));
+        }
+        let workers = self.workers.clone();
+        words.extend(workers.map(|(count, trouble)| FromDispatcher::Workers { count, trouble }));
+        words.extend(self.blocks.clone());
+        // Last: from here on, tasks may come.
+        words.extend(self.room.map(|tasks| FromDispatcher::Room { tasks }));
+        words
+    }
+}
+
+struct Keeper {
+    options: Options,
+    instance: u64,
+    book: Arc<Mutex<Book>>,
+    to_dispatcher: UnboundedSender<ToDispatcher>,
+    state: watch::Sender<State>,
+}
+
+impl Keeper {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(self, mut said: UnboundedReceiver<FromDispatcher>) {
+        let mut patience = Patience::default();
+        loop {
+            let lost = match self.connect().await {
+                Ok(socket) => {
+                    let begun = Instant::now();
+                    let lost = self.converse(socket, &mut said).await;
+                    // One that is refused at once is not to be asked again at once.
+                    if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Lost::Refused(_)) {
+                        patience.renew();
+                    }
+                    lost
+                }
+                Err(lost) => lost,
+            };
+            if matches!(lost, Lost::Stopping) {
+                return;
+            }
+            let wait = patience.wait();
+            let manager = &self.options.manager.manager;
+            tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
+            self.state.send_replace(State::Down(lost.to_string()));
+            let until = tokio::time::Instant::now() + wait;
+            // Meanwhile nothing that is said is lost.
+            while let Ok(message) = tokio::time::timeout_at(until, said.recv()).await {
+                let Some(message) = message else { return };
+                self.book().say(&message);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Socket, Lost> {
+        let Options { manager, token } = &self.options;
+        let connecting = mayfly_link::connect(manager, PATH, token, MOST_FRAME_BYTES);
+        match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
+            Ok(Ok(socket)) => Ok(socket),
+            Ok(Err(error @ mayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),
+            Ok(Err(error)) => Err(Lost::Connecting(error)),
+            Err(_) => Err(Lost::TimedOut),
+        }
+    }
+
+    async fn converse(&self, socket: Socket, said: &mut UnboundedReceiver<FromDispatcher>) -> Lost {
+        let (mut writer, frames) = socket.split();
+        // Apart from each other: whoever writes much before it reads must not stop both.
+        let lost = tokio::select! {
+            lost = self.write(&mut writer, said) => lost,
+            lost = self.read(frames) => lost,
+        };
+        if matches!(lost, Lost::Stopping) {
+            let _ = tokio::time::timeout(CONNECT_DEADLINE, writer.close()).await;
+        }
+        lost
+    }
+
+    async fn write(&self, writer: &mut Writer, said: &mut UnboundedReceiver<FromDispatcher>) -> Lost {
+        let greeting = self.book().greeting(self.instance);
+        for message in greeting {
+            if let Err(lost) = send(writer, message).await {
+                return lost;
+            }
+        }
+        loop {
+            let Some(message) = said.recv().await else {
+                return Lost::Stopping;
+            };
+            self.book().say(&message);
+            if let Err(lost) = send(writer, message).await {
+                return lost;
+            }
+        }
+    }
+
+    async fn read(&self, mut frames: Frames) -> Lost {
+        loop {
+            let frame = match tokio::time::timeout(SILENCE, frames.next()).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(_) => return Lost::Gone,
+                Err(_) => return Lost::TimedOut,
+            };
+            // The manager speaks first of all when it has taken this endpoint.
+            if *self.state.borrow() != State::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
+                tracing::info!(manager = self.options.manager.manager, "connected");
+                self.state.send_replace(State::Up);
+            }
+            let bytes = match frame {
+                Message::Binary(bytes) => bytes,
+                Message::Close(_) => return Lost::Gone,
+                _ => continue,
+            };
+            match rmp_serde::from_slice(&bytes) {
+                Ok(ToDispatcher::Refused(failure)) => return Lost::Refused(failure),
+                Ok(message) => {
+                    self.book().hear(&message);
+                    // A dispatcher that ends hears nothing more, and may have words left.
+                    let _ = self.to_dispatcher.send(message);
+                }
+                Err(error) => return Lost::Violation(error.to_string()),
+            }
+        }
+    }
+}
+
+async fn send(writer: &mut Writer, message: FromDispatcher) -> Result<(), Lost> {
+    for part in message.parts() {
+        let bytes = rmp_serde::to_vec_named(&part).map_err(|error| Lost::Violation(error.to_string()))?;
+        match tokio::time::timeout(SEND_DEADLINE, writer.send(Message::Binary(bytes.into()))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(Lost::Gone),
+            Err(_) => return Err(Lost::TimedOut),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::contents::Payload;
+    use mayfly_protocol::dispatch::Assigned;
+    use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+
+    use super::*;
+
+    fn attempt(task: u8) -> Attempt {
+        Attempt {
+            task: TaskId([task; 16]),
+            number: 1,
+        }
+    }
+
+    fn assigned(task: u8) -> Assigned {
+        Assigned {
+            attempt: attempt(task),
+            function: FunctionId([0; 16]),
+            tenant: TenantId([0; 16]),
+            arguments: Payload::default(),
+            answers: Vec::new(),
+            walltime_ms: 0,
+            repeatable: false,
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_kept_is_said_again_on_the_next_connection() {
+        let mut book = Book::default();
+        book.hear(&ToDispatcher::Tasks(vec![assigned(1), assigned(2), assigned(3)]));
+        let ended = [2, 3].map(|task| Ended::unexecuted(attempt(task), None));
+        book.say(&FromDispatcher::Ended(ended.to_vec()));
+        book.say(&FromDispatcher::Room { tasks: 7 });
+        book.hear(&ToDispatcher::Kept(vec![attempt(3)]));
+        let words = book.greeting(5);
+        let FromDispatcher::Hello { instance, holds, .. } = &words[0] else {
+            panic!("{words:?}");
+        };
+        assert_eq!((*instance, holds.len()), (5, 2));
+        assert!(holds.contains(&attempt(1)) && holds.contains(&attempt(2)));
+        assert_eq!(words[1], FromDispatcher::Ended(ended[..1].to_vec()));
+        assert_eq!(words[2..], [FromDispatcher::Room { tasks: 7 }]);
+    }
+}

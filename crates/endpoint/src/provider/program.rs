@@ -1,0 +1,253 @@
+//! A program that speaks for a batch system, a JSON object on a line for each question and each answer.
+//!
+//! `mayfly._providers` of the Python package is one: it has Parsl's providers.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use mayfly_protocol::tasks::BlockState;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Job, JobState, Provider, Trouble};
+
+/// A batch system that is asked waits for its own controller; the program gives up before.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
+
+/// A program that speaks for a batch system. It is started when it is needed, and again after it ended.
+#[derive(Debug)]
+pub struct Program {
+    command: Vec<String>,
+    greeting: Value,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    questions: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has no state: what it submitted runs on.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One of these.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    ready: Option<Value>,
+    job: Option<String>,
+    jobs: Option<HashMap<String, Status>>,
+    cancelled: Option<Value>,
+    /// What the batch system does not want.
+    refused: Option<String>,
+    /// What could not be done at all.
+    failed: Option<String>,
+}
+
+impl Answer {
+    fn checked(self) -> Result<Self, Trouble> {
+        match (self.refused, self.failed) {
+            (Some(words), _) => Err(Trouble::Refused(words)),
+            (None, Some(words)) => Err(Trouble::Unreachable(words)),
+            (None, None) => Ok(Self {
+                refused: None,
+                failed: None,
+                ..self
+            }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Status {
+    state: Phase,
+    #[serde(default)]
+    words: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Phase {
+    Pending,
+    Running,
+    Ended,
+}
+
+impl Program {
+    /// Speaks through a command, which is told first what to speak for.
+    pub fn new(command: Vec<String>, greeting: Value) -> Self {
+        Self {
+            command,
+            greeting,
+            running: None,
+        }
+    }
+
+    /// Whether it can be started, and knows its batch system and all that it was told of it.
+    pub fn check(&mut self) -> Result<(), Trouble> {
+        self.running().map(drop)
+    }
+
+    fn running(&mut self) -> Result<&mut Running, Trouble> {
+        if self.running.is_none() {
+            let mut running = self.start()?;
+            let answer = ask(&mut running, &self.greeting)?;
+            if let Some(words) = answer.failed {
+                return Err(Trouble::Refused(words));
+            }
+            expected(answer.checked()?.ready)?;
+            self.running = Some(running);
+        }
+        let none = || Trouble::Unreachable("it did not start".into());
+        self.running.as_mut().ok_or_else(none)
+    }
+
+    fn start(&self) -> Result<Running, Trouble> {
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Err(Trouble::Unreachable("there is no program to ask it by".into()));
+        };
+        let failed = |what: &str| Trouble::Unreachable(format!("{program}: {what}"));
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(&format!("it cannot be started: {error}")))?;
+        let (Some(questions), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed("it has no standard input or output"));
+        };
+        let (sender, answers) = channel();
+        let read = move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("mayfly-provider".into()).spawn(read);
+        let running = Running {
+            child,
+            questions,
+            answers,
+        };
+        thread.map_err(|error| failed(&format!("no thread to hear it: {error}")))?;
+        Ok(running)
+    }
+
+    fn ask(&mut self, question: &Value) -> Result<Answer, Trouble> {
+        match ask(self.running()?, question) {
+            Ok(answer) => answer.checked(),
+            Err(trouble) => {
+                // Whatever it says later would be taken for the answer to another question.
+                self.running = None;
+                Err(trouble)
+            }
+        }
+    }
+}
+
+fn ask(running: &mut Running, question: &Value) -> Result<Answer, Trouble> {
+    let gone = |error: &dyn std::fmt::Display| Trouble::Unreachable(format!("its program is gone: {error}"));
+    let line = format!("{question}\n");
+    let written = running.questions.write_all(line.as_bytes());
+    written
+        .and_then(|()| running.questions.flush())
+        .map_err(|error| gone(&error))?;
+    let answer = running
+        .answers
+        .recv_timeout(ANSWER_DEADLINE)
+        .map_err(|error| gone(&error))?;
+    serde_json::from_str(&answer)
+        .map_err(|error| Trouble::Unreachable(format!("its program said what nobody understands: {error}")))
+}
+
+fn expected<T>(answer: Option<T>) -> Result<T, Trouble> {
+    answer.ok_or_else(|| Trouble::Unreachable("its program answered another question".into()))
+}
+
+impl Provider for Program {
+    fn submit(&mut self, job: &Job) -> Result<String, Trouble> {
+        let Job {
+            name,
+            command,
+            nodes,
+            walltime_s,
+        } = job;
+        let question =
+            json!({ "submit": { "name": name, "command": command, "nodes": nodes, "walltime_s": walltime_s } });
+        expected(self.ask(&question)?.job)
+    }
+
+    fn status(&mut self, jobs: &[String]) -> Result<HashMap<String, JobState>, Trouble> {
+        let told = expected(self.ask(&json!({ "status": jobs }))?.jobs)?;
+        let state = |Status { state, words }| match state {
+            Phase::Pending => JobState::Live(BlockState::Pending, words),
+            Phase::Running => JobState::Live(BlockState::Running, words),
+            Phase::Ended => JobState::Ended(words),
+        };
+        Ok(told.into_iter().map(|(job, status)| (job, state(status))).collect())
+    }
+
+    fn cancel(&mut self, jobs: &[String]) -> Result<(), Trouble> {
+        expected(self.ask(&json!({ "cancel": jobs }))?.cancelled).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch system whose words are given, one for each question.
+    fn saying(words: &[&str]) -> Program {
+        let script: String = words.iter().map(|word| format!("read q; echo '{word}'\n")).collect();
+        Program::new(vec!["/bin/sh".into(), "-c".into(), script], json!({}))
+    }
+
+    #[test]
+    fn refusals_come_in_the_batch_systems_own_words() {
+        let mut program = saying(&[
+            r#"{"ready":"x","parsl":"1"}"#,
+            r#"{"refused":"sbatch: no such partition"}"#,
+        ]);
+        let job = Job {
+            name: "a".into(),
+            command: "true".into(),
+            nodes: 1,
+            walltime_s: 60,
+        };
+        let refused = Trouble::Refused("sbatch: no such partition".into());
+        assert_eq!(program.submit(&job), Err(refused));
+    }
+
+    #[test]
+    fn a_program_that_ends_or_speaks_nonsense_is_started_again() {
+        let mut program = saying(&[r#"{"ready":"x"}"#, "no JSON"]);
+        for _ in 0..2 {
+            let Err(Trouble::Unreachable(words)) = program.status(&[]) else {
+                panic!("an answer");
+            };
+            assert!(words.contains("nobody understands"), "{words}");
+        }
+        let mut program = saying(&[r#"{"failed":"no Parsl here"}"#]);
+        assert_eq!(program.check(), Err(Trouble::Refused("no Parsl here".into())));
+    }
+
+    #[test]
+    fn states_are_told_by_job() {
+        let states = r#"{"jobs":{"1":{"state":"pending","words":"Resources"},"2":{"state":"ended"}}}"#;
+        let mut program = saying(&[r#"{"ready":"x"}"#, states]);
+        let told = program.status(&["1".into(), "2".into()]).expect("states");
+        assert_eq!(told["1"], JobState::Live(BlockState::Pending, "Resources".into()));
+        assert_eq!(told["2"], JobState::Ended(String::new()));
+    }
+}

@@ -1,0 +1,151 @@
+//! The one connection that a daemon opens to its manager, for ever opened again: nodes and endpoints need no inbound access.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_protocol::api::ManagerAddress;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+/// A manager's host that acknowledges nothing for so long is gone.
+const SILENT_MS: u32 = 10_000;
+/// Waits between attempts double from the first to the last.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LAST_WAIT: Duration = Duration::from_secs(10);
+
+/// A WebSocket to a manager.
+pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
+
+/// Why there is no connection to a manager.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What should be its address is none.
+    #[error("`{0}` is no manager's address; give https://HOST:PORT")]
+    Address(String),
+    /// Its certificate authority cannot be read.
+    #[error("the certificate authority given for the manager is not a PEM certificate")]
+    Authority,
+    /// It does not know the bearer.
+    #[error("the manager does not accept the credential")]
+    Unauthorized,
+    /// It has no such place, or does not want this one there.
+    #[error("the manager refused: {0}")]
+    Refused(String),
+    /// It cannot be reached.
+    #[error("the manager cannot be reached: {0}")]
+    Unreachable(#[from] std::io::Error),
+    /// What it speaks is not what was expected.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] tungstenite::Error),
+    /// This program cannot speak TLS.
+    #[error("no TLS: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Splits `https://host:port`.
+fn host_and_port(url: &str) -> Result<(&str, u16), Error> {
+    let wrong = || Error::Address(url.into());
+    let rest = url.strip_prefix("https://").ok_or_else(wrong)?.trim_end_matches('/');
+    let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok((host, port.parse().map_err(|_| wrong())?))
+}
+
+/// Opens a WebSocket at a path of a manager's. No message on it has more than so many bytes.
+pub async fn connect(to: &ManagerAddress, path: &str, bearer: &str, most_bytes: usize) -> Result<Socket, Error> {
+    let (host, port) = host_and_port(&to.manager)?;
+    let authority = CertificateDer::from_pem_slice(to.ca_pem.as_bytes()).map_err(|_| Error::Authority)?;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority).map_err(|_| Error::Authority)?;
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_string()).map_err(|_| Error::Address(to.manager.clone()))?;
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    // What a host does not acknowledge means that it is gone, and another manager may be there.
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENT_MS).map_err(std::io::Error::from)?;
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    let address = format!(
+        "wss{}{path}",
+        to.manager.trim_end_matches('/').trim_start_matches("https")
+    );
+    let mut request = address.into_client_request()?;
+    let bearer = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| Error::Unauthorized)?;
+    request.headers_mut().insert("authorization", bearer);
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(most_bytes))
+        .max_frame_size(Some(most_bytes));
+    match tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tungstenite::Error::Http(response)) if response.status().as_u16() == 401 => Err(Error::Unauthorized),
+        Err(tungstenite::Error::Http(response)) => {
+            let body = response.body().as_deref().unwrap_or_default();
+            Err(Error::Refused(match String::from_utf8_lossy(body).trim() {
+                "" => response.status().to_string(),
+                text => text.to_owned(),
+            }))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The waits between attempts: each is twice the one before, up to a bound, and spread, so that a manager that is started again
+/// is not met by all at once.
+#[derive(Debug)]
+pub struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(FIRST_WAIT)
+    }
+}
+
+impl Patience {
+    /// How long to wait before the next attempt.
+    pub fn wait(&mut self) -> Duration {
+        let mut byte = [0];
+        // Without randomness, without a spread.
+        let _ = getrandom::fill(&mut byte);
+        let wait = self.0 + self.0 * u32::from(byte[0]) / 512;
+        self.0 = (self.0 * 2).min(LAST_WAIT);
+        wait
+    }
+
+    /// An attempt was a success.
+    pub fn renew(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_managers_name_a_host_and_a_port() {
+        assert_eq!(host_and_port("https://a.b:1").expect("an address"), ("a.b", 1));
+        assert_eq!(host_and_port("https://[::1]:7070/").expect("an address"), ("::1", 7070));
+        for wrong in ["a.b:1", "https://a.b", "https://a.b:x", "http://a.b:1"] {
+            assert!(matches!(host_and_port(wrong), Err(Error::Address(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn waits_grow_to_a_bound_and_begin_anew_after_a_success() {
+        let mut patience = Patience::default();
+        let waits: Vec<_> = (0..12).map(|_| patience.wait()).collect();
+        assert!(waits[0] < FIRST_WAIT * 2 && waits[11] >= LAST_WAIT && waits[11] < LAST_WAIT * 2);
+        patience.renew();
+        assert!(patience.wait() < FIRST_WAIT * 2);
+    }
+}

@@ -1,0 +1,136 @@
+//! Endpoints over HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get};
+use mayfly_protocol::accounts::Role;
+use mayfly_protocol::api::ErrorBody;
+use mayfly_protocol::dispatch::MOST_FRAME_BYTES;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::TenantId;
+use mayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
+
+use super::Api;
+use super::tasks::submitter;
+use crate::control::{Control, fresh_bearer};
+use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
+use crate::store::tasks::EndpointRecord;
+use crate::store::{As, Bearer};
+use crate::tasks::socket;
+
+/// An endpoint's token is good until it is replaced, or the endpoint removed.
+const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Routes of endpoints.
+pub fn routes() -> Router<Api> {
+    Router::new()
+        .route("/v1/endpoints", get(list_endpoints).post(register_endpoint))
+        .route("/v1/endpoints/{name}", delete(remove_endpoint))
+        .route("/v1/endpoints/connect", get(connect_endpoint))
+}
+
+/// Endpoints that the caller may run tasks at, and how they do; all, for operators.
+#[utoipa::path(get, path = "/v1/endpoints", security(("bearer" = [])),
+    responses((status = 200, body = [EndpointStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn list_endpoints(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+) -> Result<Response, Refusal> {
+    let by = submitter(&control, &caller);
+    let of = (caller.role < Role::Operator).then_some(&by);
+    Ok(packed.answer(control.tasks()?.endpoints(of)))
+}
+
+/// Registers a site where tasks are to run, and makes the token that its dispatcher connects with. One that is the caller's
+/// already changes, and gets another token.
+#[utoipa::path(post, path = "/v1/endpoints", request_body = EndpointRegistration, security(("bearer" = [])),
+    responses((status = 201, body = NewEndpoint), (status = "default", body = ErrorBody)))]
+pub(crate) async fn register_endpoint(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(given): Document<EndpointRegistration>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let tenant = caller.bearer.tenant;
+    control
+        .audit(&caller, "endpoint.register", &given.name, &given.spec)
+        .await?;
+    let status = control.tasks()?.register_endpoint(tenant, given).await?;
+    let (token, bearer) = fresh_bearer(As::Endpoint, tenant, None, A_CENTURY);
+    let bearer = Bearer {
+        name: status.id.to_string(),
+        ..bearer
+    };
+    control.store.keep(bearer.clone()).wait().await.map_err(Failure::from)?;
+    control.world().keep(bearer);
+    let new = NewEndpoint {
+        token,
+        manager: control.url.clone(),
+        ca_pem: control.ca_pem.clone(),
+        status,
+    };
+    Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+}
+
+/// Forgets an endpoint of the caller's, or, for operators, anybody's. Tasks that wait there must have ended.
+#[utoipa::path(delete, path = "/v1/endpoints/{name}", params(("name" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = EndpointStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn remove_endpoint(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let tasks = control.tasks()?;
+    let EndpointRecord { id, tenant, name, .. } = own_endpoint(&control, &caller, &named(path)?)?;
+    let status = tasks.endpoints(None).into_iter().find(|status| status.id == id);
+    control.audit(&caller, "endpoint.remove", &name, &()).await?;
+    tasks.remove_endpoint(id).await?;
+    for hash in bearers_of(&control, tenant, &id.to_string()) {
+        control.store.revoke(hash).wait().await.map_err(Failure::from)?;
+        control.world().bearers.remove(&hash);
+    }
+    Ok(packed.answer(status))
+}
+
+fn bearers_of(control: &Control, tenant: TenantId, name: &str) -> Vec<[u8; 32]> {
+    let world = control.world();
+    let its = |bearer: &&Bearer| bearer.speaks == As::Endpoint && bearer.tenant == tenant && bearer.name == name;
+    world.bearers.values().filter(its).map(|bearer| bearer.hash).collect()
+}
+
+/// An endpoint that the caller may change.
+fn own_endpoint(control: &Control, caller: &Caller, name: &str) -> Result<EndpointRecord, Refusal> {
+    let found = control.tasks()?.endpoint(name);
+    let found = found.filter(|record| caller.sees(record.tenant));
+    found.ok_or_else(|| refuse(Code::NotFound, format!("you have no endpoint `{name:.80}`")))
+}
+
+/// An endpoint's own connection: a WebSocket on which its dispatcher takes tasks and tells outcomes, in MessagePack.
+#[utoipa::path(get, path = "/v1/endpoints/connect", security(("bearer" = [])),
+    responses((status = 101, description = "WebSocket"), (status = "default", body = ErrorBody)))]
+pub(crate) async fn connect_endpoint(
+    EndpointBearer(id): EndpointBearer,
+    Shared(control): Shared<Api>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Refusal> {
+    let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
+    let tasks = Arc::clone(control.tasks()?);
+    let stopping = control.stopping.subscribe();
+    let upgrade = upgrade
+        .max_message_size(MOST_FRAME_BYTES)
+        .max_frame_size(MOST_FRAME_BYTES)
+        // Frames are whole messages already.
+        .write_buffer_size(0);
+    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, socket, stopping)))
+}

@@ -1,0 +1,190 @@
+//! Endpoints: sites where tasks run, whose they are, and how they do.
+
+use std::collections::HashMap;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::{EndpointId, TenantId};
+use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
+
+use super::submit::Submitter;
+use super::{Endpoint, State, Tasks};
+use crate::random;
+use crate::store::tasks::EndpointRecord;
+
+/// The endpoint beside the manager, which tasks go to that name none.
+pub const LOCAL: &str = "local";
+
+/// The site that a manager has in its own process.
+pub fn own(name: &str) -> EndpointRecord {
+    EndpointRecord {
+        id: EndpointId(random()),
+        name: name.into(),
+        tenant: NOBODY,
+        spec: EndpointSpec {
+            description: "the manager's own".into(),
+            provider: LOCAL.into(),
+            shared_with: vec!["*".into()],
+        },
+    }
+}
+
+/// Whose an endpoint is that is the manager's own.
+const NOBODY: TenantId = TenantId([0; 16]);
+
+impl Tasks {
+    /// Keeps an endpoint of a tenant's; one that is there changes.
+    pub async fn register_endpoint(
+        &self,
+        tenant: TenantId,
+        given: EndpointRegistration,
+    ) -> Result<EndpointStatus, Failure> {
+        check_name(&given.name)?;
+        let record = EndpointRecord {
+            id: EndpointId(random()),
+            name: given.name,
+            tenant,
+            spec: given.spec,
+        };
+        let kept = self.store.endpoint(record).wait().await?;
+        if kept.tenant != tenant {
+            let text = format!(
+                "there is an endpoint `{}` already, and it is another tenant's; choose another name",
+                kept.name
+            );
+            return Err(Failure::new(Code::Forbidden, text));
+        }
+        let id = kept.id;
+        let mut state = self.state();
+        match state.endpoints.get_mut(&id) {
+            Some(known) => known.record = kept,
+            None => drop(state.endpoints.insert(id, Endpoint::new(kept))),
+        }
+        let status = state.endpoint_statuses(|endpoint| endpoint.record.id == id, &self.names);
+        let gone = || Failure::new(Code::NotFound, "the endpoint was removed meanwhile");
+        status.into_iter().next().ok_or_else(gone)
+    }
+
+    /// Forgets an endpoint, if no task is to be run there any more. Its dispatcher is cut off.
+    pub async fn remove_endpoint(&self, id: EndpointId) -> Result<(), Failure> {
+        // First of all from memory, so that nothing is accepted for it meanwhile.
+        let removed = {
+            let mut state = self.state();
+            let waiting = state.live.values().filter(|live| live.endpoint == id).count();
+            if waiting > 0 {
+                let text = format!("{waiting} tasks of the endpoint have not ended; cancel them, or wait");
+                return Err(Failure::new(Code::InvalidRequest, text));
+            }
+            state.endpoints.remove(&id)
+        };
+        let kept = self.store.remove_endpoint(id).wait().await;
+        match (removed, &kept) {
+            (Some(endpoint), Err(_)) => drop(self.state().endpoints.insert(id, endpoint)),
+            // Whoever sends to it ends, too.
+            (Some(endpoint), Ok(())) => endpoint.wake.notify_one(),
+            (None, _) => {}
+        }
+        Ok(kept?)
+    }
+
+    /// The endpoint of this name, or with this id.
+    pub fn endpoint(&self, wanted: &str) -> Option<EndpointRecord> {
+        let state = self.state();
+        state.endpoint_named(wanted).map(|endpoint| endpoint.record.clone())
+    }
+
+    /// Endpoints that somebody may run tasks at, or all.
+    pub fn endpoints(&self, of: Option<&Submitter>) -> Vec<EndpointStatus> {
+        let shown = |endpoint: &Endpoint| of.is_none_or(|by| may_use(&endpoint.record, by));
+        self.state().endpoint_statuses(shown, &self.names)
+    }
+}
+
+impl State {
+    fn endpoint_statuses(
+        &self,
+        shown: impl Fn(&Endpoint) -> bool,
+        names: impl Fn(TenantId) -> String,
+    ) -> Vec<EndpointStatus> {
+        let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
+        for live in self.live.values() {
+            counts.entry(live.endpoint).or_default().count(live.state());
+        }
+        let mut endpoints: Vec<_> = self.endpoints.values().filter(|endpoint| shown(endpoint)).collect();
+        endpoints.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        let status = |endpoint: &Endpoint| EndpointStatus {
+            id: endpoint.record.id,
+            name: endpoint.record.name.clone(),
+            owner: match endpoint.record.tenant {
+                NOBODY => String::new(),
+                tenant => names(tenant),
+            },
+            spec: endpoint.record.spec.clone(),
+            state: endpoint.state().into(),
+            workers: endpoint.workers,
+            blocks: endpoint.blocks.clone(),
+            trouble: endpoint.block_trouble.clone().or(endpoint.trouble.clone()),
+            tasks: TaskCounts {
+                done: endpoint.done,
+                failed: endpoint.failed,
+                ..counts.remove(&endpoint.record.id).unwrap_or_default()
+            },
+        };
+        endpoints.into_iter().map(status).collect()
+    }
+
+    fn endpoint_named(&self, wanted: &str) -> Option<&Endpoint> {
+        let mut all = self.endpoints.values();
+        all.find(|one| one.record.name == wanted || one.record.id.to_string() == wanted)
+    }
+
+    /// Where a submission goes.
+    pub(super) fn endpoint_for(&self, by: &Submitter, wanted: Option<&str>) -> Result<EndpointId, Failure> {
+        let usable = |endpoint: &&Endpoint| may_use(&endpoint.record, by);
+        if let Some(wanted) = wanted {
+            let found = self.endpoint_named(wanted).filter(usable);
+            return found.map(|endpoint| endpoint.record.id).ok_or_else(|| {
+                let text = format!(
+                    "there is no endpoint `{wanted:.80}` that you may use; `mayfly endpoint list` shows those there are"
+                );
+                Failure::new(Code::NotFound, text)
+            });
+        }
+        if let Some(local) = self.endpoint_named(LOCAL).filter(usable) {
+            return Ok(local.record.id);
+        }
+        let mut all = self.endpoints.values().filter(usable);
+        match (all.next(), all.next()) {
+            (Some(only), None) => Ok(only.record.id),
+            (None, _) => Err(Failure::new(
+                Code::NotFound,
+                "this manager has no endpoint that you may run tasks at; set one up by `mayfly endpoint setup`",
+            )),
+            _ => Err(Failure::new(
+                Code::InvalidRequest,
+                "this manager has several endpoints: name one of those that `mayfly endpoint list` shows",
+            )),
+        }
+    }
+}
+
+/// Whether somebody may run tasks at an endpoint.
+fn may_use(endpoint: &EndpointRecord, by: &Submitter) -> bool {
+    endpoint.tenant == by.tenant || by.is_among(&endpoint.spec.shared_with)
+}
+
+/// A name is part of paths, of addresses and of host names.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let wrong = |text: String| Err(Failure::new(Code::InvalidRequest, text));
+    if [LOCAL, "connect"].contains(&name) {
+        return wrong(format!("`{name}` is taken by the manager itself; choose another name"));
+    }
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    if !begins || name.len() > MOST_NAME_BYTES || !name.chars().all(fits) {
+        return wrong(format!(
+            "`{name:.80}` is no name for an endpoint: take letters, digits, `-`, `_` and `.`, a letter first, {MOST_NAME_BYTES} at \
+             most"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! What tasks print: the last of it, in memory, for whoever asks while they run or soon after.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::dispatch::TaskOutput;
+use mayfly_protocol::ids::{EndpointId, TaskId};
+use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
+use tokio::time::Instant;
+
+use super::{State, Tasks};
+use crate::control::now_ms;
+
+/// What is kept of each task.
+const KEPT_BYTES: usize = 64 << 10;
+/// What is kept of all tasks of an endpoint, each with what keeping it takes.
+const MOST_BYTES: usize = 16 << 20;
+const EACH_BYTES: usize = 256;
+/// What keeping a piece takes beside its bytes.
+const EACH_PIECE_BYTES: usize = 64;
+/// What one piece grows to: it is dropped as a whole.
+const PIECE_BYTES: usize = 4 << 10;
+/// What a task printed last may come so much later than its end.
+const LATE: Duration = Duration::from_millis(500);
+/// Between two looks whether a task has ended.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The last of what a task printed.
+#[derive(Debug, Default)]
+struct Output {
+    pieces: VecDeque<(Stream, Vec<u8>)>,
+    bytes: usize,
+    /// The number of the first byte that is kept.
+    first: u64,
+}
+
+impl Output {
+    fn add(&mut self, stream: Stream, bytes: &[u8]) {
+        match self.pieces.back_mut() {
+            Some((last, piece)) if *last == stream && piece.len() + bytes.len() <= PIECE_BYTES => piece.extend(bytes),
+            _ => self.pieces.push_back((stream, bytes.to_vec())),
+        }
+        self.bytes += bytes.len();
+        while self.size() > KEPT_BYTES
+            && let Some((_, piece)) = self.pieces.pop_front()
+        {
+            self.bytes -= piece.len();
+            self.first += piece.len() as u64;
+        }
+    }
+
+    /// What it takes of the memory.
+    fn size(&self) -> usize {
+        self.bytes + self.pieces.len() * EACH_PIECE_BYTES
+    }
+
+    /// What is kept from byte `from` on, and the number of its first byte.
+    fn read(&self, from: u64) -> (u64, Vec<TaskPiece>) {
+        let start = from.clamp(self.first, self.first + self.bytes as u64);
+        let mut skip = usize::try_from(start - self.first).unwrap_or(usize::MAX);
+        let mut pieces = Vec::new();
+        for (stream, piece) in &self.pieces {
+            match piece.get(skip..).filter(|wanted| !wanted.is_empty()) {
+                Some(wanted) => {
+                    pieces.push(TaskPiece {
+                        stream: *stream,
+                        bytes: Blob::from(wanted.to_vec()),
+                    });
+                    skip = 0;
+                }
+                None => skip -= piece.len(),
+            }
+        }
+        (start, pieces)
+    }
+}
+
+/// What the tasks of an endpoint printed.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    known: HashMap<TaskId, Output>,
+    /// The one that printed first is forgotten first.
+    order: VecDeque<TaskId>,
+    bytes: usize,
+}
+
+impl Outputs {
+    fn add(&mut self, task: TaskId, stream: Stream, bytes: &[u8]) {
+        let output = self.known.entry(task).or_insert_with(|| {
+            self.order.push_back(task);
+            self.bytes += EACH_BYTES;
+            Output::default()
+        });
+        let before = output.size();
+        output.add(stream, bytes);
+        self.bytes = self.bytes + output.size() - before;
+        while self.bytes > MOST_BYTES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            let forgotten = self.known.remove(&oldest);
+            self.bytes -= EACH_BYTES + forgotten.map_or(0, |output| output.size());
+        }
+    }
+}
+
+impl State {
+    /// Executions print. What one of another endpoint's is said to have printed is nobody's.
+    pub(super) fn on_printed(&mut self, id: EndpointId, printed: &[TaskOutput]) {
+        for one in printed.iter().filter(|one| !one.bytes.is_empty()) {
+            let task = one.attempt.task;
+            let elsewhere = self.live.get(&task).is_some_and(|live| live.endpoint != id);
+            if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|_| !elsewhere) {
+                endpoint.outputs.add(task, one.stream, &one.bytes);
+            }
+        }
+        self.printed.send_modify(|count| *count += 1);
+    }
+
+    fn printed_from(&self, task: TaskId, from: u64) -> (u64, Vec<TaskPiece>) {
+        let mut outputs = self
+            .endpoints
+            .values()
+            .filter_map(|endpoint| endpoint.outputs.known.get(&task));
+        outputs.next().map_or((from, Vec::new()), |output| output.read(from))
+    }
+}
+
+impl Tasks {
+    /// What a task has printed from byte `from` on; waits for something as long as it has not ended.
+    pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> TaskPrinted {
+        let until = Instant::now() + wait;
+        let mut ended_at_ms = task.ended_at_ms;
+        let mut printed = self.state().printed.subscribe();
+        loop {
+            let (first, pieces) = {
+                let state = self.state();
+                if ended_at_ms == 0 && !state.live.contains_key(&task.id) {
+                    ended_at_ms = now_ms();
+                }
+                state.printed_from(task.id, from)
+            };
+            let is_last = ended_at_ms > 0 && now_ms().saturating_sub(ended_at_ms) > LATE.as_millis() as u64;
+            let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+            if !pieces.is_empty() || is_last || Instant::now() >= until {
+                return TaskPrinted {
+                    from: first,
+                    next: first + bytes as u64,
+                    over: is_last && pieces.is_empty(),
+                    pieces,
+                };
+            }
+            let look = until.min(Instant::now() + LOOK);
+            // Its sender lives as long as the state.
+            let _ = tokio::time::timeout_at(look, printed.changed()).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(pieces: &[TaskPiece]) -> String {
+        let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn what_was_printed_is_read_from_anywhere_in_its_order() {
+        let mut output = Output::default();
+        output.add(Stream::Out, b"one ");
+        output.add(Stream::Out, b"two ");
+        output.add(Stream::Err, b"three");
+        let (first, pieces) = output.read(0);
+        assert_eq!((first, text(&pieces), pieces.len()), (0, "one two three".into(), 2));
+        assert_eq!(text(&output.read(4).1), "two three");
+        assert_eq!(text(&output.read(9).1), "hree");
+        assert_eq!(output.read(13), (13, Vec::new()));
+        assert_eq!(output.read(99), (13, Vec::new()));
+    }
+
+    #[test]
+    fn the_last_of_it_is_kept_and_the_place_of_what_is_not() {
+        let mut output = Output::default();
+        for number in 0..100_000 {
+            output.add(Stream::Out, format!("{number:09}\n").as_bytes());
+        }
+        let (first, pieces) = output.read(0);
+        let text = text(&pieces);
+        assert!(text.len() <= KEPT_BYTES && text.len() > KEPT_BYTES - 2 * PIECE_BYTES);
+        assert!(text.ends_with("000099999\n"));
+        assert_eq!(first as usize + text.len(), 1_000_000);
+    }
+
+    #[test]
+    fn what_was_printed_first_goes_first_where_many_print() {
+        let mut outputs = Outputs::default();
+        let task = |number: u32| {
+            let mut id = [0; 16];
+            id[..4].copy_from_slice(&number.to_be_bytes());
+            TaskId(id)
+        };
+        for number in 0..1_000 {
+            outputs.add(task(number), Stream::Out, &[b'x'; 60_000]);
+        }
+        assert!(outputs.bytes <= MOST_BYTES);
+        assert!(!outputs.known.contains_key(&task(0)) && outputs.known.contains_key(&task(999)));
+        assert_eq!(outputs.known.len(), outputs.order.len());
+        for number in 0..500_000 {
+            outputs.add(task(number), Stream::Out, b"x");
+        }
+        assert!(outputs.bytes <= MOST_BYTES && outputs.known.len() < 100_000);
+        // Nor does it take more to print a byte at a time, here and there.
+        for number in 0..100_000 {
+            let stream = if number % 2 == 0 { Stream::Out } else { Stream::Err };
+            outputs.add(task(7), stream, b"x");
+        }
+        assert!(outputs.known[&task(7)].size() <= KEPT_BYTES);
+    }
+}

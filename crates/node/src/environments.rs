@@ -1,0 +1,455 @@
+//! Python environments of leases: built by `uv` once for each content, and shared by whoever names the same.
+//!
+//! An environment's directory is named by its hash ([`Environment::hash`]), and may be shared by many nodes, also over a network
+//! file system: who builds one holds its lock alone, who uses it holds it with others, and what nobody holds may be removed. It is
+//! whole once its note stands beside it. Nothing of a tenant's is run while one is built: packages come as wheels, from where the
+//! node's `uv` is told to find them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use mayfly_protocol::environment::Environment;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::EnvironmentHash;
+use mayfly_sandbox::isolation::Shown;
+use mayfly_sandbox::tool::{Tool, ToolError};
+use rustix::fs::{FlockOperation, flock};
+use tokio::sync::{OnceCell, Semaphore};
+
+use crate::executors::{Guests, end_unknown_children};
+use crate::package::Packages;
+use crate::runtimes;
+
+/// A lease waits no longer than this for an environment that is being built; who asks again finds it further.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A build that takes longer has failed.
+const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
+/// Between two looks whether somebody else has built it.
+const LOCK_TICK: Duration = Duration::from_millis(100);
+/// Environments that are built at the same time: a slow one does not hold up the others.
+const AT_ONCE: usize = 4;
+/// Environments that nobody uses are kept, so many that were used last, for so long.
+const KEPT: usize = 64;
+const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Mayfly's package runs from here on.
+const OLDEST_PYTHON: (u32, u32) = (3, 11);
+
+/// The environments of a node.
+#[derive(Debug)]
+pub struct Environments {
+    dir: PathBuf,
+    /// `uv`, where it is named.
+    uv: Option<PathBuf>,
+    /// Whether children of this process that nobody knows are ended.
+    own_process: bool,
+    closed: AtomicBool,
+    slots: Mutex<HashMap<EnvironmentHash, Arc<OnceCell<Arc<Built>>>>>,
+    versions: Mutex<HashMap<PathBuf, String>>,
+    packages: Arc<Packages>,
+    building: Semaphore,
+}
+
+/// An environment that workers can be started in. It stays for as long as this does.
+#[derive(Debug)]
+pub struct Built {
+    /// Its interpreter.
+    pub python: PathBuf,
+    /// What isolated workers are shown beside it.
+    pub own: Vec<Shown>,
+    /// Its lock, held together with others who use it.
+    _used: File,
+}
+
+impl PartialEq for Built {
+    fn eq(&self, other: &Self) -> bool {
+        self.python == other.python
+    }
+}
+
+impl Eq for Built {}
+
+impl std::hash::Hash for Built {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.python.hash(state);
+    }
+}
+
+/// What an environment is made with.
+struct Base {
+    /// For `uv`: a path, or a version.
+    python: String,
+    minor: String,
+    /// The interpreter whose `mayfly` workers get.
+    packages: PathBuf,
+}
+
+impl Environments {
+    /// `dir` keeps what is built, also for other nodes.
+    pub fn new(dir: PathBuf, uv: Option<PathBuf>, packages: Arc<Packages>, own_process: bool) -> Arc<Self> {
+        Arc::new(Self {
+            dir,
+            uv,
+            own_process,
+            closed: false.into(),
+            slots: Mutex::default(),
+            versions: Mutex::default(),
+            packages,
+            building: Semaphore::new(AT_ONCE),
+        })
+    }
+
+    /// Ends whatever is being built, and waits until it has ended.
+    pub async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        drop(self.building.acquire_many(AT_ONCE as u32).await);
+    }
+
+    /// Lets go of what no lease and no parked executor has any more. To be called about once a minute.
+    pub fn let_go(&self) {
+        let in_use = |slot: &Arc<OnceCell<Arc<Built>>>| slot.get().is_none_or(|built| Arc::strong_count(built) > 1);
+        lock(&self.slots).retain(|_, slot| in_use(slot));
+    }
+
+    /// The environment of a lease whose client's Python has this version; `pythons` are interpreters with the mayfly module.
+    pub async fn wanted(
+        self: &Arc<Self>,
+        environment: &Environment,
+        version: &str,
+        pythons: Vec<PathBuf>,
+    ) -> Result<Arc<Built>, Failure> {
+        environment.check()?;
+        let (mine, environment, version) = (Arc::clone(self), environment.clone(), version.to_owned());
+        // Goes on when whoever asked has gone: the next one finds it ready.
+        let ready = tokio::spawn(async move { mine.ready(environment, &version, pythons).await });
+        match tokio::time::timeout(PATIENCE, ready).await {
+            Ok(Ok(ready)) => ready,
+            Ok(Err(error)) => Err(Failure::new(Code::Internal, error.to_string())),
+            Err(_) => Err(Failure::new(
+                Code::EnvironmentBuilding,
+                "the node still builds the environment; try again in a moment, or wait for a place",
+            )),
+        }
+    }
+
+    async fn ready(
+        self: Arc<Self>,
+        environment: Environment,
+        version: &str,
+        pythons: Vec<PathBuf>,
+    ) -> Result<Arc<Built>, Failure> {
+        let wanted = runtimes::python_of(&environment, version).to_owned();
+        let mine = Arc::clone(&self);
+        let base = blocking(move || mine.base(&wanted, &pythons)).await?;
+        let hash = environment.hash(&base.minor);
+        let slot = Arc::clone(lock(&self.slots).entry(hash).or_default());
+        let made = slot.get_or_try_init(|| self.build(hash, environment, base)).await;
+        let made = made.cloned();
+        if made.is_err() {
+            // What cannot be built now may be later.
+            let mut slots = lock(&self.slots);
+            if slots
+                .get(&hash)
+                .is_some_and(|known| Arc::ptr_eq(known, &slot) && !known.initialized())
+            {
+                slots.remove(&hash);
+            }
+        }
+        made
+    }
+
+    /// What an environment for this Python (`major.minor`, or empty for any) is made with.
+    fn base(&self, wanted: &str, pythons: &[PathBuf]) -> Result<Base, Failure> {
+        let Some(first) = pythons.first() else {
+            let text = "this node has no Python to build an environment with; start it with --python PATH of an interpreter that \
+                        has the mayfly module";
+            return Err(Failure::new(Code::EnvironmentFailed, text));
+        };
+        let _guests = Guests::arrive();
+        for python in pythons {
+            let minor = self.version(python)?;
+            if wanted.is_empty() || wanted == minor {
+                return Ok(Base {
+                    python: python.display().to_string(),
+                    minor,
+                    packages: python.clone(),
+                });
+            }
+        }
+        let mut parts = wanted.split('.').map(|part| part.parse::<u32>().unwrap_or_default());
+        if (parts.next().unwrap_or_default(), parts.next().unwrap_or_default()) < OLDEST_PYTHON {
+            let (major, minor) = OLDEST_PYTHON;
+            let text = format!(
+                "the environment is to have Python {wanted}, and workers run {major}.{minor} and later; use a newer one, or register \
+                 the function as source, which any version runs"
+            );
+            return Err(Failure::new(Code::PythonMismatch, text));
+        }
+        Ok(Base {
+            python: wanted.to_owned(),
+            minor: wanted.to_owned(),
+            packages: first.clone(),
+        })
+    }
+
+    /// `major.minor` of an interpreter.
+    fn version(&self, python: &Path) -> Result<String, Failure> {
+        let mut versions = lock(&self.versions);
+        if let Some(known) = versions.get(python) {
+            return Ok(known.clone());
+        }
+        let said = runtimes::version_of(python, &self.closed).map_err(|error| failed(&error))?;
+        versions.insert(python.into(), said.clone());
+        Ok(said)
+    }
+
+    async fn build(
+        self: &Arc<Self>,
+        hash: EnvironmentHash,
+        environment: Environment,
+        base: Base,
+    ) -> Result<Arc<Built>, Failure> {
+        let _turn = self.building.acquire().await;
+        let mine = Arc::clone(self);
+        blocking(move || {
+            let guests = Guests::arrive();
+            let built = mine.build_here(hash, &environment, &base);
+            drop(guests);
+            if mine.own_process {
+                // What `uv` left running, if it was ended.
+                end_unknown_children();
+            }
+            built.map(Arc::new)
+        })
+        .await
+    }
+
+    /// Blocks for as long as that takes.
+    fn build_here(&self, hash: EnvironmentHash, environment: &Environment, base: &Base) -> Result<Built, Failure> {
+        let packages = self.packages.of(&base.packages)?;
+        let place = Place::new(&self.dir, hash);
+        let made = std::fs::create_dir_all(&self.dir).and_then(|()| File::create(&place.lock));
+        let used = made.map_err(|error| no_place(&self.dir, &error))?;
+        let locked = |how| lock_file(&used, how).map_err(|error| no_place(&place.lock, &error));
+        loop {
+            if locked(FlockOperation::NonBlockingLockExclusive)? && !place.is_whole() {
+                self.make(&place, environment, base)?;
+            }
+            // Between the two locks somebody may have removed it.
+            if locked(FlockOperation::NonBlockingLockShared)? && place.is_whole() {
+                break;
+            }
+            // Somebody else builds it.
+            locked(FlockOperation::Unlock)?;
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Failure::new(
+                    Code::Unreachable,
+                    "the node is shutting down; lease elsewhere",
+                ));
+            }
+            std::thread::sleep(LOCK_TICK);
+        }
+        place.touch();
+        link_packages(&place.root, &base.minor, &packages).map_err(|error| no_place(&place.root, &error))?;
+        let own = packages.into_iter().map(|shown| Shown {
+            path: shown.from.clone(),
+            ..shown
+        });
+        Ok(Built {
+            python: place.root.join("bin/python"),
+            own: own.collect(),
+            _used: used,
+        })
+    }
+
+    /// Makes it, where nobody else is at it.
+    fn make(&self, place: &Place, environment: &Environment, base: &Base) -> Result<(), Failure> {
+        let begin = Instant::now();
+        place.remove();
+        self.tidy();
+        let uv = self.uv(&base.packages);
+        let tool = Tool {
+            name: uv.as_os_str(),
+            limit: BUILD_LIMIT,
+            stop: &self.closed,
+        };
+        let root = place.root.display().to_string();
+        let python = place.root.join("bin/python").display().to_string();
+        let list = place.root.join("requirements.txt");
+        let made = || {
+            tool.words(&["venv", "--quiet", "--no-project", "--python", &base.python, &root])?;
+            let lines: String = environment
+                .requirements
+                .iter()
+                .map(|line| format!("{}\n", line.trim()))
+                .collect();
+            std::fs::write(&list, lines)?;
+            if !environment.requirements.is_empty() {
+                let list = list.display().to_string();
+                let install = ["pip", "install", "--quiet", "--no-progress", "--python", &python];
+                let only = ["--only-binary", ":all:", "--compile-bytecode", "--requirements", &list];
+                tool.words(&[&install[..], &only[..]].concat())?;
+            }
+            std::fs::write(
+                &place.note,
+                serde_json::to_vec(environment).map_err(std::io::Error::other)?,
+            )?;
+            Ok::<(), ToolError>(())
+        };
+        match made() {
+            Ok(()) => {
+                let took_ms = begin.elapsed().as_millis();
+                tracing::info!(environment = %place.root.display(), took_ms, "an environment is built");
+                Ok(())
+            }
+            Err(error) => {
+                place.remove();
+                tracing::warn!(%error, "an environment cannot be built");
+                Err(match error {
+                    ToolError::Missing(_) => Failure::new(
+                        Code::EnvironmentFailed,
+                        "this node has no `uv` to build environments with; install it there (`pip install uv`), or start the \
+                         node with --uv PATH",
+                    ),
+                    other => failed(&other),
+                })
+            }
+        }
+    }
+
+    /// `uv`: as it was named, or beside the interpreter that it came with, or wherever it is found.
+    fn uv(&self, python: &Path) -> PathBuf {
+        let beside = python.with_file_name("uv");
+        match &self.uv {
+            Some(named) => named.clone(),
+            None if beside.is_file() => beside,
+            None => "uv".into(),
+        }
+    }
+
+    /// Removes what nobody uses, and is too much or too old.
+    fn tidy(&self) {
+        let notes = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let used = notes.filter_map(|entry| {
+            let hash = entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok()?;
+            Some((entry.metadata().ok()?.modified().ok()?, hash))
+        });
+        let mut used: Vec<(SystemTime, EnvironmentHash)> = used.collect();
+        used.sort_unstable_by(|one, other| other.cmp(one));
+        for (at, (when, hash)) in used.into_iter().enumerate() {
+            let is_old = when.elapsed().is_ok_and(|age| age > KEPT_FOR);
+            if at < KEPT && !is_old {
+                continue;
+            }
+            let place = Place::new(&self.dir, hash);
+            let Ok(file) = File::open(&place.lock) else { continue };
+            if lock_file(&file, FlockOperation::NonBlockingLockExclusive).is_ok_and(|alone| alone) {
+                tracing::info!(environment = %place.root.display(), "an environment that nobody used is removed");
+                // Its lock stays: somebody may wait for it.
+                place.remove();
+            }
+        }
+    }
+}
+
+/// Where an environment is.
+struct Place {
+    root: PathBuf,
+    lock: PathBuf,
+    note: PathBuf,
+}
+
+impl Place {
+    fn new(dir: &Path, hash: EnvironmentHash) -> Self {
+        Self {
+            root: dir.join(hash.to_string()),
+            lock: dir.join(format!("{hash}.lock")),
+            note: dir.join(format!("{hash}.json")),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.note.is_file() && self.root.is_dir()
+    }
+
+    /// The note first: what has none is not whole.
+    fn remove(&self) {
+        let _ = std::fs::remove_file(&self.note);
+        if let Err(error) = std::fs::remove_dir_all(&self.root)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.root.display(), %error, "an environment cannot be removed");
+        }
+    }
+
+    /// It is used now.
+    fn touch(&self) {
+        let touched = File::options()
+            .append(true)
+            .open(&self.note)
+            .and_then(|note| note.set_modified(SystemTime::now()));
+        if let Err(error) = touched {
+            tracing::debug!(path = %self.note.display(), %error, "an environment's last use cannot be noted");
+        }
+    }
+}
+
+/// Lets an environment's interpreter import what every worker needs, from where the node has it now. What the environment brings
+/// itself stays.
+fn link_packages(root: &Path, minor: &str, packages: &[Shown]) -> std::io::Result<()> {
+    let modules = root.join(format!("lib/python{minor}/site-packages"));
+    for shown in packages {
+        let Some(name) = shown.path.file_name() else { continue };
+        let link = modules.join(name);
+        match std::fs::read_link(&link) {
+            Ok(target) if target == shown.from => continue,
+            Ok(_) => {}
+            Err(_) if link.exists() => continue,
+            Err(_) => {}
+        }
+        // In one step, for whoever imports it meanwhile.
+        let fresh = modules.join(format!(".{}-{}", name.to_string_lossy(), std::process::id()));
+        let _ = std::fs::remove_file(&fresh);
+        std::os::unix::fs::symlink(&shown.from, &fresh)?;
+        std::fs::rename(&fresh, &link)?;
+    }
+    Ok(())
+}
+
+/// Whether the lock was to be had.
+fn lock_file(file: &File, how: FlockOperation) -> std::io::Result<bool> {
+    match rustix::io::retry_on_intr(|| flock(file, how)) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Failure::new(Code::Internal, error.to_string())))
+}
+
+fn no_place(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(
+        Code::EnvironmentFailed,
+        format!(
+            "there is no place for environments at {}: {error}; start the node with --environments DIR",
+            path.display()
+        ),
+    )
+}
+
+fn failed(error: &ToolError) -> Failure {
+    Failure::new(
+        Code::EnvironmentFailed,
+        format!("the environment cannot be built: {error}"),
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

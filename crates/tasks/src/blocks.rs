@@ -1,0 +1,176 @@
+//! How many blocks of nodes a site should have: as many as its tasks can use, between bounds, and none that idles for long.
+
+/// How blocks are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockTerms {
+    /// There are always so many.
+    pub min: u32,
+    /// There are never more.
+    pub max: u32,
+    /// Workers of one block.
+    pub workers: u32,
+    /// One that has had nothing to do for so long goes, in milliseconds.
+    pub idle_ms: u64,
+}
+
+/// A block that there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Block {
+    /// In the batch system's queue.
+    Pending,
+    /// On its nodes.
+    Running {
+        /// Since when nothing has been leased there; none while something is.
+        idle_since_ms: Option<u64>,
+        /// When the batch system ends it; 0 for never.
+        ends_at_ms: u64,
+    },
+}
+
+/// What there is to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Workers that would do all of it at once.
+    pub workers: u64,
+    /// What the longest task that waits may take, in milliseconds; 0 if none waits, or none says.
+    pub longest_ms: u64,
+}
+
+/// What to do about blocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// So many more.
+    pub submit: u32,
+    /// Not these any more.
+    pub cancel: Vec<usize>,
+}
+
+/// What to do about the blocks that there are.
+pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) -> Plan {
+    let most = u64::from(terms.max);
+    let least = u64::from(terms.min).min(most);
+    let wanted = demand.workers.div_ceil(terms.workers.max(1).into()).clamp(least, most);
+    // One that ends before a task could is of no use to it.
+    let is_useful = |block: &Block| match block {
+        Block::Pending => true,
+        Block::Running { ends_at_ms, .. } => *ends_at_ms == 0 || now_ms.saturating_add(demand.longest_ms) < *ends_at_ms,
+    };
+    let useful = blocks.iter().filter(|block| is_useful(block)).count() as u64;
+    let room = most.saturating_sub(blocks.len() as u64);
+    let submit = wanted.saturating_sub(useful).min(room);
+    let surplus = useful.saturating_sub(wanted);
+    let is_idle = |block: &Block| match block {
+        // What nobody needs any more need not be waited for.
+        Block::Pending => true,
+        Block::Running { idle_since_ms, .. } => {
+            idle_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= terms.idle_ms)
+        }
+    };
+    // Those that wait go first, the latest of them before the others.
+    let mut idle: Vec<usize> = (0..blocks.len()).filter(|at| is_idle(&blocks[*at])).collect();
+    idle.sort_by_key(|at| (blocks[*at] != Block::Pending, std::cmp::Reverse(*at)));
+    idle.retain(|at| is_useful(&blocks[*at]));
+    idle.truncate(usize::try_from(surplus).unwrap_or(usize::MAX));
+    Plan {
+        submit: u32::try_from(submit).unwrap_or(u32::MAX),
+        cancel: idle,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: BlockTerms = BlockTerms {
+        min: 0,
+        max: 4,
+        workers: 10,
+        idle_ms: 1_000,
+    };
+
+    const BUSY: Block = Block::Running {
+        idle_since_ms: None,
+        ends_at_ms: 0,
+    };
+
+    fn idle(since_ms: u64) -> Block {
+        Block::Running {
+            idle_since_ms: Some(since_ms),
+            ends_at_ms: 0,
+        }
+    }
+
+    fn demand(workers: u64) -> Demand {
+        Demand { workers, longest_ms: 0 }
+    }
+
+    #[test]
+    fn there_are_as_many_blocks_as_tasks_can_use_between_bounds() {
+        assert_eq!(plan(TERMS, &[], demand(0), 0), Plan::default());
+        assert_eq!(plan(TERMS, &[], demand(1), 0).submit, 1);
+        assert_eq!(plan(TERMS, &[BUSY], demand(25), 0).submit, 2);
+        assert_eq!(plan(TERMS, &[Block::Pending, BUSY], demand(1_000_000), 0).submit, 2);
+        assert_eq!(plan(BlockTerms { min: 2, ..TERMS }, &[], demand(0), 0).submit, 2);
+    }
+
+    #[test]
+    fn blocks_go_when_they_have_been_idle_for_a_while_and_those_that_wait_before_them() {
+        assert_eq!(plan(TERMS, &[idle(500)], demand(0), 1_000).cancel, [0; 0]);
+        assert_eq!(plan(TERMS, &[idle(0), BUSY], demand(1), 1_000).cancel, [0]);
+        assert_eq!(
+            plan(TERMS, &[idle(0), Block::Pending, Block::Pending], demand(11), 1_000).cancel,
+            [2]
+        );
+        assert_eq!(
+            plan(BlockTerms { min: 1, ..TERMS }, &[idle(0)], demand(0), 9_000).cancel,
+            [0; 0]
+        );
+    }
+
+    #[test]
+    fn a_block_that_ends_before_the_longest_task_could_is_no_use_to_it() {
+        let ending = Block::Running {
+            idle_since_ms: None,
+            ends_at_ms: 5_000,
+        };
+        let long = Demand {
+            workers: 1,
+            longest_ms: 10_000,
+        };
+        assert_eq!(plan(TERMS, &[ending], demand(1), 0).submit, 0);
+        assert_eq!(plan(TERMS, &[ending], long, 0).submit, 1);
+    }
+
+    fn block() -> impl Strategy<Value = Block> {
+        let running = (proptest::option::of(0..3_000u64), prop_oneof![Just(0), 0..10_000u64]);
+        let running = running.prop_map(|(idle_since_ms, ends_at_ms)| Block::Running {
+            idle_since_ms,
+            ends_at_ms,
+        });
+        prop_oneof![Just(Block::Pending), running]
+    }
+
+    proptest! {
+        #[test]
+        fn no_plan_goes_beyond_its_bounds_or_ends_what_is_at_work(
+            blocks in proptest::collection::vec(block(), 0..8),
+            workers in 0..200u64,
+            longest_ms in 0..5_000u64,
+            (min, more) in (0..3u32, 0..5u32),
+        ) {
+            let terms = BlockTerms { min, max: min + more, ..TERMS };
+            let plan = plan(terms, &blocks, Demand { workers, longest_ms }, 3_000);
+            let before = u32::try_from(blocks.len()).unwrap();
+            prop_assert!(plan.submit == 0 || before + plan.submit <= terms.max);
+            prop_assert!(plan.submit == 0 || plan.cancel.is_empty());
+            for at in &plan.cancel {
+                let busy = matches!(blocks[*at], Block::Running { idle_since_ms: None, .. });
+                prop_assert!(!busy);
+            }
+            let left = before - u32::try_from(plan.cancel.len()).unwrap();
+            prop_assert!(plan.cancel.is_empty() || left >= terms.min);
+        }
+    }
+}

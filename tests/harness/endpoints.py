@@ -1,0 +1,186 @@
+"""Endpoints on this machine, as their owner runs them, and a way between them and their manager that breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.daemons import Daemon
+from harness.leaks import descendants, wait_until
+from harness.programs import program, run
+
+
+@contextlib.contextmanager
+def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
+    """A manager without nodes. At its end, no process that was started meanwhile may be left."""
+    before = set(descendants())
+    manager = Daemon("manager", "--listen", f"127.0.0.1:{port}", state=state)
+    try:
+        yield manager
+    finally:
+        manager.stop()
+
+    def left() -> dict[int, str]:
+        now = descendants()
+        # What belongs to a batch system is its own affair.
+        return {pid: name for pid, name in now.items() if pid not in before and "slurm" not in name}
+
+    try:
+        wait_until(lambda: not left(), "no process is left", 20)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {left()}") from None
+
+
+class Endpoint:
+    """One endpoint, by the commands of ``mayfly endpoint``."""
+
+    def __init__(self, manager: Daemon, home: Path, name: str, *setup: str, **variables: str) -> None:
+        self.name = name
+        self.manager = manager
+        self.directory = home / "mayfly" / "endpoints" / name
+        self._environment = manager.client_environment() | {
+            "XDG_STATE_HOME": str(home),
+            "MAYFLY_PYTHON": sys.executable,
+        }
+        self._environment |= variables
+        self._setup = setup
+
+    def set_up(self, *more: str) -> Endpoint:
+        """Registers it, and writes its configuration."""
+        self.say("setup", *self._setup, *more)
+        return self
+
+    def of(self, home: Path, connection: Path) -> Endpoint:
+        """The one with the same name of another person's, at the same manager."""
+        return Endpoint(self.manager, home, self.name, MAYFLY_MANAGER=str(connection))
+
+    def say(self, command: str, *args: str, timeout: float = 60) -> Any:
+        """``mayfly endpoint COMMAND NAME ARGS --json``."""
+        done = run(
+            program(), "endpoint", command, self.name, *args, "--json", timeout=timeout, env=self._environment
+        ).stdout
+        return json.loads(done)
+
+    def refusal(self, command: str, *args: str) -> str:
+        """The same, where it is refused: the words that a person would see."""
+        done = run(program(), "endpoint", command, self.name, *args, check=False, env=self._environment)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def start(self) -> None:
+        """Starts it in the background."""
+        self.say("start")
+
+    def stop(self, *args: str) -> None:
+        """Stops it, and gives its nodes back."""
+        self.say("stop", *args)
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon alone."""
+        pid = self.local["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self.local["running"], "the endpoint is gone")
+
+    @property
+    def local(self) -> Any:
+        """What ``mayfly endpoint status`` says."""
+        return self.say("status")
+
+    @property
+    def blocks(self) -> list[dict[str, Any]]:
+        """Blocks, as it tells them itself."""
+        status = self.local["status"]
+        return status["blocks"] if status else []
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What its manager says of it."""
+        found: list[dict[str, Any]] = self.manager.cli("endpoint", "list")
+        return next(one for one in found if one["name"] == self.name)
+
+    def log(self) -> str:
+        """What it wrote."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.directory / "log").read_text(errors="replace")[-20_000:]
+        return ""
+
+    def goes_through(self, way: Way) -> None:
+        """From its next start on it reaches its manager by this way."""
+        path = self.directory / "credential.json"
+        credential = json.loads(path.read_text()) | {"manager": f"https://127.0.0.1:{way.port}"}
+        path.write_text(json.dumps(credential))
+
+
+class Way:
+    """A port on the loopback that leads to another, until it is cut."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("https://").rsplit(":", 1)
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open = True
+        self._ends: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Breaks every connection, and refuses others until `mend`."""
+        with self._lock:
+            self._open = False
+            for end in self._ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Connections can be made again."""
+        with self._lock:
+            self._open = True
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if not self._open:
+                    near.close()
+                    continue
+                far = socket.create_connection(self._to)
+                self._ends |= {near, far}
+            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        others = {near: far, far: near}
+        with selectors.DefaultSelector() as selector, near, far:
+            for end in others:
+                selector.register(end, selectors.EVENT_READ)
+            with contextlib.suppress(OSError):
+                while True:
+                    for key, _ in selector.select():
+                        end = key.fileobj
+                        assert isinstance(end, socket.socket)
+                        data = end.recv(1 << 16)
+                        if not data:
+                            return
+                        others[end].sendall(data)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.cut()
+        # Closing alone would not wake whoever accepts.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)

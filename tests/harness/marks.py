@@ -1,0 +1,40 @@
+"""Tasks that leave a mark for each execution, so that what ran twice, or never, is seen."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mayfly
+
+
+def leave_a_mark(path: str, task: int, seconds: float = 0.001) -> int:
+    """One byte for each execution."""
+    with open(f"{path}/{task}", "ab") as mark:
+        mark.write(b"x")
+    time.sleep(seconds)
+    return task
+
+
+def executions(directory: Path) -> Counter[int]:
+    """How often each task was executed."""
+    return Counter({int(mark.name): mark.stat().st_size for mark in directory.iterdir()})
+
+
+def outcomes(batch: mayfly.Batch, limit: float = 120) -> Counter[str]:
+    """How many ended well, each with its own number as result, and with which codes the others."""
+    import mayfly
+
+    ended = Counter[str]()
+    for task, future in enumerate(batch.futures):
+        try:
+            result = future.result(limit)
+        except mayfly.Error as error:
+            ended[error.code] += 1
+        else:
+            assert result == task
+            ended["well"] += 1
+    return ended

@@ -1,0 +1,56 @@
+"""One executor, durable or not, by one word."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+def leases(client: mayfly.Client) -> list[int]:
+    """How many workers each lease has that is not over."""
+    return [lease["workers"] for lease in client.leases() if lease["state"] in ("granted", "active")]
+
+
+def test_what_need_not_be_durable_goes_straight_to_leased_workers(client: mayfly.Client) -> None:
+    before = client.endpoints()[0]["tasks"]["done"]
+    with mayfly.Executor(client=client, durable=False, workers=2) as executor:
+        assert isinstance(executor, mayfly.Executor)
+        assert executor.submit(pow, 2, 10).result(30) == 1024
+        assert list(executor.map(abs, range(-100, 0))) == list(range(100, 0, -1))
+        assert sorted(leases(client))[-1] == 2
+        # No task was made of it.
+        assert client.endpoints()[0]["tasks"]["done"] == before
+    assert 2 not in leases(client)
+    with mayfly.Executor(client=client) as executor:
+        assert executor.submit(pow, 2, 10).result(30) == 1024
+    assert client.endpoints()[0]["tasks"]["done"] == before + 1
+
+
+def test_a_walltime_ends_a_call_also_where_it_is_not_durable(client: mayfly.Client) -> None:
+    with (
+        mayfly.Executor(client=client, durable=False, workers=1, walltime=0.2) as executor,
+        pytest.raises(mayfly.DeadlineExceeded),
+    ):
+        executor.submit(time.sleep, 30).result(30)
+
+
+def test_a_decorated_function_goes_there_too(client: mayfly.Client) -> None:
+    @mayfly.durable(client=client, durable=False, workers=1)
+    def process() -> int:
+        return os.getpid()
+
+    assert process.submit().result(30) != os.getpid()
+
+
+def test_what_only_durable_tasks_have_is_refused(client: mayfly.Client) -> None:
+    before = len(client.leases())
+    for options in ({"tag": "mine"}, {"retries": 1}, {"memoize": True}, {"endpoint": "cluster"}, {"deadline": 3}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            mayfly.Executor(client=client, durable=False, **options)
+    with pytest.raises(ValueError, match="workers"):
+        mayfly.Executor(client=client, workers=2)
+    assert len(client.leases()) == before

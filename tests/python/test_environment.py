@@ -1,0 +1,102 @@
+"""What an environment is, where it is named: lists, requirements files, lock files and what is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+from mayfly._environment import environment_of  # noqa: E402 - it may not be there
+
+REQUIREMENTS = """\
+# What the model needs.
+numpy>=2   # and later
+requests[socks]==2.34.2 ; python_version >= "3.8"
+idna==3.20 \\
+    --hash=sha256:00ff \\
+    --hash=sha256:11ee
+"""
+
+PYLOCK = """\
+lock-version = "1.0"
+created-by = "uv"
+
+[[packages]]
+name = "idna"
+version = "3.20"
+marker = "python_version >= '3.8'"
+sdist = { url = "https://files.example/idna.tar.gz", hashes = { sha256 = "22dd" } }
+wheels = [{ url = "https://files.example/idna.whl", hashes = { sha256 = "00ff" } }]
+"""
+
+
+def test_a_list_is_an_environment_and_a_text_alone_is_not() -> None:
+    assert mayfly.Environment(["numpy", "scipy"]).requirements == ("numpy", "scipy")
+    assert environment_of(["numpy"]) == mayfly.Environment(["numpy"])
+    assert environment_of(None) is None
+    with pytest.raises(TypeError, match="from_file"):
+        mayfly.Environment("numpy")
+
+
+def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(REQUIREMENTS)
+    read = environment_of(file)
+    assert read is not None
+    assert read.requirements == (
+        "numpy>=2",
+        'requests[socks]==2.34.2 ; python_version >= "3.8"',
+        "idna==3.20 --hash=sha256:00ff --hash=sha256:11ee",
+    )
+    assert environment_of(str(file)) == read
+    for option in ("--index-url https://elsewhere.example", "-r other.txt", "-e ."):
+        file.write_text(f"numpy\n{option}\n")
+        with pytest.raises(ValueError, match=option.split()[0]):
+            environment_of(file)
+
+
+def test_a_lock_file_names_exact_versions_with_their_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "pylock.toml"
+    file.write_text(PYLOCK)
+    locked = mayfly.Environment.from_file(file)
+    assert locked.requirements == ("idna==3.20 ; python_version >= '3.8' --hash=sha256:00ff --hash=sha256:22dd",)
+    file.write_text(PYLOCK + '\n[[packages]]\nname = "mine"\ndirectory = { path = "." }\n')
+    with pytest.raises(ValueError, match="mine"):
+        mayfly.Environment.from_file(file)
+
+
+def test_what_is_installed_is_captured_in_its_versions() -> None:
+    # The package under test was installed from a file, and stays out by itself.
+    captured = mayfly.Environment.captured()
+    lines = dict(line.split("==") for line in captured.requirements)
+    assert lines["pytest"] == pytest.__version__
+    assert not {"mayfly", "pip", "uv"} & {name.lower() for name in lines}
+    assert "pytest" not in " ".join(
+        mayfly.Environment.captured(without=["PyTest", "pytest-xdist", "pytest_timeout"]).requirements
+    )
+
+
+def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path) -> None:
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "direct_url.json").write_text('{"url": "file:///nowhere/mine", "dir_info": {"editable": true}}')
+    program = "import mayfly; print(mayfly.Environment.captured(without=['mine'] if {left_out} else []))"
+
+    def captured(left_out: bool) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program.format(left_out=left_out)],
+            env={"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = captured(left_out=False)
+    assert refused.returncode != 0
+    assert "mine (file:///nowhere/mine)" in refused.stderr
+    assert "pytest==" in captured(left_out=True).stdout

@@ -1,0 +1,97 @@
+"""What durable tasks print, while they run and afterwards: told apart by task, whoever shares its worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness.leaks import wait_until
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+def speak(text: str) -> None:
+    print(text)
+    print(f"{text} again", file=sys.stderr)
+
+
+def test_a_task_is_heard_while_it_runs(client: mayfly.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def work() -> str:
+        print("step 1")
+        while not gate.exists():
+            time.sleep(0.01)
+        # Without an end of line, and past Python.
+        sys.stdout.write("step 2")
+        sys.stdout.flush()
+        os.write(2, b"trouble")
+        # Through the C library, which keeps it until it is told not to.
+        ctypes.CDLL(None).printf(b"(from C)")
+        subprocess.run(["echo", "step 3"], check=True)
+        print("step 4", end="")
+        return "done"
+
+    future = client.run(work)
+    wait_until(future.running, "the task to run")
+    wait_until(lambda: client.output(future) == "step 1\n", "its first line")
+    assert not future.done()
+    gate.touch()
+    heard = list(client.follow(future))
+    assert future.result(30) == "done"
+    out = "".join(text for where, text in heard if where == "out")
+    assert out.replace("(from C)", "", 1) == "step 1\nstep 2step 3\nstep 4"
+    assert "(from C)" in out
+    assert "".join(text for where, text in heard if where == "err") == "trouble"
+    # And afterwards, by its id.
+    assert client.output(future.id, "out") == out
+    assert client.output(future.id, "err") == "trouble"
+
+
+def test_what_tasks_print_that_share_workers_is_told_apart(client: mayfly.Client) -> None:
+    batch = client.map(speak, [f"task {number}" for number in range(200)])
+    assert list(batch.results(timeout=60)) == [None] * 200
+    for number, future in enumerate(batch.futures):
+        wait_until(lambda future=future: "again" in client.output(future), "what it printed to come")
+        assert client.output(future, "out") == f"task {number}\n"
+        assert client.output(future, "err") == f"task {number} again\n"
+
+
+def test_the_last_words_of_a_task_that_kills_its_worker_are_kept(client: mayfly.Client) -> None:
+    def die() -> None:
+        os.write(2, b"I am about to die\n")
+        os.abort()
+
+    future = client.run(die)
+    with pytest.raises(mayfly.WorkerDied):
+        future.result(30)
+    wait_until(lambda: client.output(future, "err") == "I am about to die\n", "its last words")
+
+
+def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(client: mayfly.Client) -> None:
+    def babble() -> int:
+        line = "x" * 999
+        for _ in range(20_000):
+            print(line)
+        print("the end")
+        return 20_000
+
+    begin = time.monotonic()
+    future = client.run(babble)
+    assert client.run(len, "abc").result(30) == 3
+    assert future.result(120) == 20_000
+    print(f"20 MB took {time.monotonic() - begin:.1f} s")
+    wait_until(lambda: client.output(future).endswith("the end\n"), "its last line")
+    assert 1_000 < len(client.output(future)) <= 64 << 10
+
+
+def test_what_another_tenants_task_prints_is_nobodys_to_read(client: mayfly.Client) -> None:
+    with pytest.raises(mayfly.RequestError, match="no task"):
+        client.output("0" * 32)
+    with pytest.raises(ValueError, match="stream"):
+        client.output("0" * 32, "both")

@@ -1,0 +1,249 @@
+"""Long arguments and results of tasks: stored apart under their hash, in a directory or a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import stores
+from harness.daemons import Daemon, free_port, private_directory
+from harness.endpoints import Endpoint, manager_alone
+from harness.leaks import wait_until
+from harness.programs import bin_dir
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    with private_directory() as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def running(state: Path, *more: str, **environment: str) -> Iterator[Daemon]:
+    """A manager with a node, at a port that it has again when it is started again."""
+    daemon = Daemon("up", "--listen", f"127.0.0.1:{free_port()}", *more, state=state, env=environment)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def ask(
+    manager: Daemon, method: str, path: str, body: bytes | None = None, *, token: str = "", kind: str = "octet-stream"
+) -> tuple[int, bytes]:
+    """A request whose body is bytes, unless it is of another kind."""
+    return manager.ask(method, path, body, token=token, Content_Type=f"application/{kind}")
+
+
+def used(manager: Daemon) -> int:
+    """Bytes in the content store."""
+    return int(json.loads(ask(manager, "GET", "/v1/contents")[1])["bytes"])
+
+
+def reversed_bytes(data: bytes) -> bytes:
+    """The bytes in the other order."""
+    return data[::-1]
+
+
+def test_long_arguments_and_results_come_whole_and_the_same_ones_are_stored_once(directory: Path) -> None:
+    data = os.urandom(3 * MIB)
+    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+        assert client.run(reversed_bytes, data).result(30) == data[::-1]
+        # The result, and the arguments with what is pickled around them.
+        assert 6 * MIB <= used(manager) < 6 * MIB + 2_000
+        before = used(manager)
+        futures = [client.run(reversed_bytes, data) for _ in range(20)]
+        assert all(future.result(30) == data[::-1] for future in futures)
+        assert used(manager) == before
+        batch = client.map(len, [os.urandom(MIB // 2) for _ in range(40)])
+        assert list(batch.results(timeout=60)) == [MIB // 2] * 40
+        # A result that is read by its tag, from another session.
+        kept = client.batch("kept")
+        assert kept.submit(reversed_bytes, data).result(30) == data[::-1]
+        with mayfly.connect(config=manager.state) as other:
+            assert list(other.tasks(tag="kept").results(timeout=30)) == [data[::-1]]
+
+
+def fail_at_length(data: bytes) -> None:
+    """Raises what was given."""
+    raise ValueError(data)
+
+
+def test_an_exception_may_be_long_too(directory: Path) -> None:
+    data = os.urandom(MIB)
+    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+        with pytest.raises(ValueError) as raised:
+            client.run(fail_at_length, data).result(30)
+        assert raised.value.args == (data,)
+
+
+@pytest.mark.skipif(stores.unavailable() is not None, reason=str(stores.unavailable()))
+def test_contents_are_kept_in_a_bucket_where_that_is_said(directory: Path) -> None:
+    data = os.urandom(40 * MIB)
+    (directory / "s3").mkdir()
+    store = stores.S3(directory / "s3")
+    try:
+        store.put("before", b"something that is not ours")
+        place = ("--contents", f"{store.url}/mayfly")
+        with running(directory / "state", *place, **store.environment()) as manager:
+            with mayfly.connect(config=manager.state) as client:
+                # Longer than what is stored in one request.
+                assert client.run(reversed_bytes, data).result(120) == data[::-1]
+                assert client.run(reversed_bytes, data[:MIB]).result(60) == data[:MIB][::-1]
+            assert not list((manager.state / "contents").glob("*/*"))
+            assert used(manager) > 82 * MIB
+        assert store.left("mayfly")
+    finally:
+        store.stop()
+
+
+def test_contents_come_and_go_by_http_and_are_their_tenants_alone(directory: Path) -> None:
+    data = os.urandom(MIB)
+    with running(directory / "state") as manager:
+        status, said = ask(manager, "POST", "/v1/contents", data)
+        content = json.loads(said)
+        assert (status, content["bytes"]) == (201, MIB)
+        path = f"/v1/contents/{content['hash']}"
+        assert ask(manager, "GET", path) == (200, data)
+        assert ask(manager, "PUT", path, data) == (201, said)
+        assert used(manager) == MIB
+        # Of another tenant's it hears what it would of one that is not there.
+        manager.cli("tenant", "set", "alice")
+        token = directory / "alice.json"
+        manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
+        alice = json.loads(token.read_text())["token"]
+        assert ask(manager, "GET", path, token=alice)[0] == 404
+        status, said = ask(manager, "PUT", path, data[1:], token=alice)
+        assert (status, json.loads(said)["error"]["code"]) == (400, "hash_mismatch")
+        assert ask(manager, "GET", path, token=alice)[0] == 404
+        assert ask(manager, "PUT", path, data, token=alice)[0] == 201
+        assert ask(manager, "GET", path, token=alice) == (200, data)
+        assert ask(manager, "GET", "/v1/contents/nonsense")[0] == 400
+        assert ask(manager, "GET", f"/v1/endpoints/tasks/{'0' * 32}/contents/{content['hash']}")[0] == 401
+
+
+def test_a_task_names_its_arguments_by_their_hash_and_must_name_some_that_are_there(directory: Path) -> None:
+    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+        function = client.register(len, name="length").id
+        # Whatever the codec writes, the client has stored it before.
+        data = os.urandom(MIB)
+        assert client.run(len, data).result(30) == MIB
+        (stored,) = (manager.state / "contents").glob("*/*")
+        content = {"hash": stored.name, "bytes": stored.stat().st_size}
+
+        def submitted(task: dict[str, Any]) -> tuple[int, Any]:
+            body = json.dumps({"function": function, "tag": "by hash", "tasks": [task]}).encode()
+            status, said = ask(manager, "POST", "/v1/tasks", body, kind="json")
+            return status, json.loads(said)
+
+        status, accepted = submitted({"content": content})
+        assert status == 201
+        assert client.task(accepted["tasks"][0]).result(30) == MIB
+        for wrong, code in [
+            ({"content": content | {"hash": "0" * 64}}, "not_found"),
+            ({"content": content | {"bytes": 7}}, "invalid_request"),
+            ({"content": content, "arguments": "AAAA"}, "invalid_request"),
+        ]:
+            assert submitted(wrong)[1]["error"]["code"] == code
+
+
+def test_what_is_more_than_the_quota_is_refused_at_once_and_named(directory: Path) -> None:
+    state = directory / "state"
+    with running(state, "--most-contents", "2M") as manager, mayfly.connect(config=state) as client:
+        with pytest.raises(mayfly.Error, match="content store holds 2097152 bytes") as refused:
+            client.run(len, os.urandom(4 * MIB)).result(30)
+        assert refused.value.code == "quota_exceeded"
+        with pytest.raises(mayfly.Error, match="answer cannot be kept") as refused:
+            client.run(os.urandom, 4 * MIB).result(30)
+        assert refused.value.code == "quota_exceeded"
+        assert used(manager) == 0
+        assert client.run(len, os.urandom(MIB)).result(30) == MIB
+
+
+def test_what_was_stored_survives_its_manager(directory: Path) -> None:
+    data = [os.urandom(MIB) for _ in range(60)]
+    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+        batch = client.map(reversed_bytes, data, repeatable=True)
+        wait_until(lambda: batch.done() > 5, "tasks go on", timeout=60)
+        manager.kill_tree()
+        again = manager.restart()
+        try:
+            results = batch.results(timeout=120)
+            assert all(result == given[::-1] for result, given in zip(results, data, strict=True))
+        finally:
+            again.stop()
+
+
+def test_a_client_stores_again_what_it_stored_and_what_is_gone(directory: Path) -> None:
+    data = os.urandom(MIB)
+    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+        assert client.run(len, data).result(30) == MIB
+        manager.kill_tree()
+        # As it would be after an hour.
+        with contextlib.closing(sqlite3.connect(manager.state / "tasks.db")) as books, books:
+            assert books.execute("DELETE FROM contents").rowcount == 1
+        for stored in (manager.state / "contents").glob("*/*"):
+            stored.unlink()
+        again = manager.restart()
+        try:
+            assert client.run(len, data).result(60) == MIB
+        finally:
+            again.stop()
+
+
+def test_a_task_whose_arguments_are_gone_ends_and_says_so(directory: Path) -> None:
+    with manager_alone(directory / "manager", free_port()) as manager:
+        here = Endpoint(manager, directory / "home", "here").set_up()
+        with mayfly.connect(config=manager.state) as client:
+            batch = client.map(len, [os.urandom(MIB)])
+            batch.flush()
+            manager.stop()
+            for stored in (manager.state / "contents").glob("*/*"):
+                stored.unlink()
+            again = manager.restart()
+            try:
+                here.start()
+                with pytest.raises(mayfly.LoadError, match="arguments cannot be read"):
+                    list(batch.results(timeout=60))
+            finally:
+                here.stop()
+                again.stop()
+
+
+def test_an_endpoint_elsewhere_reads_and_stores_for_the_tasks_that_it_has_and_no_others(directory: Path) -> None:
+    data = os.urandom(3 * MIB)
+    with manager_alone(directory / "manager", free_port()) as manager:
+        here = Endpoint(manager, directory / "home", "here", "--workers-per-node", "2").set_up()
+        here.start()
+        try:
+            with mayfly.connect(config=manager.state) as client:
+                assert client.run(reversed_bytes, data).result(60) == data[::-1]
+                batch = client.map(reversed_bytes, [os.urandom(MIB // 2) for _ in range(50)])
+                assert sum(len(result) for result in batch.results(timeout=60)) == 25 * MIB
+                # Much in all, of parts that are not long, and more than one message has.
+                parts = [client.run(os.urandom, 100_000) for _ in range(700)]
+                assert client.run(lambda parts: sum(map(len, parts)), parts).result(100) == 70_000_000
+                task = client.run(len, data)
+                task.result(30)
+                # Arguments and result of the first task.
+                stored = max((manager.state / "contents").glob("*/*"), key=lambda one: one.stat().st_size)
+                assert stored.stat().st_size > 3 * MIB
+                token = json.loads((here.directory / "credential.json").read_text())["token"]
+                # It has ended: the endpoint has it no more.
+                path = f"/v1/endpoints/tasks/{task.id}/contents/{stored.name}"
+                assert ask(manager, "GET", path, token=token)[0] == 404
+                assert ask(manager, "PUT", path, data[::-1], token=token)[0] == 404
+                assert ask(manager, "GET", f"/v1/contents/{stored.name}", token=token)[0] == 401
+        finally:
+            here.stop()

@@ -1,0 +1,303 @@
+"""Endpoints: places where tasks run, with nodes that come when there are tasks and go when there are none."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.album import Album
+from harness.daemons import Daemon, free_port
+from harness.endpoints import Endpoint, Way, manager_alone
+from harness.leaks import wait_until
+from harness.marks import executions, leave_a_mark, outcomes
+from harness.programs import bin_dir
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+Make = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def manager(state: Path) -> Iterator[Daemon]:
+    """A manager at a port that it has again when it is started again; nothing is left when it has ended."""
+    with manager_alone(state / "manager", free_port()) as manager:
+        yield manager
+
+
+@pytest.fixture
+def endpoint(manager: Daemon, state: Path) -> Iterator[Make]:
+    """``endpoint("--max-blocks", "2")`` sets one up, and starts it."""
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    made: list[Endpoint] = []
+
+    def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
+        one = Endpoint(manager, state / "home", name, "--workers-per-node", "2", *setup).set_up()
+        made.append(one)
+        if start:
+            one.start()
+        return one
+
+    yield make
+    for one in made:
+        if one.directory.exists():
+            print(one.log())
+            one.stop()
+
+
+def name_of_node() -> str:
+    """What the node was told that runs this: it is somewhere above."""
+    process = os.getpid()
+    while process > 1:
+        words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+        if "--name" in words:
+            return words[words.index("--name") + 1]
+        status = Path(f"/proc/{process}/status").read_text()
+        process = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+    return "none"
+
+
+def test_nodes_come_when_there_are_tasks_and_go_when_there_are_none(manager: Daemon, endpoint: Make) -> None:
+    here = endpoint("--idle", "1s", "--description", "a desk")
+    assert here.seen["state"] == "up"
+    assert here.seen["description"] == "a desk"
+    assert here.blocks == []
+    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="here", client=client) as executor:
+        assert executor.submit(pow, 2, 10).result(30) == 1024
+        [block] = here.blocks
+        assert (block["state"], block["joined"], block["nodes"]) == ("running", 1, 1)
+        assert list(executor.map(abs, range(-50, 0))) == list(range(50, 0, -1))
+        wait_until(lambda: here.blocks == [], "the block is gone", 20)
+        wait_until(lambda: here.seen["blocks"] == [], "its manager knows", 5)
+        # And comes again.
+        assert executor.submit(pow, 2, 11).result(30) == 2048
+        assert here.blocks[0]["name"] != block["name"]
+    tasks = manager.cli("endpoint", "tasks", "here")
+    assert len(tasks) == 52
+    assert {task["endpoint"] for task in tasks} == {"here"}
+
+
+def test_what_no_node_of_an_endpoint_would_run_is_refused_when_it_is_submitted(manager: Daemon, endpoint: Make) -> None:
+    here = endpoint("--idle", "1s")
+
+    def submit(version: str, **environment: Any) -> tuple[int, Any]:
+        function = {
+            "form": {"form": "python", "python": version, "cloudpickle": "3.1.0"},
+            "runtime": {
+                "kind": "python",
+                "version": f"{version}.1",
+                "cloudpickle": "3.1.0",
+                "executable": "/nowhere/bin/python",
+                **environment,
+            },
+            "code": "",
+        }
+        status, said = manager.post("/v1/functions", function)
+        assert status == 201, said
+        return manager.post("/v1/tasks", {"function": said["id"], "endpoint": "here", "tasks": [{}]})
+
+    for _ in range(2):
+        status, said = submit("3.7")
+        assert (status, said["error"]["code"]) == (422, "python_mismatch")
+        assert "3.7.1" in said["error"]["message"]
+        assert "environment" in said["error"]["message"]
+    # Nothing was accepted, so that nobody asked for a node.
+    assert here.blocks == []
+    assert manager.cli("task", "list") == []
+    # An environment may have another version; nothing can be built of this one here, which its task says.
+    status, said = submit("3.7", environment={"requirements": []})
+    assert status == 201, said
+
+
+def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
+    manager: Daemon, endpoint: Make, tmp_path: Path
+) -> None:
+    here = endpoint(start=False)
+    way = Way(manager.connection["manager"])
+    here.goes_through(way)
+    here.start()
+    count = 3_000
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
+        for _ in range(3):
+            done = batch.done()
+            wait_until(lambda done=done: batch.done() > min(done + 100, count - 1), "tasks go on", 60)
+            way.cut()
+            wait_until(lambda: here.seen["state"] == "down", "the break is noticed")
+            way.mend()
+        assert outcomes(batch) == {"well": count}
+    assert set(executions(tmp_path).values()) == {1}
+    way.close()
+
+
+def test_an_endpoint_that_is_killed_finds_its_nodes_again(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+    here = endpoint()
+    count = 2_000
+    marks = {name: tmp_path / name for name in ("repeatable", "once")}
+    with mayfly.connect(config=manager.state) as client:
+        batches = {}
+        for name, place in marks.items():
+            place.mkdir()
+            more = {"repeatable": name == "repeatable", "endpoint": "here"}
+            batches[name] = client.map(leave_a_mark, [str(place)] * count, range(count), **more)
+        wait_until(lambda: all(batch.done() > 50 for batch in batches.values()), "tasks go on", 60)
+        [block] = here.blocks
+        here.kill()
+        here.start()
+        wait_until(lambda: here.blocks and here.blocks[0]["joined"] == 1, "its node is there again", 20)
+        assert here.blocks[0]["job"] == block["job"]
+        assert outcomes(batches["repeatable"]) == {"well": count}
+        ended = outcomes(batches["once"])
+    assert set(ended) <= {"well", "maybe_executed"}
+    assert ended.total() == count
+    assert max(executions(marks["once"]).values()) == 1
+    assert len(executions(marks["repeatable"])) == count
+
+
+def test_a_manager_that_is_killed_gets_all_outcomes_when_it_is_back(
+    manager: Daemon, endpoint: Make, tmp_path: Path
+) -> None:
+    here = endpoint()
+    count = 2_000
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
+        wait_until(lambda: batch.done() > 50, "tasks go on", 60)
+        manager.kill()
+        left = len(list(tmp_path.iterdir()))
+        # The endpoint goes on with what it has.
+        wait_until(lambda: len(list(tmp_path.iterdir())) > left, "tasks go on without a manager")
+        here.manager = again = manager.restart()
+        ended = outcomes(batch)
+    assert ended.total() == count
+    assert set(ended) <= {"well", "maybe_executed"}
+    # What the endpoint had, it told: only what had been written down as sent, and never was, is in doubt.
+    assert ended["maybe_executed"] < count / 2
+    assert max(executions(tmp_path).values()) == 1
+    assert len(executions(tmp_path)) >= ended["well"]
+    again.stop()
+
+
+def test_what_has_not_begun_goes_back_when_an_endpoint_stops(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+    here = endpoint()
+    count = 60
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), [0.2] * count, endpoint="here")
+        wait_until(lambda: batch.done() > 3, "tasks go on", 30)
+        here.stop()
+        assert here.seen["state"] == "down"
+        assert here.local["running"] is False
+        wait_until(lambda: here.seen["tasks"]["queued"] > 0, "tasks wait")
+        here.start()
+        ended = outcomes(batch)
+    assert set(ended) <= {"well", "maybe_executed"}
+    # Those that were at work: two workers, and what lay ahead of them.
+    assert ended["maybe_executed"] <= 8
+    assert max(executions(tmp_path).values()) == 1
+
+
+def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
+    manager: Daemon, endpoint: Make, tmp_path: Path
+) -> None:
+    here = endpoint()
+    with mayfly.connect(config=manager.state) as client:
+        place = str(tmp_path)
+        cancelled = client.batch(endpoint="here")
+        late = client.batch(endpoint="here", deadline=4)
+        futures = [batch.submit(leave_a_mark, place, task, 60) for task, batch in enumerate((cancelled, late))]
+        wait_until(lambda: len(executions(tmp_path)) == 2, "both run", 30)
+        here.kill()
+        wait_until(lambda: here.seen["state"] == "down", "it is away")
+        cancelled.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            futures[0].result(20)
+        with pytest.raises(mayfly.Error) as error:
+            futures[1].result(20)
+        assert error.value.code == "deadline_exceeded"
+    # What it had is ended when it hears of that.
+    here.start()
+    wait_until(lambda: here.seen["tasks"]["running"] == 0, "nothing runs")
+
+
+def test_a_task_goes_where_it_can_end_before_its_node_does(manager: Daemon, endpoint: Make) -> None:
+    endpoint("--walltime", "20s", "--max-blocks", "2")
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.batch(endpoint="here", walltime=1)
+        first = batch.submit(name_of_node).result(30)
+        time.sleep(6)
+        # Fourteen seconds are left of the first node: enough for one and not for the other.
+        long = client.batch(endpoint="here", walltime=15).submit(name_of_node)
+        short = client.batch(endpoint="here", walltime=1).submit(name_of_node)
+        assert short.result(30) == first
+        assert long.result(30) != first
+        never = client.batch(endpoint="here", walltime=21).submit(name_of_node)
+        with pytest.raises(mayfly.Error, match=r"may take 21 s and nodes .* for 20 s at most") as refused:
+            never.result(30)
+        assert refused.value.code == "too_large"
+
+
+def test_a_job_over_real_files_goes_on_while_nobody_is_there(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+    endpoint()
+    album = Album(tmp_path, manager.client_environment(), "here")
+    album.begin_and_die()
+    submitted, before, done = album.finish()
+    assert (submitted, before) == (0, album.files)
+    assert done >= 500
+    album.check()
+
+
+def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint: Make, state: Path) -> None:
+    here = endpoint("--idle", "1s")
+    manager.cli("tenant", "set", "alice")
+    token = state / "alice.json"
+    manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
+    with mayfly.connect(config=token) as alice:
+        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
+            alice.batch(endpoint="here").submit(abs, -1).result(20)
+        assert [one["name"] for one in alice.endpoints()] == []
+        # Nor is its name hers to take, or its token hers to have.
+        assert "another tenant's" in here.of(state / "alice", token).refusal("setup")
+        shared = endpoint("--share-with", "alice", name="shared")
+        assert alice.batch(endpoint="shared").submit(abs, -2).result(40) == 2
+        assert shared.seen["shared_with"] == ["alice"]
+
+
+def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -> None:
+    here = endpoint(start=False)
+    path = here.directory / "credential.json"
+    credential = json.loads(path.read_text())
+    path.write_text(json.dumps(credential | {"token": manager.connection["token"]}))
+    here.start()
+    assert "set the endpoint up anew" in here.local["status"]["connection"]
+    assert here.seen["state"] == "down"
+    # Nor can it be used for anything else.
+    path.write_text(json.dumps(credential))
+    stranger = here.directory / "stranger.json"
+    stranger.write_text(json.dumps(manager.connection | {"token": credential["token"]}))
+    with mayfly.connect(config=stranger) as client, pytest.raises(mayfly.Error, match="endpoint's"):
+        client.endpoints()
+
+
+def test_mistakes_are_told_by_name(manager: Daemon, endpoint: Make, state: Path) -> None:
+    here = endpoint(start=False)
+    assert "is set up already" in here.refusal("setup")
+    configuration = here.directory / "endpoint.toml"
+    text = configuration.read_text()
+    configuration.write_text(text.replace("walltime =", "waltime ="))
+    assert "waltime" in here.refusal("start")
+    configuration.write_text(text)
+    here.start()
+    assert "runs already" in here.refusal("start")
+    assert "stop it first" in here.refusal("remove")
+    here.stop()
+    assert here.say("remove") == {"removed": "here"}
+    assert "there is no endpoint `here`" in here.refusal("start")
+    nowhere = Endpoint(manager, state / "home", "nowhere")
+    assert "no option `partition`" in nowhere.refusal("setup", "--option", "partition=idle")
+    assert "cannot be used" in nowhere.refusal("setup", "--provider", "slurm", "--python", "/bin/false")
+    nowhere.name = "../x"
+    assert "no name for an endpoint" in nowhere.refusal("setup")

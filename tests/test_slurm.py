@@ -1,0 +1,172 @@
+"""Endpoints on a real Slurm: nodes are pilot jobs, which come and go, and give way."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness import slurm
+from harness.album import Album
+from harness.daemons import Daemon, private_directory
+from harness.endpoints import Endpoint, manager_alone
+from harness.leaks import wait_until
+from harness.marks import executions, leave_a_mark, outcomes
+from harness.programs import bin_dir
+from harness.slurm import Slurm, slurm_cluster
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("parsl", reason="Parsl is not installed")
+pytestmark = pytest.mark.skipif(slurm.unavailable() is not None, reason=str(slurm.unavailable()))
+
+Make = Callable[..., Endpoint]
+
+
+@pytest.fixture(scope="module")
+def a_cluster() -> Iterator[Slurm]:
+    with private_directory() as directory, slurm_cluster(Path(directory)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(a_cluster: Slurm) -> Iterator[Slurm]:
+    """Two nodes of two cores, with nothing to do."""
+    yield a_cluster
+    a_cluster.cancel_all()
+
+
+@pytest.fixture
+def manager(cluster: Slurm, state: Path) -> Iterator[Daemon]:
+    with manager_alone(state / "manager") as manager:
+        yield manager
+
+
+@pytest.fixture
+def endpoint(cluster: Slurm, manager: Daemon, state: Path) -> Iterator[Make]:
+    """``endpoint("partition=idle")`` sets one up for a job of both nodes at a time, and starts it."""
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    made: list[Endpoint] = []
+
+    def make(*options: str, start: bool = True, more: tuple[str, ...] = ("--nodes-per-block", "2")) -> Endpoint:
+        given = [word for option in ("exclusive=true", *options) for word in ("--option", option)]
+        setup = (
+            "--provider",
+            "slurm",
+            "--address",
+            "127.0.0.1",
+            "--workers-per-node",
+            "2",
+            "--walltime",
+            "10m",
+            *given,
+        )
+        one = Endpoint(manager, state / "home", "cluster", *setup, *more, **cluster.environment).set_up()
+        made.append(one)
+        if start:
+            one.start()
+        return one
+
+    yield make
+    for one in made:
+        print(one.log())
+        one.stop()
+
+
+def node_of_slurm() -> str:
+    return os.environ.get("SLURMD_NODENAME", "")
+
+
+def test_tasks_run_on_nodes_of_slurm_which_go_when_they_idle(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
+    here = endpoint("partition=idle", more=("--nodes-per-block", "2", "--idle", "1s"))
+    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cluster", client=client) as executor:
+        assert executor.submit(pow, 2, 10).result(60) == 1024
+        wait_until(lambda: here.blocks and here.blocks[0]["joined"] == 2, "both nodes are there", 30)
+        [block] = here.blocks
+        assert cluster.state(block["job"]) == "RUNNING"
+        assert block["ends_at_ms"] / 1000 - time.time() == pytest.approx(600, abs=60)
+        names = executor.submit(node_of_slurm).result(30)
+        assert names in {"n0", "n1"}
+    wait_until(lambda: cluster.state(block["job"]) in ("CANCELLED", "COMPLETED"), "the job is over", 40)
+    wait_until(lambda: here.seen["blocks"] == [], "the manager knows", 20)
+
+
+def test_a_refusal_is_shown_at_once_in_slurms_own_words(manager: Daemon, endpoint: Make) -> None:
+    here = endpoint("partition=nowhere")
+    with mayfly.connect(config=manager.state) as client:
+        begun = time.monotonic()
+        batch = client.batch(endpoint="cluster")
+        future = batch.submit(abs, -1)
+        wait_until(lambda: here.seen["trouble"], "the refusal is shown", 30)
+        assert "invalid partition" in here.seen["trouble"].lower()
+        assert time.monotonic() - begun < 10
+        assert here.local["status"]["trouble"] == here.seen["trouble"]
+        assert not future.done()
+        batch.cancel()
+
+
+def test_a_job_that_waits_says_why(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
+    taken = cluster.fill("batch")
+    cluster.wait_for(taken, "RUNNING")
+    here = endpoint("partition=idle")
+    with mayfly.connect(config=manager.state) as client:
+        future = client.batch(endpoint="cluster").submit(abs, -1)
+        wait_until(lambda: "waits: " in (here.seen["trouble"] or ""), "the reason is shown", 30)
+        assert "Resources" in here.seen["trouble"] or "Priority" in here.seen["trouble"]
+        cluster.cancel(taken)
+        assert future.result(60) == 1
+        wait_until(lambda: here.seen["trouble"] is None, "there is no trouble any more", 20)
+
+
+def test_nodes_are_given_back_the_moment_slurm_wants_them(
+    cluster: Slurm, manager: Daemon, endpoint: Make, tmp_path: Path
+) -> None:
+    here = endpoint("partition=idle")
+    count = 400
+    with mayfly.connect(config=manager.state) as client:
+        options = {"endpoint": "cluster", "repeatable": True}
+        batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), [0.05] * count, **options)
+        wait_until(lambda: batch.done() > 20, "tasks go on", 60)
+        [block] = here.blocks
+        asked = time.monotonic()
+        wanted = cluster.fill("batch", "sleep 5")
+        cluster.wait_for(wanted, "RUNNING", timeout=20)
+        # Slurm looks once a second, and gives five of grace, of which next to nothing is used.
+        assert time.monotonic() - asked < 5
+        assert cluster.state(block["job"]) != "RUNNING"
+        # They come back after it, and no task is lost.
+        assert outcomes(batch) == {"well": count}
+        assert here.blocks[0]["job"] != block["job"]
+    assert len(executions(tmp_path)) == count
+
+
+def test_pilot_jobs_are_adopted_by_an_endpoint_that_is_started_again(
+    cluster: Slurm, manager: Daemon, endpoint: Make
+) -> None:
+    here = endpoint("partition=idle")
+    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cluster", client=client) as executor:
+        assert executor.submit(abs, -1).result(60) == 1
+        [block] = here.blocks
+        for end in (here.kill, lambda: here.stop("--keep-blocks")):
+            end()
+            assert cluster.state(block["job"]) == "RUNNING"
+            here.start()
+            assert executor.submit(abs, -2).result(60) == 2
+            assert [one["job"] for one in here.blocks] == [block["job"]]
+    here.stop()
+    assert cluster.state(block["job"]) in ("CANCELLED", "COMPLETED", "COMPLETING")
+
+
+def test_the_job_over_real_files_is_the_same_on_slurm(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+    endpoint("partition=idle")
+    album = Album(tmp_path, manager.client_environment(), "cluster")
+    album.begin_and_die()
+    submitted, before, _ = album.finish()
+    assert (submitted, before) == (0, album.files)
+    album.check()
+
+
+def test_an_option_that_is_none_is_named_at_setup(endpoint: Make) -> None:
+    with pytest.raises(AssertionError, match="partitoin"):
+        endpoint("partitoin=idle", start=False)

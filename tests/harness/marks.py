@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,13 @@ def leave_a_mark(path: str, task: int, seconds: float = 0.001) -> int:
         mark.write(b"x")
     time.sleep(seconds)
     return task
+
+
+def leave_a_mark_behind(gate: str, path: str, task: int) -> int:
+    """As :func:`leave_a_mark`, as soon as ``gate`` is there."""
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    return leave_a_mark(path, task)
 
 
 def executions(directory: Path) -> Counter[int]:

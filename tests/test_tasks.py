@@ -11,34 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.daemons import Daemon, free_port, private_directory
+from harness.daemons import private_directory
 from harness.leaks import wait_until
+from harness.managers import Manager
 from harness.marks import executions, leave_a_mark, outcomes
-from harness.programs import bin_dir
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
 
-class Manager:
-    """A manager that can be killed, and started again at the same place."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self.daemon = Daemon("up", "--listen", f"127.0.0.1:{free_port()}", state=state)
-
-    def kill(self) -> None:
-        """Ends it and all below it."""
-        self.daemon.kill_tree()
-
-    def again(self) -> None:
-        """Ends it and all below it, and starts it again."""
-        self.kill()
-        self.daemon = self.daemon.restart()
-
-
 @pytest.fixture
 def manager() -> Iterator[Manager]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
     with private_directory() as directory:
         manager = Manager(Path(directory) / "state")
         yield manager

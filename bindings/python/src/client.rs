@@ -223,6 +223,15 @@ impl Client {
         let value: serde_json::Value = py.detach(|| inner.get(path)).map_err(|error| from_error(py, &error))?;
         json(&value)
     }
+
+    /// `DELETE` of any path of the manager's API, answered in JSON.
+    fn delete(&self, py: Python<'_>, path: &str) -> PyResult<String> {
+        let inner = self.inner.get(py)?;
+        let value: serde_json::Value = py
+            .detach(|| inner.delete(path))
+            .map_err(|error| from_error(py, &error))?;
+        json(&value)
+    }
 }
 
 pub fn seconds(length: f64, name: &str) -> PyResult<Duration> {

@@ -13,6 +13,7 @@ mod daemon;
 mod endpoint;
 mod env;
 mod exit;
+mod flow;
 mod function;
 mod invoke;
 mod lease;
@@ -33,6 +34,7 @@ mod task;
 mod tenant;
 mod token;
 mod top;
+mod trigger;
 mod up;
 mod values;
 mod version;
@@ -117,6 +119,10 @@ enum Command {
     Env(env::Arguments),
     /// Show where durable tasks run, and make and run such places
     Endpoint(endpoint::Arguments),
+    /// Start functions by the clock, by files that arrive, and by requests of other programs
+    Trigger(trigger::Arguments),
+    /// Call functions with each other's results, as tasks
+    Flow(flow::Arguments),
     /// Show and make tenants, and set what they may hold and spend
     Tenant(tenant::Arguments),
     /// Show, make and revoke tokens, with which people and programs use the manager
@@ -181,6 +187,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Function(arguments) => function::run(arguments, global),
         Command::Env(arguments) => return env::run(arguments, global),
         Command::Endpoint(arguments) => endpoint::run(arguments, global),
+        Command::Trigger(arguments) => trigger::run(arguments, global),
+        Command::Flow(arguments) => flow::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),
         Command::Login(arguments) => login::run(arguments, global),

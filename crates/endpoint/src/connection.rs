@@ -140,7 +140,10 @@ impl Book {
             FromDispatcher::Room { tasks } => self.room = Some(*tasks),
             FromDispatcher::Workers { count, trouble } => self.workers = Some((*count, trouble.clone())),
             FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
-            FromDispatcher::Hello { .. }
+            // Of files, a manager that connects anew is told anew.
+            FromDispatcher::Arrived { .. }
+            | FromDispatcher::Watching { .. }
+            | FromDispatcher::Hello { .. }
             | FromDispatcher::Suits { .. }
             | FromDispatcher::Building(_)
             | FromDispatcher::Printed(_)

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::contents::Contents;
 use crate::crew::{Crew, Key, Shared, Task};
+use crate::watch::Watcher;
 
 /// Says what to lease with on behalf of a tenant, by its id and its name.
 pub type Tenants = Box<dyn Fn(TenantId, String) -> Admission + Send + Sync>;
@@ -124,15 +125,24 @@ struct Dispatching {
     clients: HashMap<TenantId, Client>,
     programs: HashMap<FunctionId, Arc<Program>>,
     crews: HashMap<Key, Arc<Crew>>,
+    watcher: Watcher,
 }
 
 impl Dispatching {
     fn new(shared: Arc<Shared>) -> Self {
+        // A look that a dead file system holds up must not keep the conversation from ending.
+        let says = Arc::downgrade(&shared);
+        let watcher = Watcher::new(move |message| {
+            if let Some(shared) = says.upgrade() {
+                shared.say(message);
+            }
+        });
         Self {
             shared,
             clients: HashMap::new(),
             programs: HashMap::new(),
             crews: HashMap::new(),
+            watcher,
         }
     }
 
@@ -157,6 +167,8 @@ impl Dispatching {
                 }
                 ToDispatcher::Tasks(tasks) => self.on_tasks(tasks),
                 ToDispatcher::Cancel(attempts) => self.on_cancel(&attempts),
+                ToDispatcher::Watch(watches) => self.watcher.watch(watches),
+                ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
                 // Of whoever keeps the conversation, if anybody does.
                 ToDispatcher::Kept(_) | ToDispatcher::Refused(_) => {}
             }

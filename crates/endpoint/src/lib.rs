@@ -5,6 +5,7 @@
 //!   ([`lane::Lane`]: a lease, its pool of channels and the thread that drives it), and gives them back when none have come for
 //!   a while. Nothing here is durable: the manager has every task until its outcome is written down there;
 //! - [`contents`]: arguments and answers that are long, which travel beside all that;
+//! - [`watch`]: files that triggers wait for, in directories and buckets that the site sees;
 //! - [`connection`]: the way to a manager at another host;
 //! - [`blocks`]: jobs of a batch system, as many as the tasks can use, by a [`provider`].
 
@@ -15,6 +16,7 @@ mod crew;
 mod dispatcher;
 mod lane;
 pub mod provider;
+mod watch;
 
 pub use contents::Contents;
 pub use dispatcher::{Admission, Dispatcher, Handle, Options, Places, Suits, Tenants};

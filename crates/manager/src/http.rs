@@ -4,9 +4,11 @@ pub mod accounts;
 pub mod allowances;
 pub mod contents;
 pub mod endpoints;
+pub mod flows;
 pub mod login;
 pub mod seeing;
 pub mod tasks;
+pub mod triggers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,6 +87,8 @@ pub fn router(control: Api) -> Router {
         .merge(tasks::routes())
         .merge(endpoints::routes())
         .merge(contents::routes())
+        .merge(triggers::routes())
+        .merge(flows::routes())
         .route("/v1/events", get(watch_events))
         .route("/v1/metrics", get(seeing::metrics))
         .route("/v1/history", get(seeing::history))

@@ -12,9 +12,10 @@ use crate::blob::Blob;
 use crate::contents::Payload;
 use crate::error::Failure;
 use crate::executor::Form;
-use crate::ids::{CodeHash, FunctionId, TaskId, TenantId};
+use crate::ids::{CodeHash, FunctionId, TaskId, TenantId, TriggerId};
 use crate::node_api::Stream;
 use crate::tasks::{BlockStatus, MOST_BODY_BYTES, Resources};
+use crate::triggers::{FileSeen, Watch};
 
 /// One execution of a task: a later one of the same task is another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,6 +98,15 @@ pub enum ToDispatcher {
     Cancel(Vec<Attempt>),
     /// Outcomes that are written down, and need not be kept any more.
     Kept(Vec<Attempt>),
+    /// All the files that it is to look for, from now on: what was told of them before is forgotten.
+    Watch(Vec<Watch>),
+    /// Files that are written down, by their [keys](FileSeen::key), and need not be told any more.
+    Noted {
+        /// For which trigger.
+        trigger: TriggerId,
+        /// Which.
+        files: Vec<String>,
+    },
     /// The last words to a dispatcher that is not taken.
     Refused(Failure),
 }
@@ -230,6 +240,21 @@ pub enum FromDispatcher {
     Running(Vec<Attempt>),
     /// Executions that ended.
     Ended(Vec<Ended>),
+    /// Files that a trigger waits for are there, and do not change any more: [some](crate::triggers::MOST_FILES) at a time, told
+    /// until they are [noted](ToDispatcher::Noted).
+    Arrived {
+        /// Which trigger.
+        trigger: TriggerId,
+        /// Them.
+        files: Vec<FileSeen>,
+    },
+    /// Whether a trigger's files can be seen.
+    Watching {
+        /// Which trigger.
+        trigger: TriggerId,
+        /// Why not.
+        trouble: Option<Failure>,
+    },
 }
 
 impl FromDispatcher {

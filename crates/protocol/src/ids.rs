@@ -91,6 +91,8 @@ byte_id!(/** One channel, drawn at random by the client that opens it. */ Channe
 byte_id!(/** One registered function: its version for one owner, named by what it is. */ FunctionId, 16, "a function id");
 byte_id!(/** One task, made by whoever submits it: submitting it twice makes one. */ TaskId, 16, "a task id");
 byte_id!(/** One endpoint, drawn at random when it is set up. */ EndpointId, 16, "an endpoint id");
+byte_id!(/** One trigger, drawn at random when it is made. */ TriggerId, 16, "a trigger id");
+byte_id!(/** One flow, made by whoever starts it: starting it twice makes one. */ FlowId, 16, "a flow id");
 byte_id!(/** SHA-256 of a function's code, which is its name everywhere. */ CodeHash, 32, "a code hash");
 byte_id!(/** BLAKE3 of bytes in the content store, which is their name there. */ ContentHash, 32, "a content hash");
 byte_id!(/** SHA-256 of what a Python environment has, which is its name on a node. */ EnvironmentHash, 32, "an environment's hash");

@@ -25,11 +25,13 @@ pub mod environment;
 pub mod error;
 pub mod executor;
 pub mod fabric;
+pub mod flows;
 pub mod hello;
 pub mod ids;
 pub mod node_api;
 pub mod slot;
 pub mod tasks;
+pub mod triggers;
 
 /// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
 pub const WIRE_VERSION: u16 = 3;

@@ -10,7 +10,7 @@ mod objects;
 mod place;
 mod streams;
 
-pub use objects::{Blocking, Objects, Reading, Writing};
+pub use objects::{Blocking, Listed, Objects, Reading, Writing};
 pub use place::{Kind, Place};
 pub use streams::{Entry, Reader, Streams};
 

@@ -32,6 +32,19 @@ const PIECES: usize = 2;
 /// Deletions at the same time.
 const DELETIONS: usize = 16;
 
+/// An object, as its store lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// When it was stored: the store's clock, of which many tell whole seconds. Milliseconds since the Unix epoch.
+    pub modified_at_ms: u64,
+    /// What tells this state of it from others.
+    pub version: String,
+}
+
 /// A bucket or a directory, and a prefix in it.
 #[derive(Debug, Clone)]
 pub struct Objects {
@@ -212,19 +225,44 @@ impl Objects {
 
     /// The names of all objects below this one, in order, without it.
     pub async fn list(&self, under: &str) -> Result<Vec<String>, Failure> {
+        let listed = self.listed(under, usize::MAX).await?;
+        Ok(listed.into_iter().map(|one| one.name).collect())
+    }
+
+    /// All objects below this one, in the order of their names, which are without it. If there are more than so many, none.
+    pub async fn listed(&self, under: &str, most: usize) -> Result<Vec<Listed>, Failure> {
         let root = self.path(under);
-        let listed = self.store.list(Some(&root));
-        let listed: Vec<_> = listed
+        let found = self.store.list(Some(&root)).take(most.saturating_add(1));
+        let found: Vec<_> = found
             .try_collect()
             .await
             .map_err(|error| self.failed("listing", under, error))?;
+        if found.len() > most {
+            let text = format!(
+                "there are more than {most} objects below `{under}` in {}; name a longer prefix, or delete some",
+                self.place
+            );
+            return Err(Failure::new(Code::TooLarge, text));
+        }
         let below = |path: &Path| {
             let parts: Vec<String> = path.prefix_match(&root)?.map(|part| part.as_ref().to_owned()).collect();
             (!parts.is_empty()).then(|| parts.join("/"))
         };
-        let mut names: Vec<String> = listed.iter().filter_map(|found| below(&found.location)).collect();
-        names.sort();
-        Ok(names)
+        let listed = found.into_iter().filter_map(|found| {
+            let modified_at_ms = u64::try_from(found.last_modified.timestamp_millis()).unwrap_or_default();
+            // The same bytes that are stored again are another state.
+            let tag = found.e_tag.map(|tag| tag.trim_matches('"').to_owned());
+            let tag = tag.unwrap_or_else(|| found.size.to_string());
+            Some(Listed {
+                name: below(&found.location)?,
+                bytes: found.size,
+                modified_at_ms,
+                version: format!("{modified_at_ms}-{tag}"),
+            })
+        });
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listed)
     }
 
     /// Deletes all objects below this one, and what was cut short in being stored there.
@@ -480,6 +518,23 @@ mod tests {
         assert_eq!(objects.list("").unwrap(), ["other"]);
         assert!(!directory.path().join("run").exists());
         objects.clear("run").unwrap();
+    }
+
+    #[test]
+    fn what_is_listed_has_its_length_and_a_version_that_changes_with_it_unless_there_is_too_much() {
+        let (_directory, objects) = here();
+        let listed = |most| objects.runtime.block_on(objects.objects.listed("run", most));
+        objects.put("run/b/2", Bytes::from_static(b"two")).unwrap();
+        objects.put("run/a", Bytes::from_static(b"o")).unwrap();
+        let before = listed(2).unwrap();
+        let seen: Vec<_> = before.iter().map(|one| (one.name.as_str(), one.bytes)).collect();
+        assert_eq!(seen, [("a", 1), ("b/2", 3)]);
+        assert!(before.iter().all(|one| one.modified_at_ms > 1_500_000_000_000));
+        objects.put("run/a", Bytes::from_static(b"one")).unwrap();
+        let after = listed(2).unwrap();
+        assert_ne!(after[0].version, before[0].version);
+        assert_eq!(after[1], before[1]);
+        assert_eq!(listed(1).unwrap_err().code, Code::TooLarge);
     }
 
     #[test]

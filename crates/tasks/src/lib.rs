@@ -3,14 +3,17 @@
 //! - [`queue`]: whose task is next, by fair share between tenants and priority within one;
 //! - [`window`]: how many tasks to have at a dispatcher, by what they cost;
 //! - [`fate`]: what becomes of a task after an execution or a fault;
-//! - [`blocks`]: how many nodes to ask a batch system for.
+//! - [`blocks`]: how many nodes to ask a batch system for;
+//! - [`timer`]: when a timer is due.
 
 pub mod blocks;
 pub mod fate;
 pub mod queue;
+pub mod timer;
 pub mod window;
 
 pub use blocks::{Block, BlockTerms, Demand, Plan, plan};
 pub use fate::{Fate, Terms, fate};
 pub use queue::Queue;
+pub use timer::{Due, Timer};
 pub use window::{Cost, Window, gives};

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from mayfly._future import Future
+    from mayfly._flow import Flow, Step
     from mayfly._gang import Gang
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
     from mayfly._run import run
     from mayfly._tasks import Executor, Registered
+    from mayfly._trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,7 @@ __all__ = [
     "Environment",
     "Error",
     "Executor",
+    "Flow",
     "Forked",
     "Function",
     "FunctionError",
@@ -82,6 +85,8 @@ __all__ = [
     "RemoteTraceback",
     "RequestError",
     "StateLost",
+    "Step",
+    "Trigger",
     "WorkerDied",
     "__version__",
     "connect",
@@ -98,12 +103,14 @@ _WHERE = {
     "_delegation": ("Delegation",),
     "_durable": ("Durable", "durable"),
     "_environment": ("Environment",),
+    "_flow": ("Flow", "Step"),
     "_future": ("Future",),
     "_gang": ("Gang",),
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),
     "_run": ("run",),
     "_tasks": ("Executor", "Registered"),
+    "_trigger": ("Trigger",),
 }
 
 

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,9 +28,11 @@ from mayfly._trace import traceparent
 if TYPE_CHECKING:
     from mayfly._batch import Batch
     from mayfly._future import Future
+    from mayfly._flow import Flow, Step
     from mayfly._gang import Gang
     from mayfly._lease import Lease
     from mayfly._tasks import Executor, Registered
+    from mayfly._trigger import Trigger
 
 #: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
 DAY = 86_400.0
@@ -414,6 +416,96 @@ class Client:
         """Where tasks can run, and how much they have to do."""
         endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
         return endpoints
+
+    def trigger(
+        self,
+        name: str,
+        fn: Callable[..., Any] | Registered | str,
+        *,
+        timer: str | None = None,
+        zone: str = "UTC",
+        catch_up: bool = True,
+        files: str | os.PathLike[str] | None = None,
+        pattern: str | None = None,
+        existing: bool = False,
+        every: float | None = None,
+        watched_at: str | None = None,
+        webhook: bool = False,
+        endpoint: str | None = None,
+        keywords: Mapping[str, Any] | None = None,
+        then: Iterable[Step] = (),
+        valid_for: float | None = None,
+        retries: int = 0,
+        walltime: float | None = None,
+        repeatable: bool | None = None,
+        description: str = "",
+        paused: bool = False,
+    ) -> Trigger:
+        """Has a function started by the clock (``timer``), by files (``files``) or by requests (``webhook``).
+
+        What happens becomes a task at least once, whether or not this process goes on. The function's only argument by
+        place is the event, a dictionary; its tasks have the tag ``trigger:NAME``. A trigger that is made again under
+        its name is changed, and has another token.
+
+        Args:
+            name: among your triggers.
+            fn: a callable, which is registered; what `register` answered; or the name or id of a registered function.
+            timer: when, in cron syntax: minute, hour, day of month, month, day of week; seconds may stand before them.
+            zone: the time zone of that, such as ``Europe/Berlin``.
+            catch_up: whether the last of the times that passed while the manager was away is made up for.
+            files: a directory, or ``s3://bucket/prefix``, whose files or objects count; such as ``/data/in/*.tif`` for
+                those that fit a pattern.
+            pattern: the same apart: paths below that directory, such as ``*.tif``, or ``**/*.tif`` for those in
+                directories below, too.
+            existing: whether those count that are there already.
+            every: seconds between two looks; by default one in a directory and ten in a bucket.
+            watched_at: the endpoint that looks, which must be yours; by default the one where the tasks run.
+            webhook: whether it waits for requests, to the address that the answer has as ``url``.
+            endpoint: where its tasks run, as of `Executor`.
+            keywords: arguments by name that go along with each event, as JSON can express them.
+            then: what is called with its result: further steps of a flow, of which it is the first, named ``event``.
+            valid_for: seconds that it is good for; by default as long as this client's token, which it cannot outlive.
+            retries: how often a task is executed again when the function raises.
+            walltime: seconds that one execution may take; by default what the function says.
+            repeatable: whether a task may be executed again when it may have been executed already; by default what the
+                function says.
+            description: for people.
+            paused: whether it starts nothing until it is resumed.
+        """
+        about = {name: value for name, value in locals().items() if name != "self"}
+        from mayfly._trigger import make
+
+        return make(self, **about)
+
+    def triggers(self) -> list[Trigger]:
+        """Your triggers."""
+        from mayfly._trigger import Trigger
+
+        return [Trigger(self, status) for status in json.loads(self._native.get("/v1/triggers"))]
+
+    def flow(self, steps: Iterable[Step], input: Any = None, *, name: str = "") -> Flow:
+        """Has functions called with each other's results, as tasks, whether or not this process goes on.
+
+        What steps are called with, and answer, goes through JSON. Their tasks have the tag ``flow:ID``.
+
+        Args:
+            steps: in an order in which each stands behind those whose results it takes; see `mayfly.Step`.
+            input: what it begins with, as JSON can express it.
+            name: for people.
+        """
+        from mayfly._flow import start
+
+        return start(self, steps, input, name)
+
+    def flows(self, limit: int = 100) -> list[Flow]:
+        """Your flows, the latest first.
+
+        Args:
+            limit: so many at most.
+        """
+        from mayfly._flow import Flow
+
+        return [Flow(self, status) for status in json.loads(self._native.get(f"/v1/flows?limit={limit}"))]
 
     def _executor(self, tag: str | None = None) -> Executor:
         """The executor for tasks of this tag, or for those without one of their own."""

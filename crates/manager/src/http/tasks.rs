@@ -274,10 +274,10 @@ pub(crate) async fn show_task(
 #[serde(default)]
 pub struct Patience {
     /// Milliseconds to wait for an outcome; 30,000 at most.
-    wait_ms: u64,
+    pub wait_ms: u64,
 }
 
-fn patience(wait_ms: u64) -> Duration {
+pub fn patience(wait_ms: u64) -> Duration {
     Duration::from_millis(wait_ms.min(MOST_WAIT_MS))
 }
 

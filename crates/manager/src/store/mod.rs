@@ -5,11 +5,13 @@
 //! not: they are on the disk before anybody hears that they are.
 
 mod apply;
+pub mod flows;
 mod memory;
 mod news;
 mod postgres;
 mod sqlite;
 pub mod tasks;
+pub mod triggers;
 
 #[cfg(test)]
 mod conformance;

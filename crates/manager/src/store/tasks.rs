@@ -10,6 +10,8 @@ use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
+use super::flows::FlowStore;
+use super::triggers::TriggerStore;
 
 /// Outcomes of one answer have so many bytes, roughly, unless a single one has more.
 pub const PAGE_BYTES: usize = 8 << 20;
@@ -198,7 +200,7 @@ pub struct TaskSnapshot {
 }
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
-pub trait TaskStore: Send + Sync + 'static {
+pub trait TaskStore: TriggerStore + FlowStore + Send + Sync + 'static {
     /// All but outcomes.
     fn load(&self) -> Pending<TaskSnapshot>;
 

@@ -29,7 +29,7 @@ pub fn own(name: &str) -> EndpointRecord {
 }
 
 /// Whose an endpoint is that is the manager's own.
-const NOBODY: TenantId = TenantId([0; 16]);
+pub(super) const NOBODY: TenantId = TenantId([0; 16]);
 
 impl Tasks {
     /// Keeps an endpoint of a tenant's; one that is there changes.

@@ -36,6 +36,7 @@ impl Tasks {
         let conversation = self.link(endpoint, 0, false);
         let lost = state.on_holds(id, 0, &[]);
         self.on_ended(&mut state, id, lost);
+        state.tell_watches(id);
         Ok(conversation)
     }
 
@@ -53,7 +54,9 @@ impl Tasks {
             );
             return Err(Failure::new(Code::AddressInUse, text));
         }
-        Ok(self.link(endpoint, instance, true))
+        let conversation = self.link(endpoint, instance, true);
+        state.tell_watches(id);
+        Ok(conversation)
     }
 
     fn link(self: &Arc<Self>, endpoint: &mut Endpoint, instance: u64, keeps: bool) -> Conversation {
@@ -78,7 +81,7 @@ impl Tasks {
         Conversation { heard, said }
     }
 
-    fn on_messages(&self, id: EndpointId, number: u64, messages: &mut Vec<FromDispatcher>) {
+    fn on_messages(self: &Arc<Self>, id: EndpointId, number: u64, messages: &mut Vec<FromDispatcher>) {
         let mut state = self.state();
         let is_current = |state: &State| {
             let link = state.endpoints.get(&id).and_then(|endpoint| endpoint.link.as_ref());
@@ -113,6 +116,8 @@ impl Tasks {
                 FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),
                 FromDispatcher::Ended(more) => ended.extend(more),
+                FromDispatcher::Arrived { trigger, files } => self.on_arrived(&mut state, id, trigger, files),
+                FromDispatcher::Watching { trigger, trouble } => state.on_watching(id, trigger, trouble),
             }
         }
         if !ended.is_empty() {

@@ -13,12 +13,15 @@
 //! - [`link`]: what a dispatcher says, and [`socket`]: how, if it is at another host;
 //! - [`memo`]: tasks whose answer is known already;
 //! - [`finish`]: outcomes are written down, and told;
-//! - [`tag`]: who waits for outcomes.
+//! - [`tag`]: who waits for outcomes;
+//! - [`triggers`]: what happens becomes tasks;
+//! - [`flows`]: tasks come of other tasks' results.
 
 mod after;
 mod contents;
 mod endpoints;
 mod finish;
+mod flows;
 mod link;
 mod memo;
 mod output;
@@ -27,6 +30,7 @@ pub mod socket;
 mod submit;
 mod suits;
 mod tag;
+mod triggers;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -54,6 +58,7 @@ use finish::instead;
 pub use link::Conversation;
 pub use submit::{Submitter, may_run};
 use tag::Tag;
+pub use triggers::{Heard, Maker};
 
 /// Arguments of waiting tasks that are kept in memory; those of others are read again when it is their turn.
 const CACHED_BYTES: usize = 64 << 20;
@@ -95,6 +100,10 @@ struct State {
     /// How many tasks of each tenant ended since the manager started.
     ended: HashMap<TenantId, TaskCounts>,
     cached_bytes: usize,
+    triggers: triggers::Triggers,
+    flows: flows::Flows,
+    /// When the manager started. Wall clock.
+    started_at_ms: u64,
     /// Bumped whenever tasks have printed.
     printed: watch::Sender<u64>,
     /// The greatest number that was given to an outcome.
@@ -248,8 +257,11 @@ impl Tasks {
         let used = std::mem::take(&mut snapshot.contents);
         let contents = Contents::open(&contents.place, contents.most_bytes, Arc::clone(&store), used)?;
         let (finishing, finished) = mpsc::unbounded_channel();
+        let mut state = State::remembered(snapshot);
+        state.triggers = triggers::Triggers::remembered(store.triggers().within(LOAD_DEADLINE).await?);
+        let flows = store.live_flows().within(LOAD_DEADLINE).await?;
         let tasks = Arc::new(Self {
-            state: Mutex::new(State::remembered(snapshot)),
+            state: Mutex::new(state),
             store,
             contents: Arc::new(contents),
             finishing,
@@ -260,6 +272,8 @@ impl Tasks {
         tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
         tokio::spawn(keep_time(Arc::downgrade(&tasks)));
         tokio::spawn(contents::keep_swept(Arc::downgrade(&tasks)));
+        tokio::spawn(triggers::run(Arc::downgrade(&tasks)));
+        tasks.go_on_with_flows(flows);
         Ok(tasks)
     }
 
@@ -452,6 +466,7 @@ impl State {
         let mut state = Self {
             last_number: snapshot.last_number,
             published: snapshot.last_number,
+            started_at_ms: now_ms(),
             ..Self::default()
         };
         let functions = snapshot.functions.into_iter();
@@ -640,6 +655,7 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
                 let from = forget_from.unwrap_or(TaskId([0; 16]));
                 // A store that cannot write has more urgent work; the next turn tries again.
                 forget_from = tasks.store.forget(before, from).wait().await.unwrap_or(Some(from));
+                let _ = tasks.store.forget_flows(before).wait().await;
             }
         }
     }

@@ -458,7 +458,7 @@ pub fn may_run(function: &FunctionRecord, by: &Submitter) -> bool {
     function.tenant == by.tenant || by.is_among(&function.spec.shared_with)
 }
 
-fn named(what: &str, name: &str) -> Result<(), Failure> {
+pub(super) fn named(what: &str, name: &str) -> Result<(), Failure> {
     if name.len() <= MOST_NAME_BYTES {
         return Ok(());
     }
@@ -506,7 +506,7 @@ fn of_key(tenant: TenantId, key: &str) -> TaskId {
     TaskId(first_half(hash))
 }
 
-fn first_half(hash: Sha256) -> [u8; 16] {
+pub(super) fn first_half(hash: Sha256) -> [u8; 16] {
     let whole: [u8; 32] = hash.finalize().into();
     let mut half = [0; 16];
     half.copy_from_slice(&whole[..16]);

@@ -2,7 +2,9 @@
 //!
 //! Bookings and bearers are synced to the disk before their writers hear of it; changes of leases are not.
 
+mod flows;
 mod tasks;
+mod triggers;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -54,7 +56,7 @@ CREATE TABLE audit (
 ";
 
 const SCHEMA: Schema = Schema {
-    tables: TABLES,
+    tables: &[TABLES],
     upgrades: &UPGRADES,
 };
 

@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
 
 use super::writer::{Schema, Writer};
-use super::{json, parsed, signed, unsigned};
+use super::{flows, json, parsed, signed, triggers, unsigned};
 use crate::store::tasks::{
     EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
     TaskSpec, TaskStore, Tries,
@@ -24,7 +24,7 @@ use crate::store::tasks::{
 use crate::store::{Pending, StoreError};
 
 const SCHEMA: Schema = Schema {
-    tables: "
+    tables: &["
 CREATE TABLE functions (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, name TEXT, version INTEGER NOT NULL, hash BLOB NOT NULL, spec TEXT NOT NULL,
     registered_at_ms INTEGER NOT NULL, code BLOB NOT NULL
@@ -48,7 +48,7 @@ CREATE TABLE contents (
     tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
     going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
-CREATE INDEX contents_by_use ON contents (used_at_ms)",
+CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES],
     upgrades: &[
         "ALTER TABLE endpoints ADD COLUMN tenant BLOB NOT NULL DEFAULT x'00000000000000000000000000000000';
 ALTER TABLE endpoints ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
@@ -63,6 +63,8 @@ CREATE TABLE contents (
     going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
 CREATE INDEX contents_by_use ON contents (used_at_ms)",
+        triggers::TABLES,
+        flows::TABLES,
     ],
 };
 
@@ -72,7 +74,7 @@ const UNUSED: u32 = 500;
 const FORGET: u32 = 2_000;
 
 /// A store of tasks in a file. Dropping it commits what waits and closes the file.
-pub struct SqliteTasks(Writer);
+pub struct SqliteTasks(pub(super) Writer);
 
 impl SqliteTasks {
     /// Opens or makes the file; none for one in memory.

@@ -21,7 +21,7 @@ const STATEMENTS: usize = 64;
 /// The tables of a file.
 pub struct Schema {
     /// What makes them, of the last version.
-    pub tables: &'static str,
+    pub tables: &'static [&'static str],
     /// What brings tables of an earlier version to the next one, from the first.
     pub upgrades: &'static [&'static str],
 }
@@ -101,7 +101,7 @@ impl Writer {
             .map_err(|e| failed(&e))?;
         let known = schema.version();
         match found {
-            0 => run(&connection, schema.tables, known)?,
+            0 => run(&connection, &schema.tables.join(";"), known)?,
             found if found == known => {}
             older if (1..known).contains(&older) => {
                 for (upgrade, version) in schema.upgrades.iter().zip(2..).skip(older as usize - 1) {

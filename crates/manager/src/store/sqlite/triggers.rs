@@ -1,0 +1,327 @@
+//! Triggers and their events, beside the tasks that they become.
+
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
+use mayfly_protocol::triggers::{EventState, MOST_EVENTS};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+use super::tasks::SqliteTasks;
+use super::{json, parsed, signed, unsigned};
+use crate::store::Pending;
+use crate::store::tasks::PAGE_BYTES;
+use crate::store::triggers::{EventRecord, NewEvent, Numbered, TriggerRecord, TriggerStore};
+
+/// The tables.
+pub const TABLES: &str = "
+CREATE TABLE triggers (
+    id BLOB PRIMARY KEY, tenant BLOB NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, watched_at BLOB, token BLOB NOT NULL,
+    created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL, done_until_ms INTEGER NOT NULL,
+    events INTEGER NOT NULL DEFAULT 0, started INTEGER NOT NULL DEFAULT 0, refused INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (tenant, name)
+) WITHOUT ROWID;
+CREATE TABLE events (
+    trigger_id BLOB NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL, at_ms INTEGER NOT NULL, event TEXT NOT NULL,
+    state INTEGER NOT NULL DEFAULT 0, error TEXT, PRIMARY KEY (trigger_id, number), UNIQUE (trigger_id, key)
+) WITHOUT ROWID;
+CREATE INDEX events_waiting ON events (trigger_id, number) WHERE state = 0";
+
+/// Waiting events of one answer, at most.
+const WAITING: u32 = 1_000;
+
+impl TriggerStore for SqliteTasks {
+    fn triggers(&self) -> Pending<Vec<(TriggerRecord, u64)>> {
+        self.0.read(|connection| {
+            connection
+                .prepare(&format!(
+                    "SELECT {TRIGGER}, (SELECT count(*) FROM events WHERE trigger_id = id AND state = 0) FROM triggers"
+                ))?
+                .query_map([], |row| Ok((trigger_of(row)?, unsigned(row, 11)?)))?
+                .collect()
+        })
+    }
+
+    fn trigger(&self, trigger: TriggerRecord) -> Pending<TriggerRecord> {
+        self.0.write(true, 1, move |transaction| {
+            transaction.execute(
+                "INSERT INTO triggers (id, tenant, name, spec, watched_at, token, created_at_ms, expires_at_ms, done_until_ms)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+                 ON CONFLICT (tenant, name) DO UPDATE SET spec = ?4, watched_at = ?5, token = ?6, expires_at_ms = ?8,
+                 done_until_ms = ?9",
+                params![
+                    trigger.id.0,
+                    trigger.tenant.0,
+                    trigger.name,
+                    json(&trigger.spec)?,
+                    trigger.watched_at.map(|endpoint| endpoint.0),
+                    trigger.token,
+                    signed(trigger.created_at_ms),
+                    signed(trigger.expires_at_ms),
+                    signed(trigger.done_until_ms)
+                ],
+            )?;
+            transaction.query_row(
+                &format!("SELECT {TRIGGER} FROM triggers WHERE tenant = ?1 AND name = ?2"),
+                params![trigger.tenant.0, trigger.name],
+                trigger_of,
+            )
+        })
+    }
+
+    fn remove_trigger(&self, trigger: TriggerId) -> Pending<()> {
+        self.0.write(true, 1_000, move |transaction| {
+            transaction.execute("DELETE FROM events WHERE trigger_id = ?1", [trigger.0])?;
+            transaction.execute("DELETE FROM triggers WHERE id = ?1", [trigger.0])?;
+            Ok(())
+        })
+    }
+
+    fn keep_events(
+        &self,
+        trigger: TriggerId,
+        events: Vec<NewEvent>,
+        done_until_ms: Option<u64>,
+    ) -> Pending<Vec<Numbered>> {
+        self.0.write(true, events.len() + 1, move |transaction| {
+            let counted = transaction
+                .prepare_cached("SELECT events FROM triggers WHERE id = ?1")?
+                .query_row([trigger.0], |row| unsigned(row, 0))
+                .optional()?;
+            let Some(mut last) = counted else {
+                return Ok(Vec::new());
+            };
+            let mut numbered = Vec::with_capacity(events.len());
+            for event in &events {
+                numbered.push(keep(transaction, trigger, event, &mut last)?);
+            }
+            transaction
+                .prepare_cached(
+                    "UPDATE triggers SET events = ?2, done_until_ms = coalesce(?3, done_until_ms) WHERE id = ?1",
+                )?
+                .execute(params![trigger.0, signed(last), done_until_ms.map(signed)])?;
+            transaction
+                .prepare_cached("DELETE FROM events WHERE trigger_id = ?1 AND number <= ?2 AND state > 0")?
+                .execute(params![trigger.0, signed(last.saturating_sub(MOST_EVENTS))])?;
+            Ok(numbered)
+        })
+    }
+
+    fn waiting_events(&self, trigger: TriggerId) -> Pending<Vec<EventRecord>> {
+        self.0.read(move |connection| {
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {EVENT} FROM events WHERE trigger_id = ?1 AND state = 0 ORDER BY number LIMIT ?2"
+            ))?;
+            let mut rows = statement.query(params![trigger.0, WAITING])?;
+            let (mut found, mut bytes) = (Vec::new(), 0);
+            while bytes < PAGE_BYTES
+                && let Some(row) = rows.next()?
+            {
+                let event = event_of(row)?;
+                bytes += event.event.event.len();
+                found.push(event);
+            }
+            Ok(found)
+        })
+    }
+
+    fn settle_events(&self, trigger: TriggerId, numbers: Vec<u64>, refusal: Option<Failure>) -> Pending<()> {
+        self.0.write(true, numbers.len(), move |transaction| {
+            let (state, error) = match &refusal {
+                None => (1, None),
+                Some(failure) => (2, Some(json(failure)?)),
+            };
+            let mut settled = 0;
+            let mut settle = transaction.prepare_cached(
+                "UPDATE events SET state = ?3, error = ?4 WHERE trigger_id = ?1 AND number = ?2 AND state = 0",
+            )?;
+            for number in &numbers {
+                settled += settle.execute(params![trigger.0, signed(*number), state, error])?;
+            }
+            let counted = if refusal.is_none() { "started" } else { "refused" };
+            transaction
+                .prepare_cached(&format!("UPDATE triggers SET {counted} = {counted} + ?2 WHERE id = ?1"))?
+                .execute(params![trigger.0, settled as i64])?;
+            Ok(())
+        })
+    }
+
+    fn events(&self, trigger: TriggerId, before: u64, limit: u32) -> Pending<Vec<EventRecord>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {EVENT} FROM events WHERE trigger_id = ?1 AND number < ?2 ORDER BY number DESC LIMIT ?3"
+                ))?
+                .query_map(params![trigger.0, signed(before), limit], event_of)?
+                .collect()
+        })
+    }
+}
+
+/// One event: its number, which is the next one if its key is new.
+fn keep(
+    transaction: &Transaction<'_>,
+    trigger: TriggerId,
+    event: &NewEvent,
+    last: &mut u64,
+) -> rusqlite::Result<Numbered> {
+    let known = transaction
+        .prepare_cached("SELECT number, at_ms FROM events WHERE trigger_id = ?1 AND key = ?2")?
+        .query_row(params![trigger.0, event.key], |row| {
+            Ok((unsigned(row, 0)?, unsigned(row, 1)?, false))
+        })
+        .optional()?;
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    *last += 1;
+    transaction
+        .prepare_cached("INSERT INTO events (trigger_id, number, key, at_ms, event) VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute(params![
+            trigger.0,
+            signed(*last),
+            event.key,
+            signed(event.at_ms),
+            event.event
+        ])?;
+    Ok((*last, event.at_ms, true))
+}
+
+const TRIGGER: &str =
+    "id, tenant, name, spec, watched_at, token, created_at_ms, expires_at_ms, done_until_ms, started, refused";
+
+fn trigger_of(row: &Row<'_>) -> rusqlite::Result<TriggerRecord> {
+    Ok(TriggerRecord {
+        id: TriggerId(row.get(0)?),
+        tenant: TenantId(row.get(1)?),
+        name: row.get(2)?,
+        spec: parsed(row, 3)?,
+        watched_at: row.get::<_, Option<_>>(4)?.map(EndpointId),
+        token: row.get(5)?,
+        created_at_ms: unsigned(row, 6)?,
+        expires_at_ms: unsigned(row, 7)?,
+        done_until_ms: unsigned(row, 8)?,
+        started: unsigned(row, 9)?,
+        refused: unsigned(row, 10)?,
+    })
+}
+
+const EVENT: &str = "number, key, at_ms, event, state, error";
+
+fn event_of(row: &Row<'_>) -> rusqlite::Result<EventRecord> {
+    let state = EventState::ALL.get(row.get::<_, usize>(4)?);
+    Ok(EventRecord {
+        number: unsigned(row, 0)?,
+        event: NewEvent {
+            key: row.get(1)?,
+            at_ms: unsigned(row, 2)?,
+            event: row.get(3)?,
+        },
+        state: state.copied().unwrap_or(EventState::Refused),
+        error: match row.get_ref(5)? {
+            rusqlite::types::ValueRef::Null => None,
+            _ => Some(parsed(row, 5)?),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::error::Code;
+    use mayfly_protocol::ids::FunctionId;
+    use mayfly_protocol::tasks::TaskOptions;
+    use mayfly_protocol::triggers::{EventSource, TriggerSpec};
+
+    use super::*;
+
+    const ID: TriggerId = TriggerId([7; 16]);
+
+    fn trigger(id: u8, name: &str) -> TriggerRecord {
+        TriggerRecord {
+            id: TriggerId([id; 16]),
+            tenant: TenantId([1; 16]),
+            name: name.into(),
+            spec: TriggerSpec {
+                description: format!("the {id}th"),
+                source: EventSource::Webhook {},
+                function: FunctionId([2; 16]),
+                endpoint: None,
+                options: TaskOptions::default(),
+                then: Vec::new(),
+                keywords: serde_json::Map::default(),
+                paused: false,
+            },
+            watched_at: Some(EndpointId([3; 16])),
+            token: [id; 32],
+            created_at_ms: id.into(),
+            expires_at_ms: 99,
+            done_until_ms: 5,
+            started: 0,
+            refused: 0,
+        }
+    }
+
+    fn event(key: &str) -> NewEvent {
+        NewEvent {
+            key: key.into(),
+            at_ms: 10,
+            event: format!("{{\"key\": \"{key}\"}}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        assert_eq!(store.trigger(trigger(7, "a")).wait().await, Ok(trigger(7, "a")));
+        store.keep_events(ID, vec![event("x")], None).wait().await.unwrap();
+        let changed = store.trigger(trigger(8, "a")).wait().await.unwrap();
+        assert_eq!((changed.id, changed.created_at_ms), (ID, 7));
+        assert_eq!((changed.token, &changed.spec), ([8; 32], &trigger(8, "a").spec));
+        assert_eq!(store.triggers().wait().await, Ok(vec![(changed, 1)]));
+        store.remove_trigger(ID).wait().await.unwrap();
+        assert_eq!(store.triggers().wait().await, Ok(vec![]));
+        assert_eq!(store.events(ID, u64::MAX, 9).wait().await, Ok(vec![]));
+        // What is told of one that is gone is not kept.
+        assert_eq!(store.keep_events(ID, vec![event("y")], None).wait().await, Ok(vec![]));
+    }
+
+    #[tokio::test]
+    async fn an_event_is_known_by_its_key_waits_and_is_settled_once() {
+        let store = SqliteTasks::open(None, None).unwrap();
+        store.trigger(trigger(7, "a")).wait().await.unwrap();
+        let kept = store.keep_events(ID, vec![event("x"), event("y"), event("x")], Some(40));
+        assert_eq!(
+            kept.wait().await,
+            Ok(vec![(1, 10, true), (2, 10, true), (1, 10, false)])
+        );
+        let later = NewEvent {
+            at_ms: 20,
+            ..event("y")
+        };
+        let kept = store.keep_events(ID, vec![later, event("z")], None);
+        assert_eq!(kept.wait().await, Ok(vec![(2, 10, false), (3, 10, true)]));
+        let numbers = |events: Vec<EventRecord>| events.iter().map(|event| event.number).collect::<Vec<_>>();
+        assert_eq!(numbers(store.waiting_events(ID).wait().await.unwrap()), [1, 2, 3]);
+        let refusal = Failure::new(Code::NotFound, "no such function");
+        store.settle_events(ID, vec![1, 3], None).wait().await.unwrap();
+        store
+            .settle_events(ID, vec![2, 3], Some(refusal.clone()))
+            .wait()
+            .await
+            .unwrap();
+        assert_eq!(store.waiting_events(ID).wait().await, Ok(vec![]));
+        let all = store.events(ID, u64::MAX, 9).wait().await.unwrap();
+        let states: Vec<_> = all.iter().map(|event| (event.number, event.state)).collect();
+        assert_eq!(
+            states,
+            [
+                (3, EventState::Started),
+                (2, EventState::Refused),
+                (1, EventState::Started)
+            ]
+        );
+        assert_eq!((&all[1].error, &all[2].error), (&Some(refusal), &None));
+        assert_eq!(numbers(store.events(ID, 3, 1).wait().await.unwrap()), [2]);
+        let (record, waiting) = store.triggers().wait().await.unwrap().remove(0);
+        assert_eq!((record.started, record.refused, waiting), (2, 1, 0));
+        assert_eq!(record.done_until_ms, 40);
+    }
+}

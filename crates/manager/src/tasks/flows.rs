@@ -1,0 +1,468 @@
+//! Flows: a step's tasks are submitted when the results are known that they are called with.
+//!
+//! Of a flow its request alone is written down, and how it ended. A manager that is started again goes through it from the beginning:
+//! the ids of its tasks come of its own, so that what was submitted before is not submitted again, and what ended answers at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use mayfly_protocol::contents::Payload;
+use mayfly_protocol::error::{Code, Failure, Retry};
+use mayfly_protocol::executor::Form;
+use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
+use mayfly_protocol::ids::{FlowId, TaskId, TenantId, time_first};
+use mayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use super::submit::{Submitter, first_half};
+use super::{KEPT, Tasks};
+use crate::control::now_ms;
+use crate::random;
+use crate::store::flows::FlowRecord;
+
+/// The longest that the end of a manager waits for those who wait for outcomes.
+const A_WHILE: Duration = Duration::from_millis(500);
+/// What could not be submitted for now is submitted again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Flows that have not ended.
+pub type Flows = HashMap<FlowId, Arc<Flow>>;
+
+/// One that has not ended.
+pub struct Flow {
+    record: FlowRecord,
+    /// Which steps give each step's arguments.
+    arguments: Vec<Vec<Option<usize>>>,
+    steps: Mutex<Vec<StepStatus>>,
+    results: Vec<watch::Sender<Option<Arc<Value>>>>,
+    cancelled: watch::Sender<bool>,
+    over: watch::Sender<bool>,
+}
+
+impl Flow {
+    fn new(record: FlowRecord) -> Result<Self, Failure> {
+        let steps = record.request.steps.iter().map(|step| StepStatus {
+            name: step.name.clone(),
+            state: FlowState::Waiting,
+            tasks: 0,
+            done: 0,
+        });
+        Ok(Self {
+            arguments: record.request.arguments()?,
+            steps: Mutex::new(steps.collect()),
+            results: record.request.steps.iter().map(|_| watch::channel(None).0).collect(),
+            cancelled: watch::channel(false).0,
+            over: watch::channel(false).0,
+            record,
+        })
+    }
+
+    fn note(&self, step: usize, note: impl FnOnce(&mut StepStatus)) {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(step) = steps.get_mut(step) {
+            note(step);
+        }
+    }
+
+    fn steps(&self) -> Vec<StepStatus> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn by(&self, tasks: &Tasks) -> Submitter {
+        Submitter {
+            tenant: self.record.tenant,
+            name: (tasks.names)(self.record.tenant),
+        }
+    }
+
+    /// What a step's function is called with, once it is known.
+    async fn arguments(&self, step: usize) -> Vec<Arc<Value>> {
+        let mut found = Vec::new();
+        for from in &self.arguments[step] {
+            let Some(before) = from else {
+                found.push(Arc::new(self.record.request.input.clone()));
+                continue;
+            };
+            let mut seen = self.results[*before].subscribe();
+            let known = seen.wait_for(Option::is_some).await;
+            // Whoever says it lives as long as this.
+            found.extend(known.ok().and_then(|known| known.clone()));
+        }
+        found
+    }
+
+    /// All steps, each as soon as those before it have ended.
+    async fn run(&self, tasks: &Weak<Tasks>) -> Result<(), Failure> {
+        let steps = self
+            .record
+            .request
+            .steps
+            .iter()
+            .enumerate()
+            .map(|(at, step)| async move {
+                let arguments = self.arguments(at).await;
+                let result = self.run_step(tasks, at, step, arguments).await;
+                let state = if result.is_ok() {
+                    FlowState::Done
+                } else {
+                    FlowState::Failed
+                };
+                self.note(at, |step| step.state = state);
+                self.results[at].send_replace(Some(Arc::new(result?)));
+                Ok::<(), Failure>(())
+            });
+        try_join_all(steps).await.map(drop)
+    }
+
+    async fn run_step(
+        &self,
+        tasks: &Weak<Tasks>,
+        at: usize,
+        step: &FlowStep,
+        arguments: Vec<Arc<Value>>,
+    ) -> Result<Value, Failure> {
+        let calls = calls(step, &arguments)?;
+        let ids: Vec<TaskId> = (0..calls.len()).map(|call| task_of(&self.record, at, call)).collect();
+        self.note(at, |step| {
+            (step.state, step.tasks) = (FlowState::Running, ids.len() as u64)
+        });
+        if !calls.is_empty() {
+            self.submit(tasks, step, &ids, calls).await?;
+        }
+        self.gather(tasks, at, &ids).await
+    }
+
+    async fn submit(
+        &self,
+        tasks: &Weak<Tasks>,
+        step: &FlowStep,
+        ids: &[TaskId],
+        calls: Vec<Vec<Value>>,
+    ) -> Result<(), Failure> {
+        let submission = {
+            let tasks = tasks.upgrade().ok_or_else(stopping)?;
+            let function = tasks.state().function_for(&self.by(&tasks), step.function)?;
+            let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
+            let input = |(id, arguments): (&TaskId, Vec<Value>)| {
+                let mut input = TaskInput {
+                    id: Some(*id),
+                    ..TaskInput::default()
+                };
+                let keywords = step.keywords.clone();
+                match is_python {
+                    true => input.call = Some(JsonCall { arguments, keywords }),
+                    false => input.arguments = Value::from(arguments).to_string().into_bytes().into(),
+                }
+                input
+            };
+            TaskSubmission {
+                function: step.function,
+                endpoint: step.endpoint.clone(),
+                tag: tag(self.record.id),
+                options: step.options.clone(),
+                tasks: ids.iter().zip(calls).map(input).collect(),
+            }
+        };
+        loop {
+            let tasks = tasks.upgrade().ok_or_else(stopping)?;
+            match tasks.submit(self.by(&tasks), submission.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(failure) if failure.code.retry() == Retry::Never => return Err(failure),
+                Err(failure) => {
+                    tracing::warn!(flow = %self.record.id, step = step.name, %failure, "a step cannot be submitted for now");
+                }
+            }
+            drop(tasks);
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// The results of a step, as soon as all of its tasks have ended well.
+    async fn gather(&self, tasks: &Weak<Tasks>, at: usize, ids: &[TaskId]) -> Result<Value, Failure> {
+        let step = &self.record.request.steps[at];
+        let mut results = Vec::with_capacity(ids.len());
+        let mut left = MOST_RESULT_BYTES;
+        for id in ids {
+            let (tasks, outcome) = loop {
+                let tasks = tasks.upgrade().ok_or_else(stopping)?;
+                if let Some(outcome) = tasks.outcome(*id, A_WHILE).await? {
+                    break (tasks, outcome);
+                }
+            };
+            results.push(tasks.result(&self.record, step, outcome, &mut left).await?);
+            self.note(at, |step| step.done += 1);
+        }
+        Ok(whole(step, results))
+    }
+}
+
+/// Of which a step's result is made.
+fn whole(step: &FlowStep, mut results: Vec<Value>) -> Value {
+    match step.map {
+        true => Value::from(results),
+        false => results.pop().unwrap_or_default(),
+    }
+}
+
+/// What a step's function is called with, each time.
+fn calls(step: &FlowStep, arguments: &[Arc<Value>]) -> Result<Vec<Vec<Value>>, Failure> {
+    let all = || arguments.iter().map(|one| Value::clone(one));
+    if !step.map {
+        return Ok(vec![all().collect()]);
+    }
+    let Some(Value::Array(elements)) = arguments.first().map(|first| &**first) else {
+        let text = format!(
+            "the step `{}` calls its function for each element of a list, and was given something else",
+            step.name
+        );
+        return Err(Failure::new(Code::FunctionError, text));
+    };
+    if elements.len() > MOST_TASKS {
+        let text = format!(
+            "the step `{}` was given a list of {} elements; {MOST_TASKS} are allowed",
+            step.name,
+            elements.len()
+        );
+        return Err(Failure::new(Code::TooLarge, text));
+    }
+    let call = |element: &Value| std::iter::once(element.clone()).chain(all().skip(1)).collect();
+    Ok(elements.iter().map(call).collect())
+}
+
+/// The task of a call of a step's.
+fn task_of(flow: &FlowRecord, step: usize, call: usize) -> TaskId {
+    let mut hash = Sha256::new();
+    hash.update(b"mayfly flow");
+    hash.update(flow.id.0);
+    hash.update((step as u64).to_le_bytes());
+    hash.update((call as u64).to_le_bytes());
+    TaskId(time_first(flow.started_at_ms, first_half(hash)))
+}
+
+/// The tag of a flow's tasks.
+fn tag(flow: FlowId) -> String {
+    format!("flow:{flow}")
+}
+
+fn stopping() -> Failure {
+    Failure::new(
+        Code::Unreachable,
+        "the manager is stopping; the flow goes on when it is started again",
+    )
+}
+
+fn shown(record: &FlowRecord, steps: Vec<StepStatus>) -> FlowStatus {
+    FlowStatus {
+        id: record.id,
+        name: record.request.name.clone(),
+        state: record.state,
+        error: record.error.clone(),
+        tag: tag(record.id),
+        steps,
+        result: None,
+        started_at_ms: record.started_at_ms,
+        ended_at_ms: record.ended_at_ms,
+    }
+}
+
+impl Tasks {
+    /// Starts a flow: when this returns it is on the disk. One that was started with this id is answered as it is.
+    pub async fn start_flow(self: &Arc<Self>, by: Submitter, mut request: FlowRequest) -> Result<FlowStatus, Failure> {
+        {
+            let state = self.state();
+            for step in &request.steps {
+                state.function_for(&by, step.function)?;
+                state.endpoint_for(&by, step.endpoint.as_deref())?;
+            }
+            let own = state.flows.values().filter(|flow| flow.record.tenant == by.tenant);
+            if own.count() >= MOST_FLOWS {
+                let text = format!("{MOST_FLOWS} flows of yours have not ended; start more when some have");
+                return Err(Failure::new(Code::QuotaExceeded, text));
+            }
+        }
+        let started_at_ms = now_ms();
+        let id = request.id.take();
+        let record = FlowRecord {
+            id: id.unwrap_or_else(|| FlowId(time_first(started_at_ms, random()))),
+            tenant: by.tenant,
+            request,
+            state: FlowState::Running,
+            error: None,
+            steps: Vec::new(),
+            started_at_ms,
+            ended_at_ms: 0,
+        };
+        let flow = Flow::new(record)?;
+        let most = flow.record.request.input.to_string().len();
+        if most > MOST_RESULT_BYTES {
+            let text = format!("an input of {most} bytes; {MOST_RESULT_BYTES} are allowed");
+            return Err(Failure::new(Code::PayloadTooLarge, text));
+        }
+        let id = flow.record.id;
+        let (kept, new) = self.store.keep_flow(flow.record.clone()).wait().await?;
+        if kept.tenant != by.tenant {
+            let text = format!("the id {id} is another flow's; make ids at random, or leave them out");
+            return Err(Failure::new(Code::Forbidden, text));
+        }
+        if new {
+            self.drive(flow);
+        }
+        let found = self.flow(id).await?;
+        found.map(|(_, status)| status).ok_or_else(stopping)
+    }
+
+    /// Goes through a flow until it has ended.
+    fn drive(self: &Arc<Self>, flow: Flow) {
+        let flow = Arc::new(flow);
+        self.state().flows.insert(flow.record.id, Arc::clone(&flow));
+        tokio::spawn(drive(Arc::downgrade(self), flow));
+    }
+
+    /// Flows that had not ended when the manager did.
+    pub(super) fn go_on_with_flows(self: &Arc<Self>, records: Vec<FlowRecord>) {
+        for record in records {
+            match Flow::new(record) {
+                Ok(flow) => self.drive(flow),
+                Err(failure) => tracing::error!(%failure, "a flow is left alone"),
+            }
+        }
+    }
+
+    /// The result of one task of a flow's, which takes of what is `left` for them together.
+    async fn result(
+        &self,
+        flow: &FlowRecord,
+        step: &FlowStep,
+        outcome: TaskOutcome,
+        left: &mut usize,
+    ) -> Result<Value, Failure> {
+        let failed = |code: Code, why: &str| {
+            let text = format!("the step `{}` failed in its task {}: {why}", step.name, outcome.id);
+            Failure::new(code, text)
+        };
+        if let Some(failure) = &outcome.error {
+            return Err(failed(failure.code, &failure.message));
+        }
+        let payload = outcome.payload();
+        let bytes = payload.content().map_or(payload.bytes_here(), |content| {
+            usize::try_from(content.bytes).unwrap_or(usize::MAX)
+        });
+        *left = left.checked_sub(bytes).ok_or_else(|| {
+            let why = format!("results of more than {MOST_RESULT_BYTES} bytes; have it answer where they are");
+            failed(Code::TooLarge, &why)
+        })?;
+        let answer = match payload {
+            Payload::Here(answer) => answer,
+            Payload::Stored(content) => self.contents.read_whole(flow.tenant, content).await?,
+        };
+        let text = match answer.split_last() {
+            Some((&JSON_ANSWER, text)) => text,
+            _ => &answer[..],
+        };
+        serde_json::from_slice(text)
+            .map_err(|error| failed(Code::FunctionError, &format!("its answer is not JSON ({error})")))
+    }
+
+    /// Whose flow it is, and how it does.
+    pub async fn flow(&self, id: FlowId) -> Result<Option<(TenantId, FlowStatus)>, Failure> {
+        let live = self.state().flows.get(&id).cloned();
+        if let Some(flow) = live {
+            return Ok(Some((flow.record.tenant, shown(&flow.record, flow.steps()))));
+        }
+        let Some(record) = self.store.flow(id).wait().await? else {
+            return Ok(None);
+        };
+        let mut status = shown(&record, record.steps.clone());
+        if record.state == FlowState::Done {
+            status.result = self.result_of(&record).await?;
+        }
+        Ok(Some((record.tenant, status)))
+    }
+
+    /// What a flow that is done answered; none where that is forgotten.
+    async fn result_of(&self, record: &FlowRecord) -> Result<Option<Value>, Failure> {
+        let (Some(step), Some(status)) = (record.request.steps.last(), record.steps.last()) else {
+            return Ok(None);
+        };
+        let at = record.request.steps.len() - 1;
+        let mut results = Vec::new();
+        let mut left = MOST_RESULT_BYTES;
+        for call in 0..usize::try_from(status.tasks).unwrap_or(0) {
+            let Some(outcome) = self.store.outcome(task_of(record, at, call)).wait().await? else {
+                return Ok(None);
+            };
+            results.push(self.result(record, step, outcome, &mut left).await?);
+        }
+        Ok(Some(whole(step, results)))
+    }
+
+    /// How a flow does, as soon as it has ended or the wait is over.
+    pub async fn await_flow(&self, id: FlowId, wait: Duration) -> Result<Option<(TenantId, FlowStatus)>, Failure> {
+        let over = self.state().flows.get(&id).map(|flow| flow.over.subscribe());
+        if let Some(mut over) = over {
+            let _ = tokio::time::timeout(wait, over.wait_for(|over| *over)).await;
+        }
+        self.flow(id).await
+    }
+
+    /// Flows of a tenant's, the latest first.
+    pub async fn flows(&self, tenant: TenantId, limit: u32) -> Result<Vec<FlowStatus>, Failure> {
+        let records = self.store.flows(tenant, limit).wait().await?;
+        Ok(records.iter().map(|record| shown(record, Vec::new())).collect())
+    }
+
+    /// Has a flow end as cancelled, if it has not ended.
+    pub fn cancel_flow(&self, id: FlowId) {
+        if let Some(flow) = self.state().flows.get(&id) {
+            flow.cancelled.send_replace(true);
+        }
+    }
+}
+
+async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
+    let record = &flow.record;
+    // Its tasks' outcomes are kept so long.
+    let kept_ms = u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX);
+    let left = Duration::from_millis((record.started_at_ms + kept_ms).saturating_sub(now_ms()));
+    let mut cancelled = flow.cancelled.subscribe();
+    let ended = tokio::select! {
+        ended = flow.run(&tasks) => ended.err(),
+        _ = cancelled.wait_for(|cancelled| *cancelled) => {
+            Some(Failure::new(Code::Cancelled, "the flow was cancelled"))
+        }
+        () = tokio::time::sleep(left) => {
+            let text = "the flow did not end within 7 days, which is how long its tasks' results are kept";
+            Some(Failure::new(Code::DeadlineExceeded, text))
+        }
+    };
+    let Some(tasks) = tasks.upgrade() else { return };
+    if ended.is_some() {
+        let rest = Cancellation {
+            tasks: Vec::new(),
+            tag: Some(tag(record.id)),
+        };
+        tasks.cancel(record.tenant, rest).await;
+    }
+    let mut steps = flow.steps();
+    for step in steps.iter_mut().filter(|step| !step.state.is_over()) {
+        step.state = FlowState::Failed;
+    }
+    let tasks = Arc::downgrade(&tasks);
+    loop {
+        let Some(tasks) = tasks.upgrade() else { return };
+        let kept = tasks.store.end_flow(record.id, ended.clone(), steps.clone(), now_ms());
+        if let Err(error) = kept.wait().await {
+            tracing::warn!(flow = %record.id, %error, "the end of a flow cannot be written down for now");
+            drop(tasks);
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        }
+        tasks.state().flows.remove(&record.id);
+        flow.over.send_replace(true);
+        return;
+    }
+}

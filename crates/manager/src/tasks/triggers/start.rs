@@ -1,0 +1,150 @@
+//! Events become tasks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mayfly_protocol::error::{Failure, Retry};
+use mayfly_protocol::executor::Form;
+use mayfly_protocol::flows::FlowRequest;
+use mayfly_protocol::ids::TriggerId;
+use mayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
+use serde_json::{Map, Value};
+
+use super::{AGAIN, Submitter, Tasks, flow_of, gone, task_of};
+use crate::store::triggers::{EventRecord, TriggerRecord};
+
+impl TriggerRecord {
+    /// What its function is given: what is known of an event, with its place and whose it is.
+    pub(super) fn argument(&self, event: &EventRecord) -> Value {
+        let mut whole: Map<String, Value> = serde_json::from_str(&event.event.event).unwrap_or_default();
+        whole.insert("trigger".into(), self.name.clone().into());
+        whole.insert("number".into(), event.number.into());
+        whole.insert("at_ms".into(), event.event.at_ms.into());
+        whole.into()
+    }
+
+    /// What an event becomes, where others come after its function.
+    fn flow(&self, event: &EventRecord) -> FlowRequest {
+        FlowRequest {
+            id: Some(flow_of(self.id, event.number, event.event.at_ms)),
+            name: self.tag(),
+            ..self.spec.flow(self.argument(event))
+        }
+    }
+
+    /// The tag of its tasks.
+    fn tag(&self) -> String {
+        format!("trigger:{}", self.name)
+    }
+}
+
+impl Tasks {
+    /// Starts what waits, of each trigger apart.
+    pub(super) fn start_waiting(self: &Arc<Self>) {
+        let now = Instant::now();
+        let mut state = self.state();
+        for (id, trigger) in &mut state.triggers.all {
+            let rests = trigger.rests_until.is_some_and(|until| until > now);
+            if trigger.ready && !trigger.busy && !rests {
+                (trigger.ready, trigger.busy) = (false, true);
+                tokio::spawn(start(Arc::clone(self), *id));
+            }
+        }
+    }
+
+    /// Starts some of what waits; how many, or why not.
+    async fn start_some(self: &Arc<Self>, id: TriggerId) -> Result<usize, Failure> {
+        let events = self.store.waiting_events(id).wait().await?;
+        if events.is_empty() {
+            return Ok(0);
+        }
+        let record = self.state().triggers.all.get(&id).map(|trigger| trigger.record.clone());
+        let record = record.ok_or_else(gone)?;
+        let numbers: Vec<u64> = events.iter().map(|event| event.number).collect();
+        let count = numbers.len();
+        let submitted = self.submit_events(&record, &events).await;
+        let refusal = match submitted {
+            Ok(()) => None,
+            Err(failure) if failure.code.retry() == Retry::Never => Some(failure),
+            Err(failure) => return Err(failure),
+        };
+        self.store.settle_events(id, numbers, refusal.clone()).wait().await?;
+        let mut state = self.state();
+        if let Some(trigger) = state.triggers.all.get_mut(&id) {
+            trigger.waiting = trigger.waiting.saturating_sub(count as u64);
+            match refusal.is_none() {
+                true => trigger.started += count as u64,
+                false => trigger.refused += count as u64,
+            }
+            trigger.unstarted = refusal;
+        }
+        Ok(count)
+    }
+
+    async fn submit_events(self: &Arc<Self>, record: &TriggerRecord, events: &[EventRecord]) -> Result<(), Failure> {
+        let spec = &record.spec;
+        let by = Submitter {
+            tenant: record.tenant,
+            name: (self.names)(record.tenant),
+        };
+        if !spec.then.is_empty() {
+            for event in events {
+                let _ = self.start_flow(by.clone(), record.flow(event)).await?;
+            }
+            return Ok(());
+        }
+        let function = self.state().function_for(&by, spec.function)?;
+        let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
+        let input = |event: &EventRecord| {
+            let argument = record.argument(event);
+            let mut input = TaskInput {
+                id: Some(task_of(record.id, event.number, event.event.at_ms)),
+                ..TaskInput::default()
+            };
+            match is_python {
+                true => {
+                    input.call = Some(JsonCall {
+                        arguments: vec![argument],
+                        keywords: spec.keywords.clone(),
+                    });
+                }
+                false => input.arguments = argument.to_string().into_bytes().into(),
+            }
+            input
+        };
+        let submission = TaskSubmission {
+            function: spec.function,
+            endpoint: spec.endpoint.clone(),
+            tag: record.tag(),
+            options: spec.options.clone(),
+            tasks: events.iter().map(input).collect(),
+        };
+        self.submit(by, submission).await.map(drop)
+    }
+}
+
+/// Starts what waits of one trigger, until nothing does or it has to rest.
+async fn start(tasks: Arc<Tasks>, id: TriggerId) {
+    let rests = loop {
+        match tasks.start_some(id).await {
+            Ok(0) => break None,
+            Ok(_) => {}
+            Err(failure) => {
+                tracing::warn!(trigger = %id, %failure, "what waits cannot be started for now");
+                break Some(failure);
+            }
+        }
+    };
+    let mut state = tasks.state();
+    let Some(trigger) = state.triggers.all.get_mut(&id) else {
+        return;
+    };
+    trigger.busy = false;
+    trigger.rests_until = rests.is_some().then(|| Instant::now() + AGAIN);
+    if rests.is_some() {
+        (trigger.ready, trigger.unstarted) = (true, rests);
+    } else if trigger.ready {
+        // What came since the last look.
+        state.triggers.wake.notify_one();
+    }
+}

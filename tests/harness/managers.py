@@ -1,0 +1,44 @@
+"""A manager that can be killed and started again, and its tenants."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.daemons import Daemon, free_port
+from harness.programs import bin_dir
+
+
+class Manager:
+    """A manager with a node, which can be killed, and started again at the same place."""
+
+    def __init__(self, state: Path, **environment: str) -> None:
+        os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+        self.state = state
+        self.daemon = Daemon("up", "--listen", f"127.0.0.1:{free_port()}", state=state, env=environment)
+
+    def kill(self) -> None:
+        """Ends it and all below it."""
+        self.daemon.kill_tree()
+
+    def start_again(self) -> None:
+        """Starts it at the same place."""
+        self.daemon = self.daemon.restart()
+
+    def again(self) -> None:
+        """Ends it and all below it, and starts it again."""
+        self.kill()
+        self.start_again()
+
+    def stop(self) -> None:
+        """Ends it; what it wrote is in the report of a test that fails."""
+        print(self.daemon.output()[-20_000:])
+        self.daemon.stop()
+
+
+def tenant(manager: Daemon, name: str, directory: Path, *more: str) -> Path:
+    """Another tenant, by the connection file of a token."""
+    manager.cli("tenant", "set", name)
+    connection = directory / f"{name}.json"
+    manager.cli("token", "create", "laptop", "--tenant", name, "--output", str(connection), *more)
+    return connection

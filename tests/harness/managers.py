@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from harness.daemons import Daemon, free_port
@@ -15,7 +16,8 @@ class Manager:
     def __init__(self, state: Path, **environment: str) -> None:
         os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
         self.state = state
-        self.daemon = Daemon("up", "--listen", f"127.0.0.1:{free_port()}", state=state, env=environment)
+        own = ("--listen", f"127.0.0.1:{free_port()}", "--python", sys.executable)
+        self.daemon = Daemon("up", *own, state=state, env=environment)
 
     def kill(self) -> None:
         """Ends it and all below it."""

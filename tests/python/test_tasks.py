@@ -160,6 +160,15 @@ def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: mayfly.Client, 
         client.task("0" * 32)
 
 
+def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: mayfly.Client, manager: Daemon) -> None:
+    ids = [client.batch("some").submit(abs, -number).id for number in range(30)]
+    with mayfly.connect(config=manager.state) as other:
+        # What is asked for later may have been passed by before, when nobody waited for it.
+        assert [other.task(task).result(30) for task in ids] == list(range(30))
+        assert other.task(ids[0]).result(30) == 0
+        assert list(other.tasks("some").results(30)) == list(range(30))
+
+
 def test_tasks_are_cancelled_whether_they_wait_or_run(client: mayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with mayfly.Executor(client=client) as executor:

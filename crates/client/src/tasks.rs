@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// Outcomes that are asked for one by one, where following a tag from its beginning may be long.
+const FEW: usize = 16;
+
 /// How tasks are submitted.
 #[derive(Debug, Clone, Default)]
 pub struct TasksOptions {
@@ -222,11 +225,19 @@ impl Tasks {
     /// Follows tasks of this tag that were submitted by somebody else, or earlier.
     pub fn adopt(&self, tasks: &[TaskId]) -> Result<(), Error> {
         let mut state = self.inner.state();
+        let follows = state.started;
         self.inner.start(&mut state)?;
-        state.waiting.extend(tasks);
+        let new: Vec<TaskId> = tasks
+            .iter()
+            .copied()
+            .filter(|task| !state.ended.contains_key(task) && state.waiting.insert(*task))
+            .collect();
         drop(state);
         self.inner.submitted.notify_all();
-        Ok(())
+        match follows {
+            true => self.inner.catch_up(&new),
+            false => Ok(()),
+        }
     }
 
     /// Waits until no outcome is missing. Whether none is.
@@ -359,6 +370,33 @@ impl Inner {
         let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&inner));
         let impossible = |error| Error::new(Code::Internal, format!("no thread to talk to the manager: {error}"));
         started.map(drop).map_err(impossible)
+    }
+
+    /// Hears of outcomes that whoever follows may have passed by already, when nobody waited for them.
+    fn catch_up(&self, tasks: &[TaskId]) -> Result<(), Error> {
+        if tasks.len() <= FEW {
+            for task in tasks {
+                match self
+                    .manager
+                    .get_packed(&format!("/v1/tasks/{task}/outcome"), Duration::ZERO)
+                {
+                    Ok(outcome) => self.end(self.state(), std::iter::once(outcome)),
+                    Err(error) if error.code() == Code::TimedOut => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            return Ok(());
+        }
+        let mut after = 0;
+        loop {
+            let path = format!("/v1/outcomes?tag={}&after={after}", encoded(&self.tag));
+            let Outcomes { outcomes, next } = self.manager.get_packed(&path, Duration::ZERO)?;
+            if outcomes.is_empty() {
+                return Ok(());
+            }
+            after = next;
+            self.end(self.state(), outcomes.into_iter());
+        }
     }
 
     /// Hears of outcomes while any is wanted, until all is closed.

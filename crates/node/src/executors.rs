@@ -1,9 +1,10 @@
 //! Executors: started, spoken to, ended.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mayfly_executor::meter::Meter;
@@ -110,6 +111,8 @@ pub struct Executor {
     packet: Vec<u8>,
     printed: Arc<Printed>,
     readers: tokio::task::JoinSet<()>,
+    /// The last call of each worker's that is gone, once it is; see [`Caller`].
+    last_calls: HashMap<WorkerIndex, Arc<OnceLock<u32>>>,
     reaped: bool,
     watch: Option<AsyncFd<Watch>>,
     /// What stands around it, if it is isolated.
@@ -151,6 +154,7 @@ impl Executor {
             control: Control(Arc::new(readable::watch(child.control).map_err(system)?)),
             packet: vec![0; MAX_PACKET_BYTES],
             readers,
+            last_calls: HashMap::new(),
             printed,
             reaped: false,
             watch: child.watch.map(readable::watch).transpose().map_err(system)?,
@@ -201,24 +205,33 @@ impl Executor {
     }
 
     /// Has what a worker prints come on a way of its own, so that it is known which call printed it: the one that its meter
-    /// shows, since a call's reply waits until all is read.
+    /// shows, since a call's reply waits until all is read. To be called for each worker that starts, before it has a channel.
     pub fn tell_apart(&mut self, worker: WorkerIndex, meter: &Meter, output: Output) -> std::io::Result<()> {
         // Those of workers that are gone have ended, or soon will; an honest executor has not many more.
         while self.readers.try_join_next().is_some() {}
         if self.readers.len() > MOST_READERS {
             return Err(std::io::Error::other("too many of its workers print at once"));
         }
+        let last = Arc::new(OnceLock::new());
+        if let Some(before) = self.last_calls.insert(worker, Arc::clone(&last)) {
+            // The meter shows it until the next channel comes. Nobody else sets it.
+            let _ = before.set(meter.read().started);
+        }
         let mut ends = Vec::new();
         for stream in [Stream::Out, Stream::Err] {
             let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
             // Ours alone: the other end is written to as any file.
             rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK)?;
-            let printer = (worker, meter.clone());
+            let caller = Caller {
+                worker,
+                meter: meter.clone(),
+                last: Arc::clone(&last),
+            };
             let reading = drain(
                 readable::watch(read)?,
                 self.printed.clone(),
                 stream,
-                Some(printer),
+                Some(caller),
                 output,
             );
             self.readers.spawn(reading);
@@ -401,13 +414,32 @@ pub fn forget_child(pid: i32, pidfd: BorrowedFd<'_>) {
     known.remove(&pid);
 }
 
-/// Reads what an executor and its workers print, keeps the last of it and hands it on. Where it is a worker's alone, its meter
-/// tells by which call.
+/// Tells which call of a worker's prints.
+pub struct Caller {
+    worker: WorkerIndex,
+    meter: Meter,
+    /// The last call of all, once the worker is gone: the meter is its successor's then.
+    last: Arc<OnceLock<u32>>,
+}
+
+impl Caller {
+    fn printer(&self) -> Printer {
+        // In this order: what the meter shows before the worker is known to be gone is this worker's.
+        let sequence = self.meter.read().started;
+        Printer {
+            worker: self.worker,
+            sequence: self.last.get().copied().unwrap_or(sequence),
+        }
+    }
+}
+
+/// Reads what an executor and its workers print, keeps the last of it and hands it on. Where it is a worker's alone, it is known
+/// by which call.
 pub async fn drain(
     pipe: AsyncFd<OwnedFd>,
     printed: Arc<Printed>,
     stream: Stream,
-    printer: Option<(WorkerIndex, Meter)>,
+    caller: Option<Caller>,
     output: Output,
 ) {
     let mut own: Box<dyn AsyncWrite + Send + Unpin> = match stream {
@@ -421,10 +453,7 @@ pub async fn drain(
         let read = pipe
             .async_io(Interest::READABLE, |pipe| {
                 // Before it is read: the call that printed it goes on until then.
-                by = printer.as_ref().map(|(worker, meter)| Printer {
-                    worker: *worker,
-                    sequence: meter.read().started,
-                });
+                by = caller.as_ref().map(Caller::printer);
                 rustix::io::read(pipe, &mut chunk).map_err(std::io::Error::from)
             })
             .await;
@@ -564,7 +593,31 @@ fn end_those_listed() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_executor::meter::meters_length;
+    use mayfly_fabric::memory::{Mapping, sealed_memory};
+
     use super::*;
+
+    #[test]
+    fn the_last_words_of_a_worker_are_its_last_calls_though_the_next_one_has_begun() {
+        let length = meters_length(1);
+        let file = sealed_memory("meters", length as u64).unwrap();
+        let meter = Meter::new(Arc::new(Mapping::of(&file, length).unwrap()), 0);
+        let caller = |last: &Arc<OnceLock<u32>>| Caller {
+            worker: WorkerIndex(0),
+            meter: meter.clone(),
+            last: Arc::clone(last),
+        };
+        let (first, second) = (Arc::new(OnceLock::new()), Arc::default());
+        let (dead, alive) = (caller(&first), caller(&second));
+        meter.begin(meter.account("f"), 7, 0, 0);
+        assert_eq!(dead.printer().sequence, 7);
+        first.set(meter.read().started).unwrap();
+        meter.attach();
+        assert_eq!((dead.printer().sequence, alive.printer().sequence), (7, 0));
+        meter.begin(meter.account("f"), 1, 0, 0);
+        assert_eq!((dead.printer().sequence, alive.printer().sequence), (7, 1));
+    }
 
     #[test]
     fn whoever_prints_too_much_is_cut_off_for_the_rest_of_the_second_and_the_log_says_so() {

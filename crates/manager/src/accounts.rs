@@ -146,13 +146,13 @@ impl Control {
         check_name("token", &request.name)?;
         if request.name.starts_with(OWN_TOKEN) {
             return refused(
-                Code::InvalidRequest,
+                Code::Forbidden,
                 format!("the token `{OWN_TOKEN}` is the manager's own; choose another name"),
             );
         }
         if request.name.starts_with(LOGIN) {
             return refused(
-                Code::InvalidRequest,
+                Code::Forbidden,
                 format!("names that begin with `{LOGIN}` are given at logins; choose another name"),
             );
         }

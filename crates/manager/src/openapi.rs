@@ -108,11 +108,11 @@ fn bound(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let most = match fields.get("format").and_then(Value::as_str) {
-                Some("uint8") => Some(u64::from(u8::MAX)),
+                Some("u-int8") => Some(u64::from(u8::MAX)),
                 Some("int8") => Some(i8::MAX as u64),
-                Some("uint16") => Some(u64::from(u16::MAX)),
-                Some("uint32") => Some(u64::from(u32::MAX)),
-                Some("uint64") => Some(u64::MAX),
+                Some("u-int16") => Some(u64::from(u16::MAX)),
+                Some("u-int32") => Some(u64::from(u32::MAX)),
+                Some("u-int64") => Some(u64::MAX),
                 _ => None,
             };
             if let Some(most) = most {
@@ -131,6 +131,29 @@ fn bound(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use serde_json::Value;
+
+    /// Integers without a greatest value.
+    fn boundless(value: &Value, found: &mut Vec<Value>) {
+        match value {
+            Value::Object(fields) => {
+                if fields.get("type") == Some(&"integer".into()) && !fields.contains_key("maximum") {
+                    found.push(value.clone());
+                }
+                fields.values().for_each(|value| boundless(value, found));
+            }
+            Value::Array(values) => values.iter().for_each(|value| boundless(value, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_integer_says_what_it_has_room_for() {
+        let mut found = Vec::new();
+        boundless(&super::document(), &mut found);
+        assert_eq!(found, Vec::<Value>::new());
+    }
 
     #[test]
     fn the_committed_description_is_what_the_code_says() {

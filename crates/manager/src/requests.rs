@@ -187,17 +187,27 @@ async fn read_json<T: serde::de::DeserializeOwned>(
         return Err(refuse(Code::InvalidRequest, ask_for_type));
     }
     let bytes = Bytes::from_request(request, control).await.map_err(|_| too_long())?;
+    // Ours are objects; a list of an object's values would be read, too.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(refuse(Code::InvalidRequest, "the body is a list; send an object"));
+    }
     let rejection = match Json::<T>::from_bytes(&bytes) {
         Ok(Json(body)) => return Ok(body),
         Err(rejection) => rejection,
     };
     // JSON has one kind of number: 3.0 is 3. Looked at where reading failed alone, since bodies may be long.
-    let whole = serde_json::from_slice(&bytes).ok().and_then(|mut value| {
-        make_whole(&mut value)
-            .then(|| serde_json::from_value(value).ok())
-            .flatten()
-    });
-    whole.ok_or_else(|| refuse(Code::InvalidRequest, rejection.body_text()))
+    if let Ok(mut value) = serde_json::from_slice(&bytes)
+        && make_whole(&mut value)
+    {
+        let read = serde_json::from_value(value);
+        return read.map_err(|error| {
+            refuse(
+                Code::InvalidRequest,
+                format!("the body is not what it should be: {error}"),
+            )
+        });
+    }
+    Err(refuse(Code::InvalidRequest, rejection.body_text()))
 }
 
 /// Writes numbers without a fraction as integers. Whether there was one that was not.
@@ -205,13 +215,15 @@ fn make_whole(value: &mut serde_json::Value) -> bool {
     use serde_json::Value;
     match value {
         Value::Number(number) if number.is_f64() => {
-            let whole = number
-                .as_f64()
-                .filter(|real| real.fract() == 0.0 && real.abs() < 9.0e15);
-            whole.is_some_and(|whole| {
-                *value = Value::from(whole as i64);
-                true
-            })
+            let whole = number.as_f64().filter(|real| real.fract() == 0.0);
+            let integer = match whole {
+                // Those that there are exactly.
+                Some(whole) if (0.0..u64::MAX as f64).contains(&whole) => Value::from(whole as u64),
+                Some(whole) if (i64::MIN as f64..0.0).contains(&whole) => Value::from(whole as i64),
+                _ => return false,
+            };
+            *value = integer;
+            true
         }
         // All of them: not only until the first.
         Value::Array(values) => values.iter_mut().fold(false, |any, value| make_whole(value) | any),
@@ -326,6 +338,7 @@ const MOST_GRACE: Duration = Duration::from_secs(24 * 3600);
 pub struct Grace {
     /// Seconds that running calls may go on for; none by default.
     #[serde(default)]
+    #[param(minimum = 0, maximum = 86_400)]
     grace: f64,
 }
 

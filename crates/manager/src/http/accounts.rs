@@ -27,7 +27,8 @@ pub(crate) async fn list_tenants(caller: Caller, Shared(control): Shared<Api>) -
 
 /// Makes a tenant, or gives the one of this name other limits. Takes an administrator. A tenant that may not go on with them
 /// loses its leases.
-#[utoipa::path(put, path = "/v1/tenants/{name}", params(("name" = String, Path)), request_body = TenantSpec,
+#[utoipa::path(put, path = "/v1/tenants/{name}",
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._@-]{1,64}$")), request_body = TenantSpec,
     security(("bearer" = [])), responses((status = 200, body = Tenant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn set_tenant(
     caller: Caller,

@@ -160,7 +160,7 @@ pub(crate) async fn resume_trigger(
 #[serde(default)]
 pub struct Page {
     /// Events with smaller numbers than this: the last of the page before.
-    before: Option<u64>,
+    before: u64,
     /// At most; 100 by default, 1,000 at most.
     limit: Option<u32>,
 }
@@ -177,9 +177,9 @@ pub(crate) async fn list_events(
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
     let id = trigger_at(&control, &caller, path)?.id;
-    let limit = asked.limit.unwrap_or(100).min(MOST_ENTRIES);
-    let before = asked.before.unwrap_or(u64::MAX);
-    let history = control.tasks()?.history(id, before, limit).await?;
+    let most = asked.limit.unwrap_or(100).min(MOST_ENTRIES);
+    let before = if asked.before == 0 { u64::MAX } else { asked.before };
+    let history = control.tasks()?.history(id, before, most).await?;
     Ok(packed.answer(history))
 }
 

@@ -176,7 +176,8 @@ fn may_use(endpoint: &EndpointRecord, by: &Submitter) -> bool {
 fn check_name(name: &str) -> Result<(), Failure> {
     let wrong = |text: String| Err(Failure::new(Code::InvalidRequest, text));
     if [LOCAL, "connect"].contains(&name) {
-        return wrong(format!("`{name}` is taken by the manager itself; choose another name"));
+        let text = format!("`{name}` is taken by the manager itself; choose another name");
+        return Err(Failure::new(Code::Forbidden, text));
     }
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());

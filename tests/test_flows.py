@@ -1,4 +1,4 @@
-"""Flows: functions that are called with each other's results, for each of many too, through the death of whoever has them."""
+"""Flows: functions that are called with each other's results, for each of many too, through the death of their manager."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: mayfly.C
 
     steps = [Step("numbers", numbers), Step("bad", fail, map=True), Step("after", touch)]
     flow = client.flow(steps, 3)
-    with pytest.raises(mayfly.Error, match="(?s)the step `bad` failed in its task .*no good"):
+    with pytest.raises(mayfly.Error, match=r"(?s)the step `bad` failed in its task .*no good"):
         flow.result(30)
     assert flow.status["state"] == "failed"
     assert [step["state"] for step in flow.status["steps"]] == ["done", "failed", "failed"]

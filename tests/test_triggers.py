@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from harness import stores
-from harness.daemons import Daemon, free_port
+from harness.daemons import free_port
 from harness.endpoints import Endpoint, manager_alone
 from harness.leaks import wait_until
 from harness.managers import Manager, tenant

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         StateLost,
         WorkerDied,
     )
-    from mayfly._future import Future
     from mayfly._flow import Flow, Step
+    from mayfly._future import Future
     from mayfly._gang import Gang
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction

@@ -27,8 +27,8 @@ from mayfly._trace import traceparent
 
 if TYPE_CHECKING:
     from mayfly._batch import Batch
-    from mayfly._future import Future
     from mayfly._flow import Flow, Step
+    from mayfly._future import Future
     from mayfly._gang import Gang
     from mayfly._lease import Lease
     from mayfly._tasks import Executor, Registered

@@ -1,4 +1,4 @@
-"""Flows: functions that are called with each other's results, for each of many too, through the death of their manager."""
+"""Flows: functions that are called with each other's results, for each of many too, through their manager's death."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Step:
     Attributes:
         name: its name in its flow.
         fn: what it calls: a callable, which is registered, or a registered function, by its name or id as well.
-        of: the steps whose results are its arguments, in this order, or ``"input"`` for the flow's input; by default the
+        of: the steps whose results are its arguments, in this order; ``"input"`` for the flow's input; by default the
             step before it, or, of the first, the input.
         map: whether it calls its function for each element of its first argument, a list; its result is the list of
             theirs.

@@ -177,6 +177,15 @@ def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: mayfly.Client, tmp
     flow.cancel()
 
 
+def test_results_that_are_too_much_for_the_manager_fail_their_flow_alone(client: mayfly.Client) -> None:
+    steps = [Step("numbers", numbers), Step("long", lambda _: "x" * (8 << 20), map=True)]
+    with pytest.raises(mayfly.Error, match="more than 67108864 bytes") as caught:
+        client.flow(steps, 9).result(60)
+    assert caught.value.code == "too_large"
+    # What it had is free again.
+    assert len(client.flow(steps, 7).result(60)) == 7
+
+
 def leave_a_mark(number: int, place: str, gate: str) -> int:
     with open(f"{place}/{number}", "ab") as mark:
         mark.write(b"x")

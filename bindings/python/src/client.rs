@@ -217,6 +217,17 @@ impl Client {
         json(&value)
     }
 
+    /// `PUT` of JSON to any path of the manager's API.
+    fn put(&self, py: Python<'_>, path: &str, body: &str) -> PyResult<String> {
+        let inner = self.inner.get(py)?;
+        let body: serde_json::Value =
+            serde_json::from_str(body).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let value: serde_json::Value = py
+            .detach(|| inner.put(path, &body))
+            .map_err(|error| from_error(py, &error))?;
+        json(&value)
+    }
+
     /// `GET` of any path of the manager's API, as JSON.
     fn get(&self, py: Python<'_>, path: &str) -> PyResult<String> {
         let inner = self.inner.get(py)?;

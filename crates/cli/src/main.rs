@@ -31,11 +31,13 @@ mod resources;
 mod run;
 mod status;
 mod task;
+mod team;
 mod tenant;
 mod token;
 mod top;
 mod trigger;
 mod up;
+mod usage;
 mod values;
 mod version;
 
@@ -123,6 +125,10 @@ enum Command {
     Trigger(trigger::Arguments),
     /// Call functions with each other's results, as tasks
     Flow(flow::Arguments),
+    /// Name several tenants at once, to share functions and endpoints with
+    Team(team::Arguments),
+    /// Show what durable tasks took, by function, tenant, endpoint or day
+    Usage(usage::Arguments),
     /// Show and make tenants, and set what they may hold and spend
     Tenant(tenant::Arguments),
     /// Show, make and revoke tokens, with which people and programs use the manager
@@ -189,6 +195,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Endpoint(arguments) => endpoint::run(arguments, global),
         Command::Trigger(arguments) => trigger::run(arguments, global),
         Command::Flow(arguments) => flow::run(arguments, global),
+        Command::Team(arguments) => team::run(arguments, global),
+        Command::Usage(arguments) => usage::run(arguments, global),
         Command::Tenant(arguments) => tenant::run(arguments, global),
         Command::Token(arguments) => token::run(arguments, global),
         Command::Login(arguments) => login::run(arguments, global),

@@ -7,6 +7,7 @@ pub mod endpoints;
 pub mod flows;
 pub mod login;
 pub mod seeing;
+pub mod sharing;
 pub mod tasks;
 pub mod triggers;
 
@@ -89,6 +90,7 @@ pub fn router(control: Api) -> Router {
         .merge(contents::routes())
         .merge(triggers::routes())
         .merge(flows::routes())
+        .merge(sharing::routes())
         .route("/v1/events", get(watch_events))
         .route("/v1/metrics", get(seeing::metrics))
         .route("/v1/history", get(seeing::history))

@@ -14,7 +14,7 @@ pub const MOST_STEPS: usize = 100;
 pub const INPUT: &str = "input";
 /// Most flows of one tenant that have not ended.
 pub const MOST_FLOWS: usize = 10_000;
-/// Most bytes that a flow's input has, and most that the results of one of its steps have together.
+/// Most bytes that a flow's input and the results of all its steps have together.
 pub const MOST_RESULT_BYTES: usize = 64 << 20;
 
 /// A function to call, or to call for each of many.

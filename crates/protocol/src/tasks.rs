@@ -23,6 +23,12 @@ pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 pub const MOST_TASKS: usize = 100_000;
 /// Most tasks that one may come after.
 pub const MOST_AFTER: usize = 10_000;
+/// What stands before a team's name where something is shared with it.
+pub const TEAM: &str = "team:";
+/// Most members of a team, and most teams of one owner.
+pub const MOST_MEMBERS: usize = 10_000;
+/// See [`MOST_MEMBERS`].
+pub const MOST_TEAMS: usize = 1_000;
 /// The longest tag, name or key.
 pub const MOST_NAME_BYTES: usize = 256;
 /// The longest that a request for outcomes is held open.
@@ -127,7 +133,7 @@ pub struct FunctionRegistration {
     /// Whether it may be executed again after a fault, when it may have been executed already.
     #[serde(default)]
     pub repeatable: bool,
-    /// Names of tenants that may run it beside its owner; `*` for everyone.
+    /// Names of tenants that may run it beside its owner, `team:NAME` for those of a team, `*` for everyone.
     #[serde(default)]
     pub shared_with: Vec<String>,
 }
@@ -447,6 +453,50 @@ impl TaskCounts {
     }
 }
 
+/// What tasks of one function cost one tenant at one endpoint on one day.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UsageLine {
+    /// When the day began, in UTC. Milliseconds since the Unix epoch.
+    pub day_ms: u64,
+    /// Who.
+    pub tenant: String,
+    /// What.
+    pub function: FunctionId,
+    /// The function's name, for people.
+    pub name: String,
+    /// Where.
+    pub endpoint: String,
+    /// Tasks that ended.
+    pub tasks: u64,
+    /// Of those, not well.
+    pub failed: u64,
+    /// Milliseconds on workers, of all their executions.
+    pub took_ms: u64,
+}
+
+/// Several tenants under one name, which functions and endpoints are shared with as `team:NAME`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct TeamSpec {
+    /// For people.
+    pub description: String,
+    /// Names of tenants.
+    #[schema(max_items = 10_000)]
+    pub members: Vec<String>,
+}
+
+/// A team.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Team {
+    /// Its name, which no other has.
+    pub name: String,
+    /// Who changes it.
+    pub owner: String,
+    /// Who is in it.
+    #[serde(flatten)]
+    pub spec: TeamSpec,
+}
+
 /// What an endpoint is, as its owner says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -455,7 +505,7 @@ pub struct EndpointSpec {
     pub description: String,
     /// How it gets nodes: `local`, `slurm`, ...
     pub provider: String,
-    /// Names of tenants that may run tasks there too; `*` for everyone.
+    /// Names of tenants that may run tasks there too, `team:NAME` for those of a team, `*` for everyone.
     pub shared_with: Vec<String>,
 }
 

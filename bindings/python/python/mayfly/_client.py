@@ -308,7 +308,7 @@ class Client:
             memory: bytes of its worker; 0 for the node's usual share.
             walltime: seconds that one execution may take, after which it is ended with all its processes.
             repeatable: whether it may be executed again when it may have been executed already.
-            share: names of tenants that may run it too; ``"*"`` for everyone.
+            share: names of tenants that may run it too, ``"team:NAME"`` for a team, ``"*"`` for everyone.
             environment: what it imports, where that is not what the nodes' Python has: a list of requirements, a
                 requirements or lock file, or a `mayfly.Environment`. Nodes build it once for the same content.
             image: the container image that it runs in instead, as the site names it.
@@ -506,6 +506,32 @@ class Client:
         from mayfly._flow import Flow
 
         return [Flow(self, status) for status in json.loads(self._native.get(f"/v1/flows?limit={limit}"))]
+
+    def team(self, name: str, members: Iterable[str], *, description: str = "") -> dict[str, Any]:
+        """Makes a team, or changes yours: tenants that functions are shared with as ``team:NAME``, as by `register`.
+
+        Args:
+            name: among everybody's teams.
+            members: names of tenants.
+            description: for people.
+        """
+        spec = json.dumps({"members": list(members), "description": description})
+        team: dict[str, Any] = json.loads(self._native.put(f"/v1/teams/{quote(name, safe='')}", spec))
+        return team
+
+    def teams(self) -> list[dict[str, Any]]:
+        """The teams that are yours, and those that you are in."""
+        teams: list[dict[str, Any]] = json.loads(self._native.get("/v1/teams"))
+        return teams
+
+    def usage(self, *, everybody: bool = False) -> list[dict[str, Any]]:
+        """What your durable tasks took, by day, function and endpoint; see the API's ``UsageLine``.
+
+        Args:
+            everybody: those of all tenants, for operators.
+        """
+        lines: list[dict[str, Any]] = json.loads(self._native.get(f"/v1/usage?everybody={str(everybody).lower()}"))
+        return lines
 
     def _executor(self, tag: str | None = None) -> Executor:
         """The executor for tasks of this tag, or for those without one of their own."""

@@ -44,7 +44,7 @@ pub(crate) async fn list_endpoints(
     packed: Packed,
     Shared(control): Shared<Api>,
 ) -> Result<Response, Refusal> {
-    let by = submitter(&control, &caller);
+    let by = submitter(&control, &caller)?;
     let of = (caller.role < Role::Operator).then_some(&by);
     Ok(packed.answer(control.tasks()?.endpoints(of)))
 }

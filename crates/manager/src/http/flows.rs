@@ -45,7 +45,7 @@ pub(crate) async fn start_flow(
     Document(request): Document<FlowRequest>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
-    let by = submitter(&control, &caller);
+    let by = submitter(&control, &caller)?;
     let started: FlowStatus = control.tasks()?.start_flow(by, request).await?;
     Ok((StatusCode::CREATED, packed.answer(started)).into_response())
 }

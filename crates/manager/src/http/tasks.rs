@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::error::Code;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes,
@@ -47,12 +47,8 @@ pub fn routes() -> Router<Api> {
 /// The end of a path that names a task.
 type TaskPath = Result<Path<TaskId>, PathRejection>;
 
-pub fn submitter(control: &Control, caller: &Caller) -> Submitter {
-    let tenant = caller.bearer.tenant;
-    Submitter {
-        tenant,
-        name: control.tenant_name(tenant),
-    }
+pub fn submitter(control: &Control, caller: &Caller) -> Result<Submitter, Failure> {
+    Ok(control.tasks()?.submitter(caller.bearer.tenant))
 }
 
 fn status_of(control: &Control, function: &FunctionRecord) -> FunctionStatus {
@@ -98,7 +94,7 @@ pub(crate) async fn list_functions(
     packed: Packed,
     Shared(control): Shared<Api>,
 ) -> Result<Response, Refusal> {
-    let by = submitter(&control, &caller);
+    let by = submitter(&control, &caller)?;
     let mut functions = control.tasks()?.functions();
     functions.retain(|function| may_run(function, &by));
     functions.sort_by_key(|function| (function.name.clone(), function.version, function.registered_at_ms));
@@ -109,7 +105,7 @@ pub(crate) async fn list_functions(
 /// The function that a path names, if the caller may run it: by its id, or by its name in its last version.
 fn function_at(control: &Control, caller: &Caller, path: NamePath) -> Result<std::sync::Arc<FunctionRecord>, Refusal> {
     let name = named(path)?;
-    let by = submitter(control, caller);
+    let by = submitter(control, caller)?;
     let tasks = control.tasks()?;
     let found = match name.parse::<FunctionId>() {
         Ok(id) => tasks.function(id),
@@ -167,7 +163,7 @@ pub(crate) async fn submit_tasks(
     Document(submission): Document<TaskSubmission>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
-    let by = submitter(&control, &caller);
+    let by = submitter(&control, &caller)?;
     let accepted: Accepted = control.tasks()?.submit(by, submission).await?;
     Ok((StatusCode::CREATED, packed.answer(accepted)).into_response())
 }

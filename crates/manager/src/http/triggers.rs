@@ -63,7 +63,7 @@ pub(crate) async fn set_trigger(
     let tasks = control.tasks()?;
     control.audit(&caller, "trigger.set", &given.name, &given.spec).await?;
     let maker = Maker {
-        by: submitter(&control, &caller),
+        by: submitter(&control, &caller)?,
         operates: caller.role >= Role::Operator,
         expires_at_ms: caller.bearer.expires_at_ms,
     };

@@ -4,6 +4,7 @@
 //! last milliseconds in a power cut, because nodes hold the leases and report them again. Bookings and bearers may
 //! not: they are on the disk before anybody hears that they are.
 
+pub mod accounts;
 mod apply;
 pub mod flows;
 mod memory;

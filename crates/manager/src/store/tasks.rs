@@ -10,6 +10,7 @@ use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
+use super::accounts::{SharingStore, Usage, UsageKey};
 use super::flows::FlowStore;
 use super::triggers::TriggerStore;
 
@@ -200,7 +201,7 @@ pub struct TaskSnapshot {
 }
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
-pub trait TaskStore: TriggerStore + FlowStore + Send + Sync + 'static {
+pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'static {
     /// All but outcomes.
     fn load(&self) -> Pending<TaskSnapshot>;
 
@@ -225,8 +226,8 @@ pub trait TaskStore: TriggerStore + FlowStore + Send + Sync + 'static {
     /// How tasks ended; none for those that have not, or are not known.
     fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>>;
 
-    /// Tasks ended. Their arguments are not kept.
-    fn end(&self, tasks: Vec<EndedTask>) -> Pending<()>;
+    /// Tasks ended, and what some have cost since the last call. Their arguments are not kept.
+    fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
 
     /// Outcomes of a tenant's tag with numbers above this, in the order of their numbers.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::memo::Key;
 use super::{Ending, Place, State, Tasks, late};
 use crate::control::now_ms;
+use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::EndedTask;
 use crate::store::{Pending, StoreError};
 
@@ -23,6 +24,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Outcomes on their way to the disk.
 pub struct Finishing {
     tasks: Vec<EndedTask>,
+    usage: Vec<(UsageKey, Usage)>,
     written: Pending<()>,
     /// The dispatcher that may forget them.
     kept: Option<(EndpointId, Vec<Attempt>)>,
@@ -59,6 +61,9 @@ impl Tasks {
                 (_, started_at_ms) => started_at_ms,
             };
             let attempts = live.tries.attempts;
+            let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
+            cost.tasks += 1;
+            cost.failed += u64::from(one.error.is_some());
             state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
             state.last_number = number;
             if let Some(key) = led {
@@ -88,10 +93,16 @@ impl Tasks {
             return;
         }
         // Under the lock, so that the store gets them in the order of their numbers.
-        let written = self.store.end(tasks.clone());
+        let usage = Vec::from_iter(state.usage.drain());
+        let written = self.store.end(tasks.clone(), usage.clone());
         let kept = by.map(|endpoint| (endpoint, kept));
         // It ends with the manager alone.
-        let _ = self.finishing.send(Finishing { tasks, written, kept });
+        let _ = self.finishing.send(Finishing {
+            tasks,
+            usage,
+            written,
+            kept,
+        });
         for task in anew {
             // The first one leads the others, so that none of them has an answer now.
             if state.is_following(task) {
@@ -167,6 +178,7 @@ pub fn unexecuted(task: TaskId, error: Option<Failure>, answer: Payload) -> Ende
 pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishing>) {
     while let Some(Finishing {
         tasks: ended,
+        usage,
         written,
         kept,
     }) = queue.recv().await
@@ -179,7 +191,7 @@ pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishin
             }
             tasks.say(Some(error));
             tokio::time::sleep(RETRY).await;
-            written = tasks.store.end(ended.clone()).wait().await;
+            written = tasks.store.end(ended.clone(), usage.clone()).wait().await;
             if written.is_ok() {
                 tracing::info!("the store can write outcomes again");
                 tasks.say(None);

@@ -4,6 +4,7 @@
 //! the ids of its tasks come of its own, so that what was submitted before is not submitted again, and what ended answers at once.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ use crate::store::flows::FlowRecord;
 
 /// The longest that the end of a manager waits for those who wait for outcomes.
 const A_WHILE: Duration = Duration::from_millis(500);
+/// What all flows that have not ended have in memory, in their own JSON.
+const MOST_HELD_BYTES: usize = 512 << 20;
 /// What could not be submitted for now is submitted again.
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -39,6 +42,8 @@ pub struct Flow {
     arguments: Vec<Vec<Option<usize>>>,
     steps: Mutex<Vec<StepStatus>>,
     results: Vec<watch::Sender<Option<Arc<Value>>>>,
+    /// How many bytes its input and its results have.
+    bytes: AtomicUsize,
     cancelled: watch::Sender<bool>,
     over: watch::Sender<bool>,
 }
@@ -55,6 +60,7 @@ impl Flow {
             arguments: record.request.arguments()?,
             steps: Mutex::new(steps.collect()),
             results: record.request.steps.iter().map(|_| watch::channel(None).0).collect(),
+            bytes: AtomicUsize::new(0),
             cancelled: watch::channel(false).0,
             over: watch::channel(false).0,
             record,
@@ -73,10 +79,31 @@ impl Flow {
     }
 
     fn by(&self, tasks: &Tasks) -> Submitter {
-        Submitter {
-            tenant: self.record.tenant,
-            name: (tasks.names)(self.record.tenant),
+        tasks.submitter(self.record.tenant)
+    }
+
+    /// More of it is held in memory, until it ends.
+    fn hold(&self, tasks: &Tasks, bytes: usize) -> Result<(), Failure> {
+        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let all = tasks.flow_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if own > MOST_RESULT_BYTES {
+            let text = format!(
+                "input and results of the flow have more than {MOST_RESULT_BYTES} bytes; have its functions answer where they are"
+            );
+            return Err(Failure::new(Code::TooLarge, text));
         }
+        if all > MOST_HELD_BYTES {
+            let text =
+                "the results of all flows that have not ended are too many for the manager; start fewer at a time";
+            return Err(Failure::new(Code::QuotaExceeded, text));
+        }
+        Ok(())
+    }
+
+    /// Nothing of it is held any more.
+    fn let_go(&self, tasks: &Tasks) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        tasks.flow_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// What a step's function is called with, once it is known.
@@ -145,7 +172,8 @@ impl Flow {
     ) -> Result<(), Failure> {
         let submission = {
             let tasks = tasks.upgrade().ok_or_else(stopping)?;
-            let function = tasks.state().function_for(&self.by(&tasks), step.function)?;
+            let by = self.by(&tasks);
+            let function = tasks.state().function_for(&by, step.function)?;
             let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
             let input = |(id, arguments): (&TaskId, Vec<Value>)| {
                 let mut input = TaskInput {
@@ -185,7 +213,6 @@ impl Flow {
     async fn gather(&self, tasks: &Weak<Tasks>, at: usize, ids: &[TaskId]) -> Result<Value, Failure> {
         let step = &self.record.request.steps[at];
         let mut results = Vec::with_capacity(ids.len());
-        let mut left = MOST_RESULT_BYTES;
         for id in ids {
             let (tasks, outcome) = loop {
                 let tasks = tasks.upgrade().ok_or_else(stopping)?;
@@ -193,11 +220,20 @@ impl Flow {
                     break (tasks, outcome);
                 }
             };
-            results.push(tasks.result(&self.record, step, outcome, &mut left).await?);
+            self.hold(&tasks, bytes_of(&outcome))?;
+            results.push(tasks.result(&self.record, step, outcome).await?);
             self.note(at, |step| step.done += 1);
         }
         Ok(whole(step, results))
     }
+}
+
+/// How long what a task answered is.
+fn bytes_of(outcome: &TaskOutcome) -> usize {
+    let payload = outcome.payload();
+    payload.content().map_or(payload.bytes_here(), |content| {
+        usize::try_from(content.bytes).unwrap_or(usize::MAX)
+    })
 }
 
 /// Of which a step's result is made.
@@ -297,13 +333,20 @@ impl Tasks {
             ended_at_ms: 0,
         };
         let flow = Flow::new(record)?;
-        let most = flow.record.request.input.to_string().len();
-        if most > MOST_RESULT_BYTES {
-            let text = format!("an input of {most} bytes; {MOST_RESULT_BYTES} are allowed");
-            return Err(Failure::new(Code::PayloadTooLarge, text));
-        }
         let id = flow.record.id;
-        let (kept, new) = self.store.keep_flow(flow.record.clone()).wait().await?;
+        let kept = match self.hold_input(&flow) {
+            Ok(()) => self
+                .store
+                .keep_flow(flow.record.clone())
+                .wait()
+                .await
+                .map_err(Failure::from),
+            Err(failure) => Err(failure),
+        };
+        if !matches!(kept, Ok((_, true))) {
+            flow.let_go(self);
+        }
+        let (kept, new) = kept?;
         if kept.tenant != by.tenant {
             let text = format!("the id {id} is another flow's; make ids at random, or leave them out");
             return Err(Failure::new(Code::Forbidden, text));
@@ -313,6 +356,10 @@ impl Tasks {
         }
         let found = self.flow(id).await?;
         found.map(|(_, status)| status).ok_or_else(stopping)
+    }
+
+    fn hold_input(&self, flow: &Flow) -> Result<(), Failure> {
+        flow.hold(self, flow.record.request.input.to_string().len())
     }
 
     /// Goes through a flow until it has ended.
@@ -326,20 +373,18 @@ impl Tasks {
     pub(super) fn go_on_with_flows(self: &Arc<Self>, records: Vec<FlowRecord>) {
         for record in records {
             match Flow::new(record) {
-                Ok(flow) => self.drive(flow),
+                Ok(flow) => {
+                    // It was not too much when it was started.
+                    let _ = self.hold_input(&flow);
+                    self.drive(flow);
+                }
                 Err(failure) => tracing::error!(%failure, "a flow is left alone"),
             }
         }
     }
 
-    /// The result of one task of a flow's, which takes of what is `left` for them together.
-    async fn result(
-        &self,
-        flow: &FlowRecord,
-        step: &FlowStep,
-        outcome: TaskOutcome,
-        left: &mut usize,
-    ) -> Result<Value, Failure> {
+    /// The result of one task of a flow's.
+    async fn result(&self, flow: &FlowRecord, step: &FlowStep, outcome: TaskOutcome) -> Result<Value, Failure> {
         let failed = |code: Code, why: &str| {
             let text = format!("the step `{}` failed in its task {}: {why}", step.name, outcome.id);
             Failure::new(code, text)
@@ -348,13 +393,6 @@ impl Tasks {
             return Err(failed(failure.code, &failure.message));
         }
         let payload = outcome.payload();
-        let bytes = payload.content().map_or(payload.bytes_here(), |content| {
-            usize::try_from(content.bytes).unwrap_or(usize::MAX)
-        });
-        *left = left.checked_sub(bytes).ok_or_else(|| {
-            let why = format!("results of more than {MOST_RESULT_BYTES} bytes; have it answer where they are");
-            failed(Code::TooLarge, &why)
-        })?;
         let answer = match payload {
             Payload::Here(answer) => answer,
             Payload::Stored(content) => self.contents.read_whole(flow.tenant, content).await?,
@@ -390,12 +428,11 @@ impl Tasks {
         };
         let at = record.request.steps.len() - 1;
         let mut results = Vec::new();
-        let mut left = MOST_RESULT_BYTES;
         for call in 0..usize::try_from(status.tasks).unwrap_or(0) {
             let Some(outcome) = self.store.outcome(task_of(record, at, call)).wait().await? else {
                 return Ok(None);
             };
-            results.push(self.result(record, step, outcome, &mut left).await?);
+            results.push(self.result(record, step, outcome).await?);
         }
         Ok(Some(whole(step, results)))
     }
@@ -462,6 +499,7 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
             continue;
         }
         tasks.state().flows.remove(&record.id);
+        flow.let_go(&tasks);
         flow.over.send_replace(true);
         return;
     }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use super::endpoints::own;
 use super::finish::instead;
 use super::{Endpoint, Link, Live, Place, State, Tasks};
+use crate::control::now_ms;
 
 /// Most messages that are looked at under one hold of the lock.
 const AT_ONCE: usize = 256;
@@ -127,6 +128,7 @@ impl Tasks {
 
     /// Executions ended, well or not.
     fn on_ended(&self, state: &mut State, id: EndpointId, ended: Vec<Ended>) {
+        let now_ms = now_ms();
         let mut last = Vec::with_capacity(ended.len());
         let mut stale = Vec::new();
         for mut one in ended {
@@ -149,6 +151,10 @@ impl Tasks {
             let code = one.error.as_ref().map(|failure| failure.code);
             let fate = fate(terms, code, one.begun);
             let (tenant, priority) = (live.tenant, live.priority);
+            if one.begun {
+                let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
+                cost.took_us += one.took_us;
+            }
             if let Fate::Again { retry, fault } = fate {
                 live.tries.retries_left -= u16::from(retry);
                 live.tries.faults += u16::from(fault);
@@ -255,7 +261,7 @@ impl State {
     }
 
     fn on_running(&mut self, attempts: &[Attempt]) {
-        let now_ms = crate::control::now_ms();
+        let now_ms = now_ms();
         for attempt in attempts {
             if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
                 live.place = Place::Running;

@@ -14,6 +14,7 @@
 //! - [`memo`]: tasks whose answer is known already;
 //! - [`finish`]: outcomes are written down, and told;
 //! - [`tag`]: who waits for outcomes;
+//! - [`sharing`]: who shares with whom, and what it cost;
 //! - [`triggers`]: what happens becomes tasks;
 //! - [`flows`]: tasks come of other tasks' results.
 
@@ -26,6 +27,7 @@ mod link;
 mod memo;
 mod output;
 mod send;
+mod sharing;
 pub mod socket;
 mod submit;
 mod suits;
@@ -34,6 +36,7 @@ mod triggers;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +51,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use crate::control::now_ms;
 use crate::options::ContentOptions;
+use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
     EndpointRecord, FunctionRecord, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
@@ -82,6 +86,8 @@ pub struct Tasks {
     pub contents: Arc<Contents>,
     finishing: mpsc::UnboundedSender<finish::Finishing>,
     trouble: Mutex<Option<StoreError>>,
+    /// What flows have in memory.
+    flow_bytes: AtomicUsize,
     names: Names,
 }
 
@@ -102,6 +108,9 @@ struct State {
     cached_bytes: usize,
     triggers: triggers::Triggers,
     flows: flows::Flows,
+    teams: sharing::Teams,
+    /// What tasks cost since that was written down last.
+    usage: HashMap<UsageKey, Usage>,
     /// When the manager started. Wall clock.
     started_at_ms: u64,
     /// Bumped whenever tasks have printed.
@@ -244,6 +253,16 @@ impl Live {
     fn attempt(&self, id: TaskId) -> Attempt {
         self.tries.attempt(id)
     }
+
+    /// What it is counted with.
+    fn usage_key(&self, now_ms: u64) -> UsageKey {
+        UsageKey {
+            day: sharing::day_of(now_ms),
+            tenant: self.tenant,
+            function: self.function.id,
+            endpoint: self.endpoint,
+        }
+    }
 }
 
 impl Tasks {
@@ -260,12 +279,14 @@ impl Tasks {
         let mut state = State::remembered(snapshot);
         state.triggers = triggers::Triggers::remembered(store.triggers().within(LOAD_DEADLINE).await?);
         let flows = store.live_flows().within(LOAD_DEADLINE).await?;
+        state.teams = sharing::Teams::remembered(store.teams().within(LOAD_DEADLINE).await?);
         let tasks = Arc::new(Self {
             state: Mutex::new(state),
             store,
             contents: Arc::new(contents),
             finishing,
             trouble: Mutex::default(),
+            flow_bytes: AtomicUsize::new(0),
             names,
         });
         tasks.end_those_that_cannot_be();
@@ -656,6 +677,7 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
                 // A store that cannot write has more urgent work; the next turn tries again.
                 forget_from = tasks.store.forget(before, from).wait().await.unwrap_or(Some(from));
                 let _ = tasks.store.forget_flows(before).wait().await;
+                let _ = tasks.store.forget_usage(sharing::forgotten_before(now_ms())).wait().await;
             }
         }
     }

@@ -10,7 +10,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_TASKS, TaskInput, TaskSubmission,
+    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
 };
 use sha2::{Digest, Sha256};
 
@@ -33,12 +33,17 @@ pub struct Submitter {
     pub tenant: TenantId,
     /// Its name.
     pub name: String,
+    /// The teams that it is in.
+    pub teams: Vec<String>,
 }
 
 impl Submitter {
-    /// Whether something is shared with it that is shared with these: names of tenants, or `*` for everyone.
+    /// Whether something is shared with it that is shared with these: names of tenants, teams, or `*` for everyone.
     pub(super) fn is_among(&self, shared_with: &[String]) -> bool {
-        shared_with.iter().any(|with| with == "*" || *with == self.name)
+        shared_with.iter().any(|with| match with.strip_prefix(TEAM) {
+            Some(team) => self.teams.iter().any(|own| own == team),
+            None => with == "*" || *with == self.name,
+        })
     }
 }
 

@@ -559,7 +559,7 @@ async fn watchers_hear_of_nodes_and_leases() {
 async fn a_full_store_refuses_leases_clearly_loses_nothing_and_the_node_lets_go() {
     let directory = tempfile::tempdir().unwrap();
     let options = Options {
-        store: StoreKind::Sqlite { most_pages: Some(20) },
+        store: StoreKind::Sqlite { most_pages: Some(40) },
         ..options(directory.path())
     };
     let manager = Manager::start(options).await.unwrap();

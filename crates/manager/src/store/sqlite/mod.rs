@@ -2,6 +2,7 @@
 //!
 //! Bookings and bearers are synced to the disk before their writers hear of it; changes of leases are not.
 
+mod accounts;
 mod flows;
 mod tasks;
 mod triggers;

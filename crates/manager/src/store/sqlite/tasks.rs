@@ -16,7 +16,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
 
 use super::writer::{Schema, Writer};
-use super::{flows, json, parsed, signed, triggers, unsigned};
+use super::{accounts, flows, json, parsed, signed, triggers, unsigned};
+use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
     EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
     TaskSpec, TaskStore, Tries,
@@ -48,7 +49,7 @@ CREATE TABLE contents (
     tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
     going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
-CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES],
+CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, accounts::TABLES],
     upgrades: &[
         "ALTER TABLE endpoints ADD COLUMN tenant BLOB NOT NULL DEFAULT x'00000000000000000000000000000000';
 ALTER TABLE endpoints ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
@@ -65,6 +66,7 @@ CREATE TABLE contents (
 CREATE INDEX contents_by_use ON contents (used_at_ms)",
         triggers::TABLES,
         flows::TABLES,
+        accounts::TABLES,
     ],
 };
 
@@ -245,8 +247,9 @@ impl TaskStore for SqliteTasks {
             .read(move |connection| tasks.iter().map(|task| ending(connection, *task)).collect())
     }
 
-    fn end(&self, tasks: Vec<EndedTask>) -> Pending<()> {
+    fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()> {
         self.0.write(true, tasks.len(), move |transaction| {
+            accounts::add_usage(transaction, &usage)?;
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
                  raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL
@@ -656,11 +659,11 @@ mod tests {
         assert_eq!(again, Ok(vec![false, true]));
         let failure = Failure::new(Code::MaybeExecuted, "who knows");
         store
-            .end(vec![ended(1, 1, None), ended(2, 2, Some(failure.clone()))])
+            .end(vec![ended(1, 1, None), ended(2, 2, Some(failure.clone()))], Vec::new())
             .wait()
             .await
             .unwrap();
-        store.end(vec![ended(2, 3, None)]).wait().await.unwrap();
+        store.end(vec![ended(2, 3, None)], Vec::new()).wait().await.unwrap();
         let outcomes = store.outcomes(TENANT, "a".into(), 0, 10).wait().await.unwrap();
         assert_eq!(outcomes.iter().map(|one| one.number).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(outcomes[1].error, Some(failure));
@@ -704,7 +707,7 @@ mod tests {
         store.enqueue(all).wait().await.unwrap();
         let failure = Failure::new(Code::FunctionError, "oh");
         let ends = vec![ended(1, 1, None), ended(2, 2, None), ended(3, 3, Some(failure.clone()))];
-        store.end(ends).wait().await.unwrap();
+        store.end(ends, Vec::new()).wait().await.unwrap();
         let begun = vec![(TaskId([9; 16]), Tries::default(), true)];
         let given = store.begin(begun).wait().await.unwrap().remove(0);
         assert_eq!(given.arguments, Payload::Here(vec![9; 3].into()));
@@ -759,7 +762,7 @@ mod tests {
             .await
             .unwrap();
         store
-            .end(vec![ended(1, 1, None), ended(2, 2, None)])
+            .end(vec![ended(1, 1, None), ended(2, 2, None)], Vec::new())
             .wait()
             .await
             .unwrap();
@@ -818,7 +821,7 @@ mod tests {
         };
         assert_eq!(store.endpoint(described(1)).wait().await, Ok(mine));
         store.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
-        store.end(vec![ended(1, 1, None)]).wait().await.unwrap();
+        store.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
         let before = store.load().wait().await.unwrap();
         assert!(matches!(
             SqliteTasks::open(Some(&path), None),

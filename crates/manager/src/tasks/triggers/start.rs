@@ -10,7 +10,7 @@ use mayfly_protocol::ids::TriggerId;
 use mayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
 use serde_json::{Map, Value};
 
-use super::{AGAIN, Submitter, Tasks, flow_of, gone, task_of};
+use super::{AGAIN, Tasks, flow_of, gone, task_of};
 use crate::store::triggers::{EventRecord, TriggerRecord};
 
 impl TriggerRecord {
@@ -83,10 +83,7 @@ impl Tasks {
 
     async fn submit_events(self: &Arc<Self>, record: &TriggerRecord, events: &[EventRecord]) -> Result<(), Failure> {
         let spec = &record.spec;
-        let by = Submitter {
-            tenant: record.tenant,
-            name: (self.names)(record.tenant),
-        };
+        let by = self.submitter(record.tenant);
         if !spec.then.is_empty() {
             for event in events {
                 let _ = self.start_flow(by.clone(), record.flow(event)).await?;

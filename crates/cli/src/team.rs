@@ -1,0 +1,137 @@
+//! `mayfly team`: several tenants under one name, to share with.
+
+use clap::{Args, Subcommand};
+use mayfly_client::{Client, encoded};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::{Team, TeamSpec};
+
+use crate::output::Align::Left;
+use crate::{Global, connect, output, values};
+
+/// Name several tenants at once, to share functions and endpoints with.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly team set astro alice bob --description 'the telescope'
+  mayfly team add astro carol
+  mayfly team drop astro bob
+  mayfly team list
+  mayfly endpoint setup --share-with team:astro
+
+What is shared with team:astro is shared with whoever is in it, from then on and until then. A team belongs to who made it.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show the teams that are yours, and those that you are in
+    List,
+    /// Make a team, or change yours: these are its members from now on
+    Set(Set),
+    /// Take tenants into a team of yours
+    Add(Members),
+    /// Take tenants out of a team of yours
+    Drop(Members),
+    /// Forget a team of yours
+    Remove {
+        /// Its name
+        #[arg(value_parser = values::name)]
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Members {
+    /// Its name
+    #[arg(value_parser = values::name)]
+    name: String,
+    /// Names of tenants
+    #[arg(value_name = "TENANT", value_parser = values::name)]
+    members: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct Set {
+    #[command(flatten)]
+    members: Members,
+    /// For people
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    description: String,
+}
+
+fn path(name: &str) -> String {
+    format!("/v1/teams/{}", encoded(name))
+}
+
+fn all(client: &Client) -> Result<Vec<Team>, Failure> {
+    client.get("/v1/teams").map_err(|error| error.0)
+}
+
+fn put(client: &Client, name: &str, spec: &TeamSpec) -> Result<Team, Failure> {
+    client.put(&path(name), spec).map_err(|error| error.0)
+}
+
+/// Changes who is in a team.
+fn change(client: &Client, name: &str, change: impl FnOnce(&mut Vec<String>)) -> Result<Team, Failure> {
+    let found = all(client)?.into_iter().find(|team| team.name == name);
+    let mut team = found.ok_or_else(|| Failure::new(Code::NotFound, format!("you have no team `{name}`")))?;
+    change(&mut team.spec.members);
+    put(client, name, &team.spec)
+}
+
+pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let teams = match &arguments.what {
+        What::List => {
+            let teams = all(&client)?;
+            output::line(&match (global.json, teams.is_empty()) {
+                (true, _) => output::json(&teams)?,
+                (false, true) => "No teams.".into(),
+                (false, false) => table(&teams),
+            });
+            return Ok(());
+        }
+        What::Set(Set { members, description }) => {
+            let spec = TeamSpec {
+                description: description.clone(),
+                members: members.members.clone(),
+            };
+            put(&client, &members.name, &spec)?
+        }
+        What::Add(Members { name, members }) => change(&client, name, |now| {
+            now.extend(
+                members
+                    .iter()
+                    .filter(|new| !now.contains(new))
+                    .cloned()
+                    .collect::<Vec<_>>(),
+            );
+        })?,
+        What::Drop(Members { name, members }) => change(&client, name, |now| now.retain(|one| !members.contains(one)))?,
+        What::Remove { name } => client.delete(&path(name)).map_err(|error| error.0)?,
+    };
+    output::line(&match global.json {
+        true => output::json(&teams)?,
+        false => table(&[teams]),
+    });
+    Ok(())
+}
+
+fn table(teams: &[Team]) -> String {
+    let mut table = output::Table::new(&[
+        ("TEAM", Left),
+        ("OWNER", Left),
+        ("MEMBERS", Left),
+        ("DESCRIPTION", Left),
+    ]);
+    for team in teams {
+        table.row([
+            output::plain(&team.name),
+            output::plain(&team.owner),
+            output::plain(&team.spec.members.join(", ")),
+            output::plain(&team.spec.description),
+        ]);
+    }
+    table.text(output::colours(&std::io::stdout()))
+}

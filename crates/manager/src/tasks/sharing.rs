@@ -1,0 +1,206 @@
+//! Who shares with whom, and what tasks cost.
+
+use std::collections::HashMap;
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::TenantId;
+use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Team, TeamSpec, UsageLine};
+
+use super::{Submitter, Tasks};
+use crate::store::accounts::{TeamRecord, Usage, UsageKey};
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+/// What tasks cost is known for so many days.
+const KEPT_DAYS: u32 = 800;
+/// Lines of one answer.
+const MOST_LINES: u32 = 100_000;
+
+/// The day of this time, counted from the Unix epoch.
+pub fn day_of(ms: u64) -> u32 {
+    u32::try_from(ms / DAY_MS).unwrap_or(u32::MAX)
+}
+
+/// The first day that is not forgotten.
+pub fn forgotten_before(now_ms: u64) -> u32 {
+    day_of(now_ms).saturating_sub(KEPT_DAYS)
+}
+
+/// A name is a part of paths, and of what things are shared with.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    if begins && name.len() <= 64 && name.chars().all(fits) {
+        return Ok(());
+    }
+    let text = format!(
+        "`{name:.80}` is no name for a team: take letters, digits, `-`, `_` and `.`, a letter first, 64 at most"
+    );
+    Err(Failure::new(Code::InvalidRequest, text))
+}
+
+/// Teams, and who is in which.
+#[derive(Default)]
+pub struct Teams {
+    all: HashMap<String, TeamRecord>,
+    /// Of each member's name.
+    of: HashMap<String, Vec<String>>,
+}
+
+impl Teams {
+    /// Those that the store remembers.
+    pub fn remembered(records: Vec<TeamRecord>) -> Self {
+        let mut teams = Self::default();
+        for team in records {
+            teams.set(team);
+        }
+        teams
+    }
+
+    fn set(&mut self, team: TeamRecord) {
+        self.remove(&team.name);
+        for member in &team.spec.members {
+            self.of.entry(member.clone()).or_default().push(team.name.clone());
+        }
+        self.all.insert(team.name.clone(), team);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let members = self.all.remove(name).map(|team| team.spec.members);
+        for member in members.unwrap_or_default() {
+            if let Some(teams) = self.of.get_mut(&member) {
+                teams.retain(|team| team != name);
+            }
+        }
+    }
+}
+
+impl Tasks {
+    /// A tenant, for whom something is submitted.
+    pub fn submitter(&self, tenant: TenantId) -> Submitter {
+        let name = (self.names)(tenant);
+        let teams = self.state().teams.of.get(&name).cloned().unwrap_or_default();
+        Submitter { tenant, name, teams }
+    }
+
+    /// Makes a team, or changes one of the owner's.
+    pub async fn set_team(&self, owner: TenantId, name: String, spec: TeamSpec) -> Result<Team, Failure> {
+        check_name(&name)?;
+        let too_long = |text: &String| text.len() > MOST_NAME_BYTES;
+        if spec.members.len() > MOST_MEMBERS || spec.members.iter().any(too_long) {
+            let text =
+                format!("a team has {MOST_MEMBERS} members at most, each with a name of {MOST_NAME_BYTES} bytes");
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        {
+            let state = self.state();
+            let own = state.teams.all.values();
+            if own.filter(|team| team.owner == owner && team.name != name).count() >= MOST_TEAMS {
+                let text = format!("you have {MOST_TEAMS} teams already; remove some");
+                return Err(Failure::new(Code::QuotaExceeded, text));
+            }
+        }
+        let kept = self.store.team(TeamRecord { name, owner, spec }).wait().await?;
+        if kept.owner != owner {
+            let text = format!(
+                "there is a team `{}` already, and it is another tenant's; choose another name",
+                kept.name
+            );
+            return Err(Failure::new(Code::Forbidden, text));
+        }
+        let shown = self.shown_team(&kept);
+        self.state().teams.set(kept);
+        Ok(shown)
+    }
+
+    fn shown_team(&self, team: &TeamRecord) -> Team {
+        Team {
+            name: team.name.clone(),
+            owner: (self.names)(team.owner),
+            spec: team.spec.clone(),
+        }
+    }
+
+    /// Teams that somebody has, or is in, by name.
+    pub fn teams(&self, of: TenantId) -> Vec<Team> {
+        let name = (self.names)(of);
+        let all: Vec<TeamRecord> = self.state().teams.all.values().cloned().collect();
+        let own = all
+            .iter()
+            .filter(|team| team.owner == of || team.spec.members.contains(&name));
+        let mut shown: Vec<Team> = own.map(|team| self.shown_team(team)).collect();
+        shown.sort_by(|a, b| a.name.cmp(&b.name));
+        shown
+    }
+
+    /// Forgets a team of its owner's: what was shared with it is shared with its members no more.
+    pub async fn remove_team(&self, owner: TenantId, name: &str) -> Result<Team, Failure> {
+        let found = self
+            .state()
+            .teams
+            .all
+            .get(name)
+            .filter(|team| team.owner == owner)
+            .cloned();
+        let found = found.ok_or_else(|| Failure::new(Code::NotFound, format!("you have no team `{name:.80}`")))?;
+        self.store.remove_team(name.into()).wait().await?;
+        self.state().teams.remove(name);
+        Ok(self.shown_team(&found))
+    }
+
+    /// What tasks cost that ended from one time on and before another, by whole days, of one tenant or of all.
+    pub async fn usage(
+        &self,
+        from_ms: u64,
+        until_ms: u64,
+        tenant: Option<TenantId>,
+    ) -> Result<Vec<UsageLine>, Failure> {
+        let until = day_of(until_ms.saturating_add(DAY_MS - 1));
+        let used = self
+            .store
+            .usage(day_of(from_ms), until, tenant, MOST_LINES)
+            .wait()
+            .await?;
+        let names: HashMap<TenantId, String> = used
+            .iter()
+            .map(|(key, _)| (key.tenant, (self.names)(key.tenant)))
+            .collect();
+        let state = self.state();
+        let line = |(key, usage): (UsageKey, Usage)| UsageLine {
+            day_ms: u64::from(key.day) * DAY_MS,
+            tenant: names.get(&key.tenant).cloned().unwrap_or_default(),
+            function: key.function,
+            name: state.function_name(key.function),
+            endpoint: state.endpoint_name(key.endpoint),
+            tasks: usage.tasks,
+            failed: usage.failed,
+            took_ms: usage.took_us / 1000,
+        };
+        Ok(used.into_iter().map(line).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_in_which_team_follows_every_change() {
+        let team = |name: &str, members: &[&str]| TeamRecord {
+            name: name.into(),
+            owner: TenantId([1; 16]),
+            spec: TeamSpec {
+                description: String::new(),
+                members: members.iter().map(|member| (*member).to_owned()).collect(),
+            },
+        };
+        let mut teams = Teams::remembered(vec![team("a", &["alice", "bob"]), team("b", &["bob", "bob"])]);
+        let of = |teams: &Teams, name: &str| teams.of.get(name).cloned().unwrap_or_default();
+        assert_eq!(of(&teams, "alice"), ["a"]);
+        assert_eq!(of(&teams, "bob")[0], "a");
+        teams.set(team("a", &["carol"]));
+        assert!(of(&teams, "alice").is_empty());
+        assert_eq!(of(&teams, "carol"), ["a"]);
+        teams.remove("b");
+        assert!(of(&teams, "bob").is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+"""Teams to share with, and what tasks took: of whom, of what, and where."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from harness.managers import Manager, tenant
+from harness.programs import program, run
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+# Workers cannot import what pytest made of this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def manager(state: Path) -> Iterator[Manager]:
+    manager = Manager(state / "up")
+    yield manager
+    manager.stop()
+
+
+@pytest.fixture
+def client(manager: Manager) -> Iterator[mayfly.Client]:
+    with mayfly.connect(config=manager.state) as client:
+        yield client
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def short(line: dict[str, Any]) -> str:
+    """A function's name without its module."""
+    name: str = line["name"]
+    return name.rsplit(".", 1)[-1]
+
+
+def fail(mark: str) -> None:
+    time.sleep(0.1)
+    raise ValueError(mark)
+
+
+def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
+    manager: Manager, client: mayfly.Client, state: Path
+) -> None:
+    people = {name: tenant(manager.daemon, name, state) for name in ("alice", "bob")}
+    with mayfly.connect(config=people["alice"]) as alice, mayfly.connect(config=people["bob"]) as bob:
+        assert client.team("astro", ["alice"], description="the telescope")["owner"] == "default"
+        function = client.register(double, share=["team:astro"])
+        assert alice.run(alice.function(function.id), 4).result(30) == 8
+        for forbidden in (lambda: bob.function(function.id), lambda: bob.run(function, 4).result(30)):
+            with pytest.raises(mayfly.Error, match="there is no function"):
+                forbidden()
+        assert [team["name"] for team in alice.teams()] == ["astro"]
+        assert bob.teams() == []
+        # It is its owner's to change, and nobody else's.
+        with pytest.raises(mayfly.Error, match="another tenant's"):
+            alice.team("astro", ["alice", "bob"])
+        client.team("astro", ["bob"])
+        assert bob.run(bob.function(function.id), 5).result(30) == 10
+        with pytest.raises(mayfly.Error, match="there is no function"):
+            alice.function(function.id)
+        # A tenant that is called as a team is none.
+        assert bob.register(double, share=["astro"]).id
+    manager.again()
+    with mayfly.connect(config=people["bob"]) as bob:
+        assert bob.run(bob.function(function.id), 6).result(30) == 12
+
+
+def test_teams_on_the_command_line(manager: Manager) -> None:
+    def say(*arguments: str) -> Any:
+        return manager.daemon.cli("team", *arguments)
+
+    assert say("list") == []
+    made = say("set", "astro", "alice", "bob", "--description", "the telescope")
+    assert (made["members"], made["owner"], made["description"]) == (["alice", "bob"], "default", "the telescope")
+    assert say("add", "astro", "carol", "bob")["members"] == ["alice", "bob", "carol"]
+    dropped = say("drop", "astro", "alice")
+    assert (dropped["members"], dropped["description"]) == (["bob", "carol"], "the telescope")
+    environment = manager.daemon.client_environment()
+    assert "bob, carol" in run(program(), "team", "list", env=environment).stdout
+    assert say("remove", "astro")["name"] == "astro"
+    assert say("list") == []
+    for wrong in (("add", "astro", "x"), ("remove", "astro"), ("set", "1st", "x")):
+        done = run(program(), "team", *wrong, check=False, env=environment)
+        assert done.returncode != 0
+        assert "team" in done.stderr
+
+
+def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
+    manager: Manager, client: mayfly.Client, state: Path
+) -> None:
+    alice_at = tenant(manager.daemon, "alice", state)
+    for future in [client.run(sleep, 0.1) for _ in range(4)]:
+        future.result(30)
+    assert client.run(double, 1).result(30) == 2
+    with mayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="again"):
+        executor.submit(fail, "again").result(30)
+    with mayfly.connect(config=alice_at) as alice:
+        assert alice.run(double, 2).result(30) == 4
+        assert [(line["tenant"], short(line), line["tasks"]) for line in alice.usage()] == [("alice", "double", 1)]
+        with pytest.raises(mayfly.Error, match="operator"):
+            alice.usage(everybody=True)
+    manager.again()
+    with mayfly.connect(config=manager.state) as again:
+        lines = {short(line): line for line in again.usage()}
+        assert set(lines) == {"sleep", "double", "fail"}
+        assert {name: (line["tasks"], line["failed"]) for name, line in lines.items()} == {
+            "sleep": (4, 0),
+            "double": (1, 0),
+            "fail": (1, 1),
+        }
+        # Each of four took a tenth of a second, and so did both executions of the one that failed.
+        assert 400 <= lines["sleep"]["took_ms"] < 4_000
+        assert 200 <= lines["fail"]["took_ms"] < 4_000
+        assert lines["double"]["took_ms"] < 400
+        assert {(line["endpoint"], line["tenant"]) for line in lines.values()} == {("local", "default")}
+        assert len(again.usage(everybody=True)) == 4
+        again.run(double, 3).result(30)
+        assert next(line for line in again.usage() if short(line) == "double")["tasks"] == 2
+    environment = manager.daemon.client_environment()
+    shown = run(program(), "usage", "--everybody", "--by", "tenant", env=environment).stdout
+    assert [line.split()[:2] for line in shown.splitlines()[1:]] == [["alice", "1"], ["default", "7"]]
+    csv = run(program(), "usage", "--csv", env=environment).stdout
+    assert csv.splitlines()[0] == "what,tasks,failed,took_ms"
+    assert 'double (default)",2,0,' in csv
+    assert json.loads(run(program(), "usage", "--until", "2001-01-01", "--json", env=environment).stdout) == []

@@ -13,7 +13,7 @@ use mayfly_protocol::contents::{INLINE_BYTES, Payload};
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
 use mayfly_protocol::ids::NodeId;
 use mayfly_protocol::tasks::{JSON_ANSWER, MOST_ANSWER_BYTES};
-use mayfly_tasks::{Cost, gives};
+use mayfly_tasks::{Busy, Cost, gives};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::contents::{Fetched, at_hand};
@@ -56,8 +56,8 @@ struct Calls {
     functions: HashMap<mayfly_protocol::ids::FunctionId, Known>,
     /// What all that runs is expected to take.
     ahead_us: u64,
-    /// When executions were last seen to have ended.
-    last: Option<Instant>,
+    /// What its workers did.
+    busy: Busy,
     /// Those that ended last: what they printed may come after their end.
     ended: VecDeque<(CallId, Attempt)>,
 }
@@ -86,6 +86,7 @@ pub struct Lane {
     /// What its workers print, until somebody reads it.
     printed: Mutex<Option<Reader>>,
     calls: Mutex<Calls>,
+    begun: Instant,
     retired: AtomicBool,
     /// Whether its channels were closed, whatever ran.
     closed: AtomicBool,
@@ -109,6 +110,7 @@ impl Lane {
             lease,
             pool,
             calls: Mutex::default(),
+            begun: Instant::now(),
             retired: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -314,14 +316,16 @@ impl Lane {
         let mut back = Vec::new();
         let mut calls = self.calls();
         let now = Instant::now();
-        let since = calls.last.replace(now);
+        let since = |at: Instant| at.saturating_duration_since(self.begun);
         let begun = ended
             .iter()
             .filter_map(|call| calls.running.get(call))
             .map(|call| call.since);
-        let since = since.max(begun.min()).unwrap_or(now);
-        // While others are ahead of an execution, what it waited is not what it cost: that is what all workers did since.
-        let each = (now - since) * self.workers().max(1).into() / u32::try_from(ended.len().max(1)).unwrap_or(u32::MAX);
+        let begun = begun.min().unwrap_or(now);
+        let (outstanding, workers) = (calls.running.len(), self.workers().into());
+        let each = calls
+            .busy
+            .share(since(now), since(begun), outstanding, workers, ended.len());
         for call in ended {
             let Some(running) = calls.running.remove(call) else {
                 continue;
@@ -332,6 +336,8 @@ impl Lane {
             }
             calls.ended.push_back((*call, running.task.assigned.attempt));
             let took = each.min(now - running.since);
+            let left = calls.running.len();
+            calls.busy.count(took, left);
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             match self.pool.wait(*call, Some(Duration::ZERO)) {
                 Err(error) if is_over(error.code()) && !self.is_retired() => back.push(running.task),

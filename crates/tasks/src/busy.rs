@@ -1,0 +1,95 @@
+//! How long executions had workers, told from when they were given to several workers and when they were seen to have ended.
+
+use std::time::Duration;
+
+/// What several workers did that has not been counted for any execution.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Busy {
+    /// Up to when it was looked at: the time of some clock.
+    until: Duration,
+    left: Duration,
+}
+
+impl Busy {
+    /// Executions are seen to have ended now, of which the first was given to the workers at `begun`: how long each of them had a
+    /// worker, at most. `outstanding` are all that the workers had until now, those that ended among them.
+    ///
+    /// Executions wait for each other in the workers' rings, so that the time since each was given is not what it took: what all
+    /// busy workers did since the last look is shared among those that ended, and what is more than those can have had is left for
+    /// those that end next.
+    pub fn share(
+        &mut self,
+        now: Duration,
+        begun: Duration,
+        outstanding: usize,
+        workers: usize,
+        ended: usize,
+    ) -> Duration {
+        let at_work = u32::try_from(outstanding.min(workers.max(1))).unwrap_or(u32::MAX);
+        self.left += now.saturating_sub(self.until.max(begun)) * at_work;
+        self.until = now;
+        self.left / u32::try_from(ended.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// So much of it was counted; if nothing is outstanding any more, nothing is left.
+    pub fn count(&mut self, took: Duration, outstanding: usize) {
+        self.left = if outstanding == 0 {
+            Duration::ZERO
+        } else {
+            self.left.saturating_sub(took)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Has executions that were begun then end now, one after the other seen; how long each had a worker.
+    fn end(busy: &mut Busy, now: u32, begun: &[u32], outstanding: usize, workers: usize) -> Vec<Duration> {
+        let first = begun.iter().min().copied().unwrap_or(0);
+        let most = busy.share(now * MS, first * MS, outstanding, workers, begun.len());
+        let mut left = outstanding;
+        let took = begun.iter().map(|begun| {
+            let took = most.min((now - begun) * MS);
+            left -= 1;
+            busy.count(took, left);
+            took
+        });
+        took.collect()
+    }
+
+    #[test]
+    fn two_that_ran_beside_each_other_had_a_worker_each_however_soon_after_each_other_they_end() {
+        let mut busy = Busy::default();
+        assert_eq!(end(&mut busy, 1100, &[1000], 2, 2), [100 * MS]);
+        assert_eq!(end(&mut busy, 1101, &[1000], 1, 2), [101 * MS]);
+        // What was idle between is nobody's.
+        assert_eq!(end(&mut busy, 9100, &[9000], 1, 2), [100 * MS]);
+    }
+
+    #[test]
+    fn many_that_waited_for_each_other_share_what_the_workers_did() {
+        let mut busy = Busy::default();
+        let begun = [1000; 100];
+        assert_eq!(end(&mut busy, 1050, &begun, 200, 2), [MS; 100]);
+        assert_eq!(end(&mut busy, 1100, &begun, 100, 2), [MS; 100]);
+        // One alone, of which the second worker knew nothing.
+        assert_eq!(end(&mut busy, 1300, &[1200], 1, 2), [100 * MS]);
+    }
+
+    #[test]
+    fn a_long_one_is_counted_when_it_ends_beside_short_ones() {
+        let mut busy = Busy::default();
+        let mut all = Duration::ZERO;
+        for at in 1..=100 {
+            all += end(&mut busy, 1000 + at, &[1000 + at - 1], 2, 2)
+                .iter()
+                .sum::<Duration>();
+        }
+        assert_eq!(all, 100 * MS);
+        assert_eq!(end(&mut busy, 1100, &[1000], 1, 2), [100 * MS]);
+    }
+}

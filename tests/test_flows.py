@@ -127,6 +127,24 @@ def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: mayfly.C
     assert not Path(place, "reached").exists()
 
 
+def test_a_flow_fails_as_soon_as_a_task_does_though_others_before_it_run_on(client: mayfly.Client) -> None:
+    def wait_or_fail(number: int) -> None:
+        if number == 1:
+            raise ValueError("no good")
+        time.sleep(60)
+
+    with pytest.raises(mayfly.Error, match=r"(?s)the step `some` failed in its task .*no good"):
+        client.flow([Step("numbers", numbers), Step("some", wait_or_fail, map=True)], 2).result(30)
+
+
+def test_what_goes_along_with_each_of_many_is_bounded(client: mayfly.Client) -> None:
+    steps = [Step("numbers", numbers), Step("each", lambda n, text: n, of=["numbers", "input"], map=True)]
+    steps[0] = Step("numbers", lambda _: list(range(1_000)), of="input")
+    with pytest.raises(mayfly.Error, match="beside each of 1000 elements") as caught:
+        client.flow(steps, "x" * 100_000).result(30)
+    assert caught.value.code == "too_large"
+
+
 @pytest.mark.parametrize(
     ("steps", "words"),
     [

@@ -72,8 +72,16 @@ def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
         assert bob.run(bob.function(function.id), 5).result(30) == 10
         with pytest.raises(mayfly.Error, match="there is no function"):
             alice.function(function.id)
-        # A tenant that is called as a team is none.
-        assert bob.register(double, share=["astro"]).id
+        # Nobody shares with a team that somebody else may make later, or takes over the name of one that was removed.
+        with pytest.raises(mayfly.Error, match="there is no team"):
+            bob.register(double, share=["team:bio"])
+        manager.daemon.cli("team", "remove", "astro")
+        with pytest.raises(mayfly.Error, match="another tenant's"):
+            alice.team("astro", ["alice"])
+        with pytest.raises(mayfly.Error, match="there is no function"):
+            bob.function(function.id)
+        assert client.teams() == []
+        client.team("astro", ["bob", "bob"])
     manager.again()
     with mayfly.connect(config=people["bob"]) as bob:
         assert bob.run(bob.function(function.id), 6).result(30) == 12

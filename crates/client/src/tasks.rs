@@ -234,10 +234,15 @@ impl Tasks {
             .collect();
         drop(state);
         self.inner.submitted.notify_all();
-        match follows {
-            true => self.inner.catch_up(&new),
-            false => Ok(()),
+        if !follows {
+            return Ok(());
         }
+        self.inner.catch_up(&new).inspect_err(|_| {
+            let mut state = self.inner.state();
+            for task in &new {
+                state.waiting.remove(task);
+            }
+        })
     }
 
     /// Waits until no outcome is missing. Whether none is.

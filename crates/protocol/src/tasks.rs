@@ -479,6 +479,7 @@ pub struct UsageLine {
 #[serde(default)]
 pub struct TeamSpec {
     /// For people.
+    #[schema(max_length = 1_024)]
     pub description: String,
     /// Names of tenants.
     #[schema(max_items = 10_000)]

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::error::Failure;
 use crate::flows::{FlowRequest, FlowStep};
-use crate::ids::{EndpointId, FlowId, FunctionId, TaskId, TriggerId};
+use crate::ids::{FlowId, FunctionId, TaskId, TriggerId};
 use crate::tasks::{TaskOptions, TaskState};
 
 /// Most bytes of one event: what a webhook is sent, and what its function gets.
@@ -17,6 +17,10 @@ pub const MOST_TRIGGERS: usize = 1_000;
 pub const MOST_WAITING_EVENTS: u64 = 100_000;
 /// Events of one trigger that are remembered, the latest.
 pub const MOST_EVENTS: u64 = 100_000;
+/// The same of triggers that wait for files, of which an endpoint tells again when it connects again.
+pub const MOST_FILE_EVENTS: u64 = 2_000_000;
+/// Most bytes of what a trigger is, in JSON.
+pub const MOST_SPEC_BYTES: usize = 64 << 10;
 /// Files in one message of an endpoint's.
 pub const MOST_FILES: usize = 1_000;
 /// The least and the most between two looks at a directory or bucket, in milliseconds.
@@ -165,9 +169,9 @@ pub struct TriggerStatus {
     /// What it is.
     #[serde(flatten)]
     pub spec: TriggerSpec,
-    /// The endpoint that looks at the files it waits for.
+    /// The name of the endpoint that looks for the files it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub watched_at: Option<EndpointId>,
+    pub watched_at: Option<String>,
     /// `active`, `paused`, or `expired`.
     pub state: String,
     /// Why it cannot see, or start, what it should.

@@ -57,7 +57,8 @@ class Trigger:
             page = min(limit - len(found), PAGE)
             some = json.loads(self._client._native.get(f"{self._path}/events?limit={page}{before}"))
             found += some
-            if len(some) < page:
+            # Those that are long come in short pages.
+            if not some:
                 break
             before = f"&before={found[-1]['number']}"
         return found

@@ -111,7 +111,7 @@ pub fn one(name: &str, client: &Client, global: &Global) -> Result<(), Failure> 
 
 fn described(trigger: &TriggerStatus) -> String {
     let spec = &trigger.spec;
-    let watched_at = trigger.watched_at.map_or_else(|| "-".into(), |id| id.to_string());
+    let watched_at = trigger.watched_at.as_deref().map_or_else(|| "-".into(), output::plain);
     let mut text = format!(
         "Trigger {}\n  owner       {}\n  kind        {}\n  waits for   {}\n  watched at  {watched_at}\n  function    {}\n  \
          endpoint    {}\n  state       {}\n  next        {}\n  waiting     {}\n  started     {}\n  refused     {}\n  \

@@ -14,7 +14,7 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::TriggerId;
 use mayfly_protocol::triggers::{
-    EventStatus, EventTaken, MOST_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerStatus,
+    EventStatus, EventTaken, MOST_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -28,6 +28,8 @@ use crate::tasks::{Heard, Maker};
 
 /// Most events of one answer.
 const MOST_ENTRIES: u32 = 1_000;
+/// Bodies that are deeper are text: what is read has bounds of its own, and more is put around it.
+const MOST_DEPTH: usize = 64;
 /// With which a program says that it sends an event again.
 const KEY_HEADER: &str = "idempotency-key";
 
@@ -61,7 +63,9 @@ pub(crate) async fn set_trigger(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let tasks = control.tasks()?;
-    control.audit(&caller, "trigger.set", &given.name, &given.spec).await?;
+    control
+        .audit(&caller, "trigger.set", &given.name, &audited(&given.spec))
+        .await?;
     let maker = Maker {
         by: submitter(&control, &caller)?,
         operates: caller.role >= Role::Operator,
@@ -75,6 +79,11 @@ pub(crate) async fn set_trigger(
         status,
     };
     Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+}
+
+/// What of a trigger is for operators to read: not what its function is called with.
+fn audited(spec: &TriggerSpec) -> Value {
+    json!({ "source": spec.source, "function": spec.function, "endpoint": spec.endpoint })
 }
 
 /// The caller's triggers.
@@ -193,6 +202,19 @@ pub struct Keyed {
     key: Option<String>,
 }
 
+/// Whether brackets stand in each other that deep that JSON around them might not be read any more.
+fn is_deep(body: &[u8]) -> bool {
+    let mut depth = 0_usize;
+    body.iter().any(|byte| {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > MOST_DEPTH
+    })
+}
+
 /// What a request tells of: its body as JSON, as text, or, of other bytes, in base64.
 fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> Heard {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -200,6 +222,7 @@ fn told(headers: &HeaderMap, body: &Bytes, query: Keyed) -> Heard {
     let as_text = || std::str::from_utf8(body).ok().map(Value::from);
     let read = match body.is_empty() {
         true => Some(Value::Null),
+        false if is_deep(body) => as_text(),
         false => serde_json::from_slice(body).ok().or_else(as_text),
     };
     let mut of = Map::new();

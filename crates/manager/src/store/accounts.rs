@@ -14,6 +14,8 @@ pub struct TeamRecord {
     pub owner: TenantId,
     /// Who is in it.
     pub spec: TeamSpec,
+    /// Whether it was removed: its name stays its owner's, for things may be shared with it still.
+    pub removed: bool,
 }
 
 /// Which tasks are counted together.
@@ -47,9 +49,6 @@ pub trait SharingStore {
 
     /// Keeps a team. One that has the name already changes only for its owner; answers what is kept.
     fn team(&self, team: TeamRecord) -> Pending<TeamRecord>;
-
-    /// Forgets a team.
-    fn remove_team(&self, name: String) -> Pending<()>;
 
     /// What tasks cost that ended from one day on and before another, of one tenant or of all; so many lines at most.
     fn usage(&self, from: u32, until: u32, tenant: Option<TenantId>, most: u32) -> Pending<Vec<(UsageKey, Usage)>>;

@@ -41,7 +41,7 @@ pub trait FlowStore {
     /// One flow.
     fn flow(&self, flow: FlowId) -> Pending<Option<FlowRecord>>;
 
-    /// Flows of a tenant's, the latest first.
+    /// Flows of a tenant's, the latest first, without their steps and input.
     fn flows(&self, tenant: TenantId, limit: u32) -> Pending<Vec<FlowRecord>>;
 
     /// Forgets flows that ended before this time.

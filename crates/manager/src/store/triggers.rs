@@ -72,11 +72,13 @@ pub trait TriggerStore {
     fn remove_trigger(&self, trigger: TriggerId) -> Pending<()>;
 
     /// Keeps what happened, each by its key once, and up to when a timer's times are done with. Nothing of a trigger that is gone.
+    /// Of those that do not wait, so many are remembered at most, the latest.
     fn keep_events(
         &self,
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
+        most: u64,
     ) -> Pending<Vec<Numbered>>;
 
     /// The first events that wait, some at a time.
@@ -85,6 +87,6 @@ pub trait TriggerStore {
     /// Events are tasks now, or none was accepted for them, and why.
     fn settle_events(&self, trigger: TriggerId, numbers: Vec<u64>, refusal: Option<Failure>) -> Pending<()>;
 
-    /// Events with smaller numbers than this, the latest first.
+    /// Events with smaller numbers than this, the latest first: fewer than so many where they are long.
     fn events(&self, trigger: TriggerId, before: u64, limit: u32) -> Pending<Vec<EventRecord>>;
 }

@@ -39,6 +39,7 @@ impl Tasks {
         given: EndpointRegistration,
     ) -> Result<EndpointStatus, Failure> {
         check_name(&given.name)?;
+        self.check_shared(&given.spec.shared_with)?;
         let record = EndpointRecord {
             id: EndpointId(random()),
             name: given.name,

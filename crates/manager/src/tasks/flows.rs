@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use mayfly_protocol::contents::Payload;
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure, Retry};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
@@ -20,6 +21,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use super::submit::{Submitter, first_half};
+use super::triggers::to_its_end;
 use super::{KEPT, Tasks};
 use crate::control::now_ms;
 use crate::random;
@@ -27,8 +29,12 @@ use crate::store::flows::FlowRecord;
 
 /// The longest that the end of a manager waits for those who wait for outcomes.
 const A_WHILE: Duration = Duration::from_millis(500);
-/// What all flows that have not ended have in memory, in their own JSON.
-const MOST_HELD_BYTES: usize = 512 << 20;
+/// What all flows of one tenant that have not ended have in memory, in their own JSON.
+const MOST_HELD_BYTES: usize = 256 << 20;
+/// How long a store that does not answer is asked again.
+const READING: Duration = Duration::from_secs(60);
+/// Outcomes that are looked at together.
+const AT_ONCE: u32 = 1_000;
 /// What could not be submitted for now is submitted again.
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -84,8 +90,13 @@ impl Flow {
 
     /// More of it is held in memory, until it ends.
     fn hold(&self, tasks: &Tasks, bytes: usize) -> Result<(), Failure> {
-        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let all = tasks.flow_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let all = {
+            let mut held = tasks.flow_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = held.entry(self.record.tenant).or_default();
+            *all = all.saturating_add(bytes);
+            *all
+        };
         if own > MOST_RESULT_BYTES {
             let text = format!(
                 "input and results of the flow have more than {MOST_RESULT_BYTES} bytes; have its functions answer where they are"
@@ -93,8 +104,9 @@ impl Flow {
             return Err(Failure::new(Code::TooLarge, text));
         }
         if all > MOST_HELD_BYTES {
-            let text =
-                "the results of all flows that have not ended are too many for the manager; start fewer at a time";
+            let text = format!(
+                "flows of yours that have not ended have more than {MOST_HELD_BYTES} bytes; start fewer at a time"
+            );
             return Err(Failure::new(Code::QuotaExceeded, text));
         }
         Ok(())
@@ -103,7 +115,13 @@ impl Flow {
     /// Nothing of it is held any more.
     fn let_go(&self, tasks: &Tasks) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        tasks.flow_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let mut held = tasks.flow_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(all) = held.get_mut(&self.record.tenant) {
+            *all = all.saturating_sub(bytes);
+            if *all == 0 {
+                held.remove(&self.record.tenant);
+            }
+        }
     }
 
     /// What a step's function is called with, once it is known.
@@ -209,17 +227,65 @@ impl Flow {
         }
     }
 
+    /// How a task ended, as soon as it has.
+    async fn outcome(&self, tasks: &Weak<Tasks>, id: TaskId) -> Result<TaskOutcome, Failure> {
+        loop {
+            let begun = Instant::now();
+            let asked = tasks.upgrade().ok_or_else(stopping)?.outcome(id, A_WHILE).await;
+            match asked {
+                Ok(Some(outcome)) => return Ok(outcome),
+                Ok(None) => tokio::time::sleep(A_WHILE.saturating_sub(begun.elapsed())).await,
+                Err(failure) if failure.code.retry() == Retry::Never => return Err(failure),
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// Why one of its tasks failed, as soon as one has: others may be ahead of it for days.
+    async fn failure(&self, tasks: &Weak<Tasks>) -> Failure {
+        let tag = tag(self.record.id);
+        let mut after = 0;
+        loop {
+            let Some(tasks) = tasks.upgrade() else {
+                return stopping();
+            };
+            match tasks.outcomes(self.record.tenant, &tag, after, A_WHILE, AT_ONCE).await {
+                Ok(found) => {
+                    after = found.next;
+                    let failed = found.outcomes.into_iter().find(|outcome| outcome.error.is_some());
+                    if let Some(outcome) = failed
+                        && let Some(step) = self.step_of(outcome.id)
+                        && let Err(failure) = tasks.result(&self.record, step, outcome).await
+                    {
+                        return failure;
+                    }
+                }
+                Err(_) => {
+                    drop(tasks);
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// The step that a task is one of.
+    fn step_of(&self, id: TaskId) -> Option<&FlowStep> {
+        let counts = self.steps().into_iter().map(|step| step.tasks).enumerate();
+        let is_its = |(at, count): &(usize, u64)| {
+            let count = usize::try_from(*count).unwrap_or(0);
+            (0..count).any(|call| task_of(&self.record, *at, call) == id)
+        };
+        let (at, _) = counts.into_iter().find(is_its)?;
+        self.record.request.steps.get(at)
+    }
+
     /// The results of a step, as soon as all of its tasks have ended well.
     async fn gather(&self, tasks: &Weak<Tasks>, at: usize, ids: &[TaskId]) -> Result<Value, Failure> {
         let step = &self.record.request.steps[at];
         let mut results = Vec::with_capacity(ids.len());
         for id in ids {
-            let (tasks, outcome) = loop {
-                let tasks = tasks.upgrade().ok_or_else(stopping)?;
-                if let Some(outcome) = tasks.outcome(*id, A_WHILE).await? {
-                    break (tasks, outcome);
-                }
-            };
+            let outcome = self.outcome(tasks, *id).await?;
+            let tasks = tasks.upgrade().ok_or_else(stopping)?;
             self.hold(&tasks, bytes_of(&outcome))?;
             results.push(tasks.result(&self.record, step, outcome).await?);
             self.note(at, |step| step.done += 1);
@@ -260,6 +326,18 @@ fn calls(step: &FlowStep, arguments: &[Arc<Value>]) -> Result<Vec<Vec<Value>>, F
     if elements.len() > MOST_TASKS {
         let text = format!(
             "the step `{}` was given a list of {} elements; {MOST_TASKS} are allowed",
+            step.name,
+            elements.len()
+        );
+        return Err(Failure::new(Code::TooLarge, text));
+    }
+    // What goes along with each of them is there as often.
+    let along = arguments.iter().skip(1).map(|one| one.to_string().len()).sum::<usize>();
+    let along = along + serde_json::to_string(&step.keywords).map_or(0, |keywords| keywords.len());
+    if along.saturating_mul(elements.len()) > MOST_RESULT_BYTES {
+        let text = format!(
+            "the step `{}` is given {along} bytes beside each of {} elements, and {MOST_RESULT_BYTES} are allowed together; name \
+             what is large, and have its function read it",
             step.name,
             elements.len()
         );
@@ -308,20 +386,21 @@ fn shown(record: &FlowRecord, steps: Vec<StepStatus>) -> FlowStatus {
 impl Tasks {
     /// Starts a flow: when this returns it is on the disk. One that was started with this id is answered as it is.
     pub async fn start_flow(self: &Arc<Self>, by: Submitter, mut request: FlowRequest) -> Result<FlowStatus, Failure> {
+        let id = request.id.take();
         {
             let state = self.state();
             for step in &request.steps {
                 state.function_for(&by, step.function)?;
                 state.endpoint_for(&by, step.endpoint.as_deref())?;
             }
+            let known = id.is_some_and(|id| state.flows.contains_key(&id));
             let own = state.flows.values().filter(|flow| flow.record.tenant == by.tenant);
-            if own.count() >= MOST_FLOWS {
+            if !known && own.count() >= MOST_FLOWS {
                 let text = format!("{MOST_FLOWS} flows of yours have not ended; start more when some have");
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
         }
         let started_at_ms = now_ms();
-        let id = request.id.take();
         let record = FlowRecord {
             id: id.unwrap_or_else(|| FlowId(time_first(started_at_ms, random()))),
             tenant: by.tenant,
@@ -332,9 +411,13 @@ impl Tasks {
             started_at_ms,
             ended_at_ms: 0,
         };
-        let flow = Flow::new(record)?;
-        let id = flow.record.id;
-        let kept = match self.hold_input(&flow) {
+        let tasks = Arc::clone(self);
+        to_its_end(async move { tasks.begin_flow(Flow::new(record)?).await }).await
+    }
+
+    async fn begin_flow(self: &Arc<Self>, flow: Flow) -> Result<FlowStatus, Failure> {
+        let (id, tenant) = (flow.record.id, flow.record.tenant);
+        let kept = match self.hold_request(&flow) {
             Ok(()) => self
                 .store
                 .keep_flow(flow.record.clone())
@@ -347,25 +430,45 @@ impl Tasks {
             flow.let_go(self);
         }
         let (kept, new) = kept?;
-        if kept.tenant != by.tenant {
+        if kept.tenant != tenant {
             let text = format!("the id {id} is another flow's; make ids at random, or leave them out");
             return Err(Failure::new(Code::Forbidden, text));
         }
         if new {
+            self.drive(flow);
+        } else if !kept.state.is_over() {
+            // It was written down for somebody who heard nothing of it.
+            let flow = Flow::new(kept)?;
+            let _ = self.hold_request(&flow);
             self.drive(flow);
         }
         let found = self.flow(id).await?;
         found.map(|(_, status)| status).ok_or_else(stopping)
     }
 
-    fn hold_input(&self, flow: &Flow) -> Result<(), Failure> {
-        flow.hold(self, flow.record.request.input.to_string().len())
+    /// What is written down must be read again, and counts as long as it is not over.
+    fn hold_request(&self, flow: &Flow) -> Result<(), Failure> {
+        let wrong = |error: serde_json::Error| {
+            Failure::new(
+                Code::InvalidRequest,
+                format!("the flow cannot be written down: {error}"),
+            )
+        };
+        let written = serde_json::to_string(&flow.record.request).map_err(wrong)?;
+        serde_json::from_str::<FlowRequest>(&written).map_err(wrong)?;
+        flow.hold(self, written.len())
     }
 
     /// Goes through a flow until it has ended.
     fn drive(self: &Arc<Self>, flow: Flow) {
         let flow = Arc::new(flow);
-        self.state().flows.insert(flow.record.id, Arc::clone(&flow));
+        let mut state = self.state();
+        if state.flows.contains_key(&flow.record.id) {
+            drop(state);
+            flow.let_go(self);
+            return;
+        }
+        state.flows.insert(flow.record.id, Arc::clone(&flow));
         tokio::spawn(drive(Arc::downgrade(self), flow));
     }
 
@@ -375,7 +478,7 @@ impl Tasks {
             match Flow::new(record) {
                 Ok(flow) => {
                     // It was not too much when it was started.
-                    let _ = self.hold_input(&flow);
+                    let _ = self.hold_request(&flow);
                     self.drive(flow);
                 }
                 Err(failure) => tracing::error!(%failure, "a flow is left alone"),
@@ -395,7 +498,7 @@ impl Tasks {
         let payload = outcome.payload();
         let answer = match payload {
             Payload::Here(answer) => answer,
-            Payload::Stored(content) => self.contents.read_whole(flow.tenant, content).await?,
+            Payload::Stored(content) => self.read_patiently(flow.tenant, content).await?,
         };
         let text = match answer.split_last() {
             Some((&JSON_ANSWER, text)) => text,
@@ -403,6 +506,20 @@ impl Tasks {
         };
         serde_json::from_slice(text)
             .map_err(|error| failed(Code::FunctionError, &format!("its answer is not JSON ({error})")))
+    }
+
+    /// All bytes of a content, also where its store has to be asked again.
+    async fn read_patiently(&self, tenant: TenantId, content: Content) -> Result<Blob, Failure> {
+        let begun = Instant::now();
+        loop {
+            match self.contents.read_whole(tenant, content).await {
+                Err(failure) if failure.code.retry() != Retry::Never && begun.elapsed() < READING => {
+                    tracing::warn!(%failure, "a result cannot be read for now");
+                    tokio::time::sleep(AGAIN).await;
+                }
+                read => return read,
+            }
+        }
     }
 
     /// Whose flow it is, and how it does.
@@ -468,6 +585,7 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
     let mut cancelled = flow.cancelled.subscribe();
     let ended = tokio::select! {
         ended = flow.run(&tasks) => ended.err(),
+        failure = flow.failure(&tasks) => Some(failure),
         _ = cancelled.wait_for(|cancelled| *cancelled) => {
             Some(Failure::new(Code::Cancelled, "the flow was cancelled"))
         }
@@ -477,6 +595,7 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
         }
     };
     let Some(tasks) = tasks.upgrade() else { return };
+    let mut steps = flow.steps();
     if ended.is_some() {
         let rest = Cancellation {
             tasks: Vec::new(),
@@ -484,7 +603,6 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
         };
         tasks.cancel(record.tenant, rest).await;
     }
-    let mut steps = flow.steps();
     for step in steps.iter_mut().filter(|step| !step.state.is_over()) {
         step.state = FlowState::Failed;
     }

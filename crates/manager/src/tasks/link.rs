@@ -153,7 +153,12 @@ impl Tasks {
             let (tenant, priority) = (live.tenant, live.priority);
             if one.begun {
                 let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
-                cost.took_us += one.took_us;
+                // An endpoint may say anything.
+                let most_us = now_ms
+                    .saturating_sub(live.submitted_at_ms)
+                    .saturating_add(1_000)
+                    .saturating_mul(1_000);
+                cost.took_us = cost.took_us.saturating_add(one.took_us.min(most_us));
             }
             if let Fate::Again { retry, fault } = fate {
                 live.tries.retries_left -= u16::from(retry);

@@ -36,7 +36,6 @@ mod triggers;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -86,8 +85,8 @@ pub struct Tasks {
     pub contents: Arc<Contents>,
     finishing: mpsc::UnboundedSender<finish::Finishing>,
     trouble: Mutex<Option<StoreError>>,
-    /// What flows have in memory.
-    flow_bytes: AtomicUsize,
+    /// How many bytes each tenant's flows have in memory.
+    flow_bytes: Mutex<HashMap<TenantId, usize>>,
     names: Names,
 }
 
@@ -286,7 +285,7 @@ impl Tasks {
             contents: Arc::new(contents),
             finishing,
             trouble: Mutex::default(),
-            flow_bytes: AtomicUsize::new(0),
+            flow_bytes: Mutex::default(),
             names,
         });
         tasks.end_those_that_cannot_be();

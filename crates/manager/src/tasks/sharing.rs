@@ -1,17 +1,21 @@
 //! Who shares with whom, and what tasks cost.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TenantId;
-use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Team, TeamSpec, UsageLine};
+use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, TEAM, Team, TeamSpec, UsageLine};
 
+use super::triggers::to_its_end;
 use super::{Submitter, Tasks};
 use crate::store::accounts::{TeamRecord, Usage, UsageKey};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// What tasks cost is known for so many days.
 const KEPT_DAYS: u32 = 800;
+/// Longest description of a team.
+const MOST_DESCRIPTION: usize = 4_096;
 /// Lines of one answer.
 const MOST_LINES: u32 = 100_000;
 
@@ -57,18 +61,21 @@ impl Teams {
     }
 
     fn set(&mut self, team: TeamRecord) {
-        self.remove(&team.name);
+        self.forget(&team.name);
         for member in &team.spec.members {
             self.of.entry(member.clone()).or_default().push(team.name.clone());
         }
         self.all.insert(team.name.clone(), team);
     }
 
-    fn remove(&mut self, name: &str) {
+    fn forget(&mut self, name: &str) {
         let members = self.all.remove(name).map(|team| team.spec.members);
         for member in members.unwrap_or_default() {
             if let Some(teams) = self.of.get_mut(&member) {
                 teams.retain(|team| team != name);
+                if teams.is_empty() {
+                    self.of.remove(&member);
+                }
             }
         }
     }
@@ -83,8 +90,19 @@ impl Tasks {
     }
 
     /// Makes a team, or changes one of the owner's.
-    pub async fn set_team(&self, owner: TenantId, name: String, spec: TeamSpec) -> Result<Team, Failure> {
+    pub async fn set_team(
+        self: &Arc<Self>,
+        owner: TenantId,
+        name: String,
+        mut spec: TeamSpec,
+    ) -> Result<Team, Failure> {
         check_name(&name)?;
+        spec.members.sort_unstable();
+        spec.members.dedup();
+        if spec.description.len() > MOST_DESCRIPTION {
+            let text = format!("a description has {MOST_DESCRIPTION} bytes at most");
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
         let too_long = |text: &String| text.len() > MOST_NAME_BYTES;
         if spec.members.len() > MOST_MEMBERS || spec.members.iter().any(too_long) {
             let text =
@@ -99,7 +117,23 @@ impl Tasks {
                 return Err(Failure::new(Code::QuotaExceeded, text));
             }
         }
-        let kept = self.store.team(TeamRecord { name, owner, spec }).wait().await?;
+        let record = TeamRecord {
+            name,
+            owner,
+            spec,
+            removed: false,
+        };
+        self.keep_team(record).await
+    }
+
+    async fn keep_team(self: &Arc<Self>, record: TeamRecord) -> Result<Team, Failure> {
+        let tasks = Arc::clone(self);
+        to_its_end(async move { tasks.keep_this_team(record).await }).await
+    }
+
+    async fn keep_this_team(&self, record: TeamRecord) -> Result<Team, Failure> {
+        let owner = record.owner;
+        let kept = self.store.team(record).wait().await?;
         if kept.owner != owner {
             let text = format!(
                 "there is a team `{}` already, and it is another tenant's; choose another name",
@@ -123,28 +157,41 @@ impl Tasks {
     /// Teams that somebody has, or is in, by name.
     pub fn teams(&self, of: TenantId) -> Vec<Team> {
         let name = (self.names)(of);
-        let all: Vec<TeamRecord> = self.state().teams.all.values().cloned().collect();
-        let own = all
-            .iter()
-            .filter(|team| team.owner == of || team.spec.members.contains(&name));
-        let mut shown: Vec<Team> = own.map(|team| self.shown_team(team)).collect();
+        let own: Vec<TeamRecord> = {
+            let state = self.state();
+            let among = state.teams.of.get(&name).cloned().unwrap_or_default();
+            let is_its = |team: &&TeamRecord| !team.removed && (team.owner == of || among.contains(&team.name));
+            state.teams.all.values().filter(is_its).cloned().collect()
+        };
+        let mut shown: Vec<Team> = own.iter().map(|team| self.shown_team(team)).collect();
         shown.sort_by(|a, b| a.name.cmp(&b.name));
         shown
     }
 
-    /// Forgets a team of its owner's: what was shared with it is shared with its members no more.
-    pub async fn remove_team(&self, owner: TenantId, name: &str) -> Result<Team, Failure> {
-        let found = self
-            .state()
-            .teams
-            .all
-            .get(name)
-            .filter(|team| team.owner == owner)
-            .cloned();
+    /// Forgets a team of its owner's: what was shared with it is shared with its members no more. Its name stays its owner's.
+    pub async fn remove_team(self: &Arc<Self>, owner: TenantId, name: &str) -> Result<Team, Failure> {
+        let found = self.state().teams.all.get(name).cloned();
+        let found = found.filter(|team| team.owner == owner && !team.removed);
         let found = found.ok_or_else(|| Failure::new(Code::NotFound, format!("you have no team `{name:.80}`")))?;
-        self.store.remove_team(name.into()).wait().await?;
-        self.state().teams.remove(name);
-        Ok(self.shown_team(&found))
+        let shown = self.shown_team(&found);
+        let gone = TeamRecord {
+            spec: TeamSpec::default(),
+            removed: true,
+            ..found
+        };
+        self.keep_team(gone).await?;
+        Ok(shown)
+    }
+
+    /// Refuses to share with teams that there are not: whoever made them later would be let in.
+    pub(super) fn check_shared(&self, shared_with: &[String]) -> Result<(), Failure> {
+        let state = self.state();
+        let named = shared_with.iter().filter_map(|with| with.strip_prefix(TEAM));
+        let unknown = named.into_iter().find(|team| !state.teams.all.contains_key(*team));
+        unknown.map_or(Ok(()), |team| {
+            let text = format!("there is no team `{team:.80}` to share with; `mayfly team set` makes one");
+            Err(Failure::new(Code::NotFound, text))
+        })
     }
 
     /// What tasks cost that ended from one time on and before another, by whole days, of one tenant or of all.
@@ -192,15 +239,18 @@ mod tests {
                 description: String::new(),
                 members: members.iter().map(|member| (*member).to_owned()).collect(),
             },
+            removed: false,
         };
-        let mut teams = Teams::remembered(vec![team("a", &["alice", "bob"]), team("b", &["bob", "bob"])]);
+        let mut teams = Teams::remembered(vec![team("a", &["alice", "bob"]), team("b", &["bob"])]);
         let of = |teams: &Teams, name: &str| teams.of.get(name).cloned().unwrap_or_default();
         assert_eq!(of(&teams, "alice"), ["a"]);
         assert_eq!(of(&teams, "bob")[0], "a");
         teams.set(team("a", &["carol"]));
         assert!(of(&teams, "alice").is_empty());
         assert_eq!(of(&teams, "carol"), ["a"]);
-        teams.remove("b");
+        teams.set(team("b", &[]));
         assert!(of(&teams, "bob").is_empty());
+        // Nothing stays of those who are in none.
+        assert_eq!(teams.of.len(), 1);
     }
 }

@@ -70,6 +70,7 @@ impl Tasks {
             ));
         }
         runs(&given)?;
+        self.check_shared(&given.shared_with)?;
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
         let spec = FunctionSpec {
             description: given.description,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FlowId, TaskId, TenantId, TriggerId, time_first};
-use mayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_WAITING_EVENTS};
+use mayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
 use mayfly_tasks::Timer;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -40,6 +40,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub struct Triggers {
     all: HashMap<TriggerId, Trigger>,
+    /// Held while one is changed in the books and here.
+    changing: Arc<tokio::sync::Mutex<()>>,
     /// Wakes whoever starts what waits.
     wake: Arc<Notify>,
 }
@@ -97,6 +99,7 @@ impl Triggers {
             .map(|(record, waiting)| (record.id, Trigger::new(record, waiting)));
         Self {
             all: all.collect(),
+            changing: Arc::default(),
             wake: Arc::default(),
         }
     }
@@ -148,7 +151,7 @@ fn flow_of(trigger: TriggerId, number: u64, at_ms: u64) -> FlowId {
 
 impl Tasks {
     /// Something happened that its trigger's function is to hear of. When this returns, it is on the disk.
-    pub async fn fire(&self, trigger: TriggerId, heard: Heard) -> Result<EventTaken, Failure> {
+    pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: Heard) -> Result<EventTaken, Failure> {
         named("the event's key", heard.key.as_deref().unwrap_or_default())?;
         let event = heard.written(now_ms())?;
         {
@@ -170,26 +173,45 @@ impl Tasks {
         taken.into_iter().next().ok_or_else(gone)
     }
 
-    /// Writes down what happened, and has it started.
+    /// Writes down what happened, and has it started: to its end, also when whoever asked goes away meanwhile.
     async fn take_events(
+        self: &Arc<Self>,
+        trigger: TriggerId,
+        events: Vec<NewEvent>,
+        done_until_ms: Option<u64>,
+    ) -> Result<Vec<EventTaken>, Failure> {
+        let tasks = Arc::clone(self);
+        to_its_end(async move { tasks.take_these(trigger, events, done_until_ms).await }).await
+    }
+
+    async fn take_these(
         &self,
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
     ) -> Result<Vec<EventTaken>, Failure> {
         let count = events.len() as u64;
+        let mut most = MOST_EVENTS;
         // Before they can be settled.
         if let Some(known) = self.state().triggers.all.get_mut(&trigger) {
             known.waiting += count;
+            if known.record.spec.source.is_files() {
+                most = MOST_FILE_EVENTS;
+            }
         }
-        let kept = self.store.keep_events(trigger, events, done_until_ms).wait().await;
+        let kept = self
+            .store
+            .keep_events(trigger, events, done_until_ms, most)
+            .wait()
+            .await;
         let new = kept.iter().flatten().filter(|(_, _, new)| *new).count() as u64;
         let mut is_flow = false;
         {
             let mut state = self.state();
             if let Some(known) = state.triggers.all.get_mut(&trigger) {
                 known.waiting = known.waiting.saturating_sub(count - new);
-                known.ready |= new > 0;
+                // Also what is only thought not to be written, or was written for somebody who went away.
+                known.ready = true;
                 is_flow = !known.record.spec.then.is_empty();
             }
             state.triggers.wake.notify_one();
@@ -203,6 +225,14 @@ impl Tasks {
         });
         Ok(taken.collect())
     }
+}
+
+/// Does this to its end, also when whoever waits for it goes away.
+pub(in crate::tasks) async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::spawn(work).await;
+    done.map_err(|error| Failure::new(Code::Internal, format!("this was cut off: {error}")))?
 }
 
 fn gone() -> Failure {

@@ -10,7 +10,9 @@ use crate::store::accounts::{SharingStore, TeamRecord, Usage, UsageKey};
 
 /// The tables.
 pub const TABLES: &str = "
-CREATE TABLE teams (name TEXT PRIMARY KEY, owner BLOB NOT NULL, spec TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE teams (
+    name TEXT PRIMARY KEY, owner BLOB NOT NULL, spec TEXT NOT NULL, removed INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE usage (
     day INTEGER NOT NULL, tenant BLOB NOT NULL, function BLOB NOT NULL, endpoint BLOB NOT NULL, tasks INTEGER NOT NULL,
     failed INTEGER NOT NULL, took_us INTEGER NOT NULL, PRIMARY KEY (day, tenant, function, endpoint)
@@ -20,7 +22,7 @@ impl SharingStore for SqliteTasks {
     fn teams(&self) -> Pending<Vec<TeamRecord>> {
         self.0.read(|connection| {
             connection
-                .prepare("SELECT name, owner, spec FROM teams")?
+                .prepare("SELECT name, owner, spec, removed FROM teams")?
                 .query_map([], team_of)?
                 .collect()
         })
@@ -29,22 +31,15 @@ impl SharingStore for SqliteTasks {
     fn team(&self, team: TeamRecord) -> Pending<TeamRecord> {
         self.0.write(true, 1, move |transaction| {
             transaction.execute(
-                "INSERT INTO teams (name, owner, spec) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (name) DO UPDATE SET spec = ?3 WHERE owner = ?2",
-                params![team.name, team.owner.0, json(&team.spec)?],
+                "INSERT INTO teams (name, owner, spec, removed) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (name) DO UPDATE SET spec = ?3, removed = ?4 WHERE owner = ?2",
+                params![team.name, team.owner.0, json(&team.spec)?, team.removed],
             )?;
             transaction.query_row(
-                "SELECT name, owner, spec FROM teams WHERE name = ?1",
+                "SELECT name, owner, spec, removed FROM teams WHERE name = ?1",
                 [&team.name],
                 team_of,
             )
-        })
-    }
-
-    fn remove_team(&self, name: String) -> Pending<()> {
-        self.0.write(true, 1, move |transaction| {
-            transaction.execute("DELETE FROM teams WHERE name = ?1", [&name])?;
-            Ok(())
         })
     }
 
@@ -75,7 +70,7 @@ impl SharingStore for SqliteTasks {
 pub fn add_usage(transaction: &Transaction<'_>, usage: &[(UsageKey, Usage)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare_cached(
         "INSERT INTO usage (day, tenant, function, endpoint, tasks, failed, took_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-         ON CONFLICT DO UPDATE SET tasks = tasks + ?5, failed = failed + ?6, took_us = took_us + ?7",
+         ON CONFLICT DO UPDATE SET tasks = tasks + ?5, failed = failed + ?6, took_us = min(took_us + ?7, 1 << 62)",
     )?;
     for (key, usage) in usage {
         add.execute(params![
@@ -85,7 +80,7 @@ pub fn add_usage(transaction: &Transaction<'_>, usage: &[(UsageKey, Usage)]) -> 
             key.endpoint.0,
             signed(usage.tasks),
             signed(usage.failed),
-            signed(usage.took_us)
+            signed(usage.took_us.min(1 << 61))
         ])?;
     }
     Ok(())
@@ -96,6 +91,7 @@ fn team_of(row: &Row<'_>) -> rusqlite::Result<TeamRecord> {
         name: row.get(0)?,
         owner: TenantId(row.get(1)?),
         spec: parsed(row, 2)?,
+        removed: row.get(3)?,
     })
 }
 
@@ -131,13 +127,18 @@ mod tests {
                 description: String::new(),
                 members: vec![member.into()],
             },
+            removed: false,
         };
         assert_eq!(store.team(team(1, "alice")).wait().await, Ok(team(1, "alice")));
         assert_eq!(store.team(team(2, "bob")).wait().await, Ok(team(1, "alice")));
         assert_eq!(store.team(team(1, "carol")).wait().await, Ok(team(1, "carol")));
         assert_eq!(store.teams().wait().await, Ok(vec![team(1, "carol")]));
-        store.remove_team("astro".into()).wait().await.unwrap();
-        assert_eq!(store.teams().wait().await, Ok(vec![]));
+        let removed = TeamRecord {
+            removed: true,
+            ..team(1, "carol")
+        };
+        store.team(removed.clone()).wait().await.unwrap();
+        assert_eq!(store.team(team(2, "bob")).wait().await, Ok(removed));
     }
 
     #[tokio::test]

@@ -249,17 +249,17 @@ impl TaskStore for SqliteTasks {
 
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()> {
         self.0.write(true, tasks.len(), move |transaction| {
-            accounts::add_usage(transaction, &usage)?;
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
                  raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL
                  WHERE id = ?1 AND number IS NULL",
             )?;
+            let mut ended = 0;
             for task in &tasks {
                 let outcome = &task.outcome;
                 let answer = outcome.payload();
                 let (here, stored) = columns(&answer);
-                end.execute(params![
+                ended += end.execute(params![
                     outcome.id.0,
                     signed(outcome.number),
                     outcome.attempts,
@@ -271,6 +271,10 @@ impl TaskStore for SqliteTasks {
                     here,
                     stored
                 ])?;
+            }
+            // What was written already, and is only not known to be, was counted with it.
+            if ended > 0 || tasks.is_empty() {
+                accounts::add_usage(transaction, &usage)?;
             }
             Ok(())
         })

@@ -2,8 +2,8 @@
 
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::triggers::{EventState, MOST_EVENTS};
-use rusqlite::{OptionalExtension, Row, Transaction, params};
+use mayfly_protocol::triggers::EventState;
+use rusqlite::{OptionalExtension, Row, Rows, Transaction, params};
 
 use super::tasks::SqliteTasks;
 use super::{json, parsed, signed, unsigned};
@@ -80,6 +80,7 @@ impl TriggerStore for SqliteTasks {
         trigger: TriggerId,
         events: Vec<NewEvent>,
         done_until_ms: Option<u64>,
+        most: u64,
     ) -> Pending<Vec<Numbered>> {
         self.0.write(true, events.len() + 1, move |transaction| {
             let counted = transaction
@@ -100,7 +101,7 @@ impl TriggerStore for SqliteTasks {
                 .execute(params![trigger.0, signed(last), done_until_ms.map(signed)])?;
             transaction
                 .prepare_cached("DELETE FROM events WHERE trigger_id = ?1 AND number <= ?2 AND state > 0")?
-                .execute(params![trigger.0, signed(last.saturating_sub(MOST_EVENTS))])?;
+                .execute(params![trigger.0, signed(last.saturating_sub(most))])?;
             Ok(numbered)
         })
     }
@@ -110,16 +111,7 @@ impl TriggerStore for SqliteTasks {
             let mut statement = connection.prepare_cached(&format!(
                 "SELECT {EVENT} FROM events WHERE trigger_id = ?1 AND state = 0 ORDER BY number LIMIT ?2"
             ))?;
-            let mut rows = statement.query(params![trigger.0, WAITING])?;
-            let (mut found, mut bytes) = (Vec::new(), 0);
-            while bytes < PAGE_BYTES
-                && let Some(row) = rows.next()?
-            {
-                let event = event_of(row)?;
-                bytes += event.event.event.len();
-                found.push(event);
-            }
-            Ok(found)
+            page(statement.query(params![trigger.0, WAITING])?)
         })
     }
 
@@ -146,14 +138,25 @@ impl TriggerStore for SqliteTasks {
 
     fn events(&self, trigger: TriggerId, before: u64, limit: u32) -> Pending<Vec<EventRecord>> {
         self.0.read(move |connection| {
-            connection
-                .prepare_cached(&format!(
-                    "SELECT {EVENT} FROM events WHERE trigger_id = ?1 AND number < ?2 ORDER BY number DESC LIMIT ?3"
-                ))?
-                .query_map(params![trigger.0, signed(before), limit], event_of)?
-                .collect()
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {EVENT} FROM events WHERE trigger_id = ?1 AND number < ?2 ORDER BY number DESC LIMIT ?3"
+            ))?;
+            page(statement.query(params![trigger.0, signed(before), limit])?)
         })
     }
+}
+
+/// Events, until they are long enough for one answer.
+fn page(mut rows: Rows<'_>) -> rusqlite::Result<Vec<EventRecord>> {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    while bytes < PAGE_BYTES
+        && let Some(row) = rows.next()?
+    {
+        let event = event_of(row)?;
+        bytes += event.event.event.len();
+        found.push(event);
+    }
+    Ok(found)
 }
 
 /// One event: its number, which is the next one if its key is new.
@@ -271,7 +274,7 @@ mod tests {
     async fn a_trigger_that_is_made_anew_keeps_its_id_its_age_and_its_history() {
         let store = SqliteTasks::open(None, None).unwrap();
         assert_eq!(store.trigger(trigger(7, "a")).wait().await, Ok(trigger(7, "a")));
-        store.keep_events(ID, vec![event("x")], None).wait().await.unwrap();
+        store.keep_events(ID, vec![event("x")], None, 100).wait().await.unwrap();
         let changed = store.trigger(trigger(8, "a")).wait().await.unwrap();
         assert_eq!((changed.id, changed.created_at_ms), (ID, 7));
         assert_eq!((changed.token, &changed.spec), ([8; 32], &trigger(8, "a").spec));
@@ -280,14 +283,17 @@ mod tests {
         assert_eq!(store.triggers().wait().await, Ok(vec![]));
         assert_eq!(store.events(ID, u64::MAX, 9).wait().await, Ok(vec![]));
         // What is told of one that is gone is not kept.
-        assert_eq!(store.keep_events(ID, vec![event("y")], None).wait().await, Ok(vec![]));
+        assert_eq!(
+            store.keep_events(ID, vec![event("y")], None, 100).wait().await,
+            Ok(vec![])
+        );
     }
 
     #[tokio::test]
     async fn an_event_is_known_by_its_key_waits_and_is_settled_once() {
         let store = SqliteTasks::open(None, None).unwrap();
         store.trigger(trigger(7, "a")).wait().await.unwrap();
-        let kept = store.keep_events(ID, vec![event("x"), event("y"), event("x")], Some(40));
+        let kept = store.keep_events(ID, vec![event("x"), event("y"), event("x")], Some(40), 100);
         assert_eq!(
             kept.wait().await,
             Ok(vec![(1, 10, true), (2, 10, true), (1, 10, false)])
@@ -296,7 +302,7 @@ mod tests {
             at_ms: 20,
             ..event("y")
         };
-        let kept = store.keep_events(ID, vec![later, event("z")], None);
+        let kept = store.keep_events(ID, vec![later, event("z")], None, 100);
         assert_eq!(kept.wait().await, Ok(vec![(2, 10, false), (3, 10, true)]));
         let numbers = |events: Vec<EventRecord>| events.iter().map(|event| event.number).collect::<Vec<_>>();
         assert_eq!(numbers(store.waiting_events(ID).wait().await.unwrap()), [1, 2, 3]);

@@ -6,12 +6,12 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
 use mayfly_protocol::tasks::TaskState;
 use mayfly_protocol::triggers::{
-    EventSource, EventStatus, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
+    EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use mayfly_tasks::Timer;
 use serde_json::Value;
 
-use super::{Submitter, Tasks, Trigger, files, flow_of, gone, task_of};
+use super::{Submitter, Tasks, Trigger, files, flow_of, gone, task_of, to_its_end};
 use crate::control::now_ms;
 use crate::store::triggers::TriggerRecord;
 use crate::tasks::State;
@@ -41,7 +41,7 @@ impl Trigger {
         }
     }
 
-    fn status(&self, owner: String, away: Option<Failure>) -> TriggerStatus {
+    fn status(&self, owner: String, watched_at: Option<String>, away: Option<Failure>) -> TriggerStatus {
         let record = &self.record;
         let is_due = self.is_active(now_ms());
         TriggerStatus {
@@ -49,7 +49,7 @@ impl Trigger {
             name: record.name.clone(),
             owner,
             spec: record.spec.clone(),
-            watched_at: record.watched_at,
+            watched_at,
             state: self.state_name().into(),
             trouble: away.or_else(|| self.unseen.clone()).or_else(|| self.unstarted.clone()),
             created_at_ms: record.created_at_ms,
@@ -113,7 +113,8 @@ impl State {
             let text = format!("the endpoint `{name}`, which looks for its files, is not connected; start it");
             Failure::new(Code::Unreachable, text)
         });
-        trigger.status(owner, away)
+        let watched_at = trigger.record.watched_at.map(|endpoint| self.endpoint_name(endpoint));
+        trigger.status(owner, watched_at, away)
     }
 }
 
@@ -126,6 +127,13 @@ impl Tasks {
     ) -> Result<(String, TriggerStatus), Failure> {
         let now_ms = now_ms();
         check_name(&given.name)?;
+        let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
+        if bytes > MOST_SPEC_BYTES {
+            let text = format!(
+                "a trigger of {bytes} bytes; {MOST_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
+            );
+            return Err(Failure::new(Code::PayloadTooLarge, text));
+        }
         let left_ms = maker.expires_at_ms.saturating_sub(now_ms);
         if given.valid_for_ms > left_ms {
             let text = format!(
@@ -180,6 +188,17 @@ impl Tasks {
     }
 
     async fn keep_trigger(self: &Arc<Self>, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
+        let tasks = Arc::clone(self);
+        to_its_end(async move {
+            let changing = Arc::clone(&tasks.state().triggers.changing);
+            let _changing = changing.lock().await;
+            tasks.keep_this(record).await
+        })
+        .await
+    }
+
+    /// The same, where nobody else changes triggers.
+    async fn keep_this(&self, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
         let kept = self.store.trigger(record).wait().await?;
         let owner = (self.names)(kept.tenant);
         let mut state = self.state();
@@ -234,24 +253,41 @@ impl Tasks {
 
     /// Stops one for a while, or has it go on: times that pass meanwhile do not count, files that arrive do.
     pub async fn pause_trigger(self: &Arc<Self>, id: TriggerId, paused: bool) -> Result<TriggerStatus, Failure> {
-        let record = self.state().triggers.all.get(&id).map(|trigger| trigger.record.clone());
-        let mut record = record.ok_or_else(gone)?;
-        record.spec.paused = paused;
-        if matches!(record.spec.source, EventSource::Timer { .. }) {
-            record.done_until_ms = now_ms();
-        }
-        self.keep_trigger(record).await
+        let tasks = Arc::clone(self);
+        to_its_end(async move {
+            let changing = Arc::clone(&tasks.state().triggers.changing);
+            let _changing = changing.lock().await;
+            let record = tasks
+                .state()
+                .triggers
+                .all
+                .get(&id)
+                .map(|trigger| trigger.record.clone());
+            let mut record = record.ok_or_else(gone)?;
+            record.spec.paused = paused;
+            if matches!(record.spec.source, EventSource::Timer { .. }) {
+                record.done_until_ms = now_ms();
+            }
+            tasks.keep_this(record).await
+        })
+        .await
     }
 
     /// Forgets one, and its history. What it started goes on.
-    pub async fn remove_trigger(&self, id: TriggerId) -> Result<(), Failure> {
-        self.store.remove_trigger(id).wait().await?;
-        let mut state = self.state();
-        let removed = state.triggers.all.remove(&id);
-        if let Some(endpoint) = removed.and_then(|trigger| trigger.record.watched_at) {
-            state.tell_watches(endpoint);
-        }
-        Ok(())
+    pub async fn remove_trigger(self: &Arc<Self>, id: TriggerId) -> Result<(), Failure> {
+        let tasks = Arc::clone(self);
+        to_its_end(async move {
+            let changing = Arc::clone(&tasks.state().triggers.changing);
+            let _changing = changing.lock().await;
+            tasks.store.remove_trigger(id).wait().await?;
+            let mut state = tasks.state();
+            let removed = state.triggers.all.remove(&id);
+            if let Some(endpoint) = removed.and_then(|trigger| trigger.record.watched_at) {
+                state.tell_watches(endpoint);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Its history, the latest first, from before this number.
@@ -266,7 +302,7 @@ impl Tasks {
             let flow = flow_of(id, event.number, event.event.at_ms);
             let status = self.status(task).await?.map(|(_, status)| (status.state, status.error));
             let flowing = match status.is_none() && !record.spec.then.is_empty() {
-                true => self.flow(flow).await?.map(|(_, flow)| (flow.state, flow.error)),
+                true => self.store.flow(flow).wait().await?.map(|flow| (flow.state, flow.error)),
                 false => None,
             };
             let is_flow = flowing.is_some();

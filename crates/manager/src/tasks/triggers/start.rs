@@ -60,10 +60,25 @@ impl Tasks {
         }
         let record = self.state().triggers.all.get(&id).map(|trigger| trigger.record.clone());
         let record = record.ok_or_else(gone)?;
-        let numbers: Vec<u64> = events.iter().map(|event| event.number).collect();
-        let count = numbers.len();
+        let count = events.len();
+        if !record.spec.then.is_empty() {
+            let by = self.submitter(record.tenant);
+            for event in &events {
+                let started = self.start_flow(by.clone(), record.flow(event)).await;
+                self.settle(id, vec![event.number], started.map(drop)).await?;
+            }
+            return Ok(count);
+        }
+        let numbers = events.iter().map(|event| event.number).collect();
         let submitted = self.submit_events(&record, &events).await;
-        let refusal = match submitted {
+        self.settle(id, numbers, submitted).await?;
+        Ok(count)
+    }
+
+    /// Events became tasks, or never will. An error if they may later.
+    async fn settle(&self, id: TriggerId, numbers: Vec<u64>, done: Result<(), Failure>) -> Result<(), Failure> {
+        let count = numbers.len() as u64;
+        let refusal = match done {
             Ok(()) => None,
             Err(failure) if failure.code.retry() == Retry::Never => Some(failure),
             Err(failure) => return Err(failure),
@@ -71,25 +86,19 @@ impl Tasks {
         self.store.settle_events(id, numbers, refusal.clone()).wait().await?;
         let mut state = self.state();
         if let Some(trigger) = state.triggers.all.get_mut(&id) {
-            trigger.waiting = trigger.waiting.saturating_sub(count as u64);
+            trigger.waiting = trigger.waiting.saturating_sub(count);
             match refusal.is_none() {
-                true => trigger.started += count as u64,
-                false => trigger.refused += count as u64,
+                true => trigger.started += count,
+                false => trigger.refused += count,
             }
             trigger.unstarted = refusal;
         }
-        Ok(count)
+        Ok(())
     }
 
     async fn submit_events(self: &Arc<Self>, record: &TriggerRecord, events: &[EventRecord]) -> Result<(), Failure> {
         let spec = &record.spec;
         let by = self.submitter(record.tenant);
-        if !spec.then.is_empty() {
-            for event in events {
-                let _ = self.start_flow(by.clone(), record.flow(event)).await?;
-            }
-            return Ok(());
-        }
         let function = self.state().function_for(&by, spec.function)?;
         let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
         let input = |event: &EventRecord| {
@@ -136,6 +145,10 @@ async fn start(tasks: Arc<Tasks>, id: TriggerId) {
     let Some(trigger) = state.triggers.all.get_mut(&id) else {
         return;
     };
+    if rests.is_none() && !trigger.ready {
+        // Nothing of it is left in the books.
+        trigger.waiting = 0;
+    }
     trigger.busy = false;
     trigger.rests_until = rests.is_some().then(|| Instant::now() + AGAIN);
     if rests.is_some() {

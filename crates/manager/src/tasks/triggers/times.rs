@@ -1,5 +1,7 @@
 //! Timers are due.
 
+use std::sync::Arc;
+
 use mayfly_protocol::ids::TriggerId;
 use mayfly_protocol::triggers::EventSource;
 use mayfly_tasks::{Due, Timer};
@@ -24,19 +26,26 @@ impl Trigger {
         }
     }
 
-    /// Whether one of its times has passed. Times of a trigger that is paused pass without it.
+    /// Whether one of its times has passed. Those of a trigger that is paused or has expired pass without a word: it is made, or
+    /// resumed, with new ones.
     fn passed(&mut self, now_ms: u64, started_at_ms: u64) -> Option<(Option<NewEvent>, u64)> {
         if self.next_at_ms == 0 || self.next_at_ms > now_ms {
             return None;
         }
         let timer = self.timer.as_ref()?;
-        let due = timer.due(self.record.done_until_ms, now_ms)?;
+        let Some(due) = timer.due(self.record.done_until_ms, now_ms) else {
+            self.next_at_ms = timer.next(now_ms).unwrap_or(0);
+            return None;
+        };
         self.record.done_until_ms = due.at_ms;
         self.next_at_ms = timer.next(due.at_ms).unwrap_or(0);
         let EventSource::Timer { catch_up, .. } = self.record.spec.source else {
             return None;
         };
-        let counts = self.is_active(now_ms) && (catch_up || due.at_ms >= started_at_ms);
+        if !self.is_active(now_ms) {
+            return None;
+        }
+        let counts = catch_up || due.at_ms >= started_at_ms;
         let event = counts.then(|| event(due).written(now_ms).ok()).flatten();
         Some((event, due.at_ms))
     }
@@ -55,7 +64,7 @@ fn event(due: Due) -> Heard {
 
 impl Tasks {
     /// What is due is written down, with that it was.
-    pub(super) async fn look_at_times(&self, now_ms: u64) {
+    pub(super) async fn look_at_times(self: &Arc<Self>, now_ms: u64) {
         let due: Vec<(TriggerId, Vec<NewEvent>, u64, u64)> = {
             let mut state = self.state();
             let started_at_ms = state.started_at_ms;
@@ -71,13 +80,15 @@ impl Tasks {
             .into_iter()
             .map(|(trigger, events, before_ms, until_ms)| async move {
                 let kept = self.take_events(trigger, events, Some(until_ms)).await;
-                (trigger, before_ms, kept.err())
+                (trigger, before_ms, until_ms, kept.err())
             });
-        for (trigger, before_ms, failure) in futures_util::future::join_all(many).await {
+        for (trigger, before_ms, until_ms, failure) in futures_util::future::join_all(many).await {
             let Some(failure) = failure else { continue };
             tracing::warn!(%trigger, %failure, "a timer was due, and that could not be written down");
             // It is due still.
-            if let Some(trigger) = self.state().triggers.all.get_mut(&trigger) {
+            if let Some(trigger) = self.state().triggers.all.get_mut(&trigger)
+                && trigger.record.done_until_ms == until_ms
+            {
                 trigger.unstarted = Some(failure);
                 trigger.record.done_until_ms = before_ms;
                 trigger.next_at_ms = now_ms + u64::try_from(AGAIN.as_millis()).unwrap_or(u64::MAX);

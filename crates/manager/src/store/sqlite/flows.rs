@@ -174,9 +174,17 @@ mod tests {
             ended_at_ms: 9,
             ..flow(1)
         };
-        assert_eq!(store.flow(FlowId([1; 16])).wait().await, Ok(Some(ended.clone())));
+        assert_eq!(store.flow(FlowId([1; 16])).wait().await, Ok(Some(ended)));
         assert_eq!(store.live_flows().wait().await, Ok(vec![flow(2)]));
-        assert_eq!(store.flows(TenantId([1; 16]), 9).wait().await, Ok(vec![flow(2), ended]));
+        let listed = store.flows(TenantId([1; 16]), 9).wait().await.unwrap();
+        let shown = listed
+            .iter()
+            .map(|flow| (flow.id, flow.request.name.as_str(), flow.state));
+        let expected = [
+            (FlowId([2; 16]), "the 2th", FlowState::Running),
+            (FlowId([1; 16]), "the 1th", FlowState::Failed),
+        ];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
         assert_eq!(store.flows(TenantId([2; 16]), 9).wait().await, Ok(vec![]));
         store.forget_flows(10).wait().await.unwrap();
         assert_eq!(store.flow(FlowId([1; 16])).wait().await, Ok(None));

@@ -15,7 +15,7 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 /// What tasks cost is known for so many days.
 const KEPT_DAYS: u32 = 800;
 /// Longest description of a team.
-const MOST_DESCRIPTION: usize = 4_096;
+const MOST_DESCRIPTION: usize = 1_024;
 /// Lines of one answer.
 const MOST_LINES: u32 = 100_000;
 
@@ -99,8 +99,8 @@ impl Tasks {
         check_name(&name)?;
         spec.members.sort_unstable();
         spec.members.dedup();
-        if spec.description.len() > MOST_DESCRIPTION {
-            let text = format!("a description has {MOST_DESCRIPTION} bytes at most");
+        if spec.description.chars().count() > MOST_DESCRIPTION {
+            let text = format!("a description has {MOST_DESCRIPTION} characters at most");
             return Err(Failure::new(Code::InvalidRequest, text));
         }
         let too_long = |text: &String| text.len() > MOST_NAME_BYTES;

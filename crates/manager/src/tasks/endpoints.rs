@@ -6,7 +6,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
 
-use super::submit::Submitter;
+use super::submit::{Submitter, plainly_named};
 use super::{Endpoint, State, Tasks};
 use crate::random;
 use crate::store::tasks::EndpointRecord;
@@ -175,18 +175,9 @@ fn may_use(endpoint: &EndpointRecord, by: &Submitter) -> bool {
 
 /// A name is part of paths, of addresses and of host names.
 fn check_name(name: &str) -> Result<(), Failure> {
-    let wrong = |text: String| Err(Failure::new(Code::InvalidRequest, text));
     if [LOCAL, "connect"].contains(&name) {
         let text = format!("`{name}` is taken by the manager itself; choose another name");
         return Err(Failure::new(Code::Forbidden, text));
     }
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
-    if !begins || name.len() > MOST_NAME_BYTES || !name.chars().all(fits) {
-        return wrong(format!(
-            "`{name:.80}` is no name for an endpoint: take letters, digits, `-`, `_` and `.`, a letter first, {MOST_NAME_BYTES} at \
-             most"
-        ));
-    }
-    Ok(())
+    plainly_named("an endpoint", name, MOST_NAME_BYTES)
 }

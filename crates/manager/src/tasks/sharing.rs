@@ -7,6 +7,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TenantId;
 use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, TEAM, Team, TeamSpec, UsageLine};
 
+use super::submit::plainly_named;
 use super::triggers::to_its_end;
 use super::{Submitter, Tasks};
 use crate::store::accounts::{TeamRecord, Usage, UsageKey};
@@ -29,18 +30,8 @@ pub fn forgotten_before(now_ms: u64) -> u32 {
     day_of(now_ms).saturating_sub(KEPT_DAYS)
 }
 
-/// A name is a part of paths, and of what things are shared with.
-fn check_name(name: &str) -> Result<(), Failure> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
-    if begins && name.len() <= 64 && name.chars().all(fits) {
-        return Ok(());
-    }
-    let text = format!(
-        "`{name:.80}` is no name for a team: take letters, digits, `-`, `_` and `.`, a letter first, 64 at most"
-    );
-    Err(Failure::new(Code::InvalidRequest, text))
-}
+/// Longest name: a part of paths, and of what things are shared with.
+const MOST_NAME: usize = 64;
 
 /// Teams, and who is in which.
 #[derive(Default)]
@@ -96,7 +87,7 @@ impl Tasks {
         name: String,
         mut spec: TeamSpec,
     ) -> Result<Team, Failure> {
-        check_name(&name)?;
+        plainly_named("a team", &name, MOST_NAME)?;
         spec.members.sort_unstable();
         spec.members.dedup();
         if spec.description.chars().count() > MOST_DESCRIPTION {

@@ -464,6 +464,19 @@ pub fn may_run(function: &FunctionRecord, by: &Submitter) -> bool {
     function.tenant == by.tenant || by.is_among(&function.spec.shared_with)
 }
 
+/// Refuses what is no name for something, such as `a team`, whose name stands in paths.
+pub(super) fn plainly_named(what: &str, name: &str, most: usize) -> Result<(), Failure> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    if begins && name.len() <= most && name.chars().all(fits) {
+        return Ok(());
+    }
+    let text = format!(
+        "`{name:.80}` is no name for {what}: take letters, digits, `-`, `_` and `.`, a letter first, {most} at most"
+    );
+    Err(Failure::new(Code::InvalidRequest, text))
+}
+
 pub(super) fn named(what: &str, name: &str) -> Result<(), Failure> {
     if name.len() <= MOST_NAME_BYTES {
         return Ok(());

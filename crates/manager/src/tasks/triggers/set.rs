@@ -16,9 +16,10 @@ use crate::control::now_ms;
 use crate::store::triggers::TriggerRecord;
 use crate::tasks::State;
 use crate::tasks::endpoints::NOBODY;
+use crate::tasks::submit::plainly_named;
 use crate::{hash, random};
 
-/// Longest name.
+/// Longest name: a part of paths, and of tags.
 const MOST_NAME: usize = 128;
 
 /// Who makes a trigger.
@@ -60,19 +61,6 @@ impl Trigger {
             refused: self.refused,
         }
     }
-}
-
-/// A name is a part of paths, and of tags.
-fn check_name(name: &str) -> Result<(), Failure> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
-    if begins && name.len() <= MOST_NAME && name.chars().all(fits) {
-        return Ok(());
-    }
-    let text = format!(
-        "`{name:.80}` is no name for a trigger: take letters, digits, `-`, `_` and `.`, a letter first, {MOST_NAME} at most"
-    );
-    Err(Failure::new(Code::InvalidRequest, text))
 }
 
 fn check_source(source: &EventSource, now_ms: u64) -> Result<(), Failure> {
@@ -126,7 +114,7 @@ impl Tasks {
         given: TriggerRegistration,
     ) -> Result<(String, TriggerStatus), Failure> {
         let now_ms = now_ms();
-        check_name(&given.name)?;
+        plainly_named("a trigger", &given.name, MOST_NAME)?;
         let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
         if bytes > MOST_SPEC_BYTES {
             let text = format!(

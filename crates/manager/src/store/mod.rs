@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use memory::MemoryStore;
 pub use news::{Adopted, News, Peer, Presence};
-pub use postgres::PostgresStore;
+pub use postgres::{PostgresStore, PostgresTasks, SharedTasks, TasksOwner};
 pub use sqlite::{SqliteStore, SqliteTasks};
 
 #[cfg(test)]
@@ -76,8 +76,8 @@ pub enum StoreError {
         /// Why not.
         why: String,
     },
-    /// Another manager owns the node now.
-    #[error("the node belongs to another manager by now; ask again")]
+    /// Another manager owns the node, or the tasks, now.
+    #[error("another manager has it by now; ask again")]
     Stale,
     /// Leases of all managers together would hold too much.
     #[error(transparent)]

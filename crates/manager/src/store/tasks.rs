@@ -202,6 +202,11 @@ pub struct TaskSnapshot {
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
 pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'static {
+    /// Whoever else wants them may have the tasks from now on; every later write is [refused](super::StoreError::Stale).
+    fn release(&self) -> Pending<()> {
+        Pending::ready(Ok(()))
+    }
+
     /// All but outcomes.
     fn load(&self) -> Pending<TaskSnapshot>;
 

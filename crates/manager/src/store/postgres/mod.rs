@@ -10,6 +10,7 @@ mod listener;
 mod reader;
 mod rows;
 mod schema;
+mod tasks;
 mod writer;
 
 #[cfg(test)]
@@ -42,6 +43,8 @@ use super::{
     Snapshot, Store, StoreError, TenantRecord,
 };
 use crate::random;
+
+pub use self::tasks::{PostgresTasks, SharedTasks, TasksOwner};
 
 /// Waits between attempts to reach the database double from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(50);

@@ -59,7 +59,8 @@ pub fn unsigned(row: &Row, column: usize) -> Result<u64, Fault> {
     Ok(row.try_get::<_, i64>(column)?.unsigned_abs())
 }
 
-fn small<T: TryFrom<u64>>(row: &Row, column: usize) -> Result<T, Fault> {
+/// A number that was small when it was written.
+pub fn small<T: TryFrom<u64>>(row: &Row, column: usize) -> Result<T, Fault> {
     T::try_from(unsigned(row, column)?).map_err(|_| damaged("a number that is too large"))
 }
 

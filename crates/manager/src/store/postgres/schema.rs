@@ -3,10 +3,11 @@
 use tokio_postgres::Client;
 
 use super::faults::Fault;
+use super::tasks;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 2;
+pub const SCHEMA: i64 = 3;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -14,7 +15,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (2);
+INSERT INTO mayfly.version VALUES (3);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -54,8 +55,9 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 1] = [
+const UPGRADES: [&str; 2] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
+    concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
@@ -71,7 +73,10 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
             client.batch_execute(&upgrades).await.map_err(Fault::from)
         }
         Some(found) => known(found),
-        None => client.batch_execute(TABLES).await.map_err(Fault::from),
+        None => {
+            let tables = [TABLES, tasks::tables!()].concat();
+            client.batch_execute(&tables).await.map_err(Fault::from)
+        }
     };
     client
         .batch_execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" })

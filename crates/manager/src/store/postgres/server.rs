@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use mayfly_protocol::ids::PublicKey;
 use tokio_postgres::NoTls;
 
-use super::PostgresStore;
+use super::{PostgresStore, PostgresTasks, SharedTasks};
 
 /// A server. It ends, and its directory goes, with the end of its standard input, and so with this process at the latest.
 pub struct Server {
@@ -106,6 +107,18 @@ impl Database {
     /// A manager's store in it.
     pub async fn store(&self, manager: u8) -> PostgresStore {
         PostgresStore::open(&self.url, PublicKey([manager; 32])).await.unwrap()
+    }
+
+    /// Its way to the tasks.
+    pub fn shared_tasks(&self, manager: u8) -> SharedTasks {
+        SharedTasks::new(&self.url, PublicKey([manager; 32])).unwrap()
+    }
+
+    /// The tasks, which it has now.
+    pub async fn tasks(&self, manager: u8) -> PostgresTasks {
+        let shared = self.shared_tasks(manager);
+        let taken = shared.take([7; 16], Duration::ZERO).await.unwrap();
+        taken.expect("nobody else has them")
     }
 }
 

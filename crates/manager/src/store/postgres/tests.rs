@@ -7,9 +7,11 @@ use mayfly_protocol::accounts::Quota;
 use super::server::{Server, database};
 use super::*;
 use crate::store::Change;
+use crate::store::conformance::tasks::{ended, task};
 use crate::store::conformance::{
     CAPACITY, LEASE, NODE, TENANT, address, bearer, client, load, record, register, under, used,
 };
+use crate::store::tasks::{EndpointRecord, TaskStore};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -39,11 +41,17 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
         Ok(vec![Noted::Kept])
     );
     drop(store);
-    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; UPDATE mayfly.version SET version = 1;";
+    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; DROP TABLE mayfly.tasks_owner, mayfly.functions,
+        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage;
+        UPDATE mayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
     assert_eq!(load(&one).await.leases, vec![record()]);
     assert_eq!(other.others(None, 0).wait().await.unwrap(), vec![record()]);
+    assert_eq!(
+        database.tasks(1).await.enqueue(vec![task(1, "a")]).wait().await,
+        Ok(vec![true])
+    );
 }
 
 #[tokio::test]
@@ -306,7 +314,7 @@ async fn tables_of_a_later_release_are_left_alone() {
         .await
         .unwrap();
     let found = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
-    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 2 }));
+    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 3 }));
 }
 
 #[tokio::test]
@@ -323,4 +331,93 @@ async fn managers_that_start_at_once_over_an_empty_database_make_one_set_of_tabl
         tenants.iter().all(|tenant| tenant == &tenants[0]),
         "a name has one id for all"
     );
+}
+
+#[tokio::test]
+async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next() {
+    let Some(database) = database() else { return };
+    let (a, b) = (database.shared_tasks(1), database.shared_tasks(2));
+    let alive = database.store(1).await;
+    let said = || Presence {
+        url: "https://a".into(),
+        ca_pem: String::new(),
+        free: CAPACITY,
+    };
+    alive.present(said()).unwrap().wait().await.unwrap();
+    assert_eq!(b.owner().wait().await.unwrap().manager, None);
+    let first = a.take([7; 16], PATIENCE).await.unwrap().expect("nobody has them");
+    first.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
+    first.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
+    // It lives, and has them.
+    assert!(b.take([7; 16], PATIENCE).await.unwrap().is_none());
+    assert_eq!(b.owner().wait().await.unwrap().manager, Some(PublicKey([1; 32])));
+    // Whose contents are elsewhere could not give tasks their arguments.
+    assert!(b.take([8; 16], Duration::ZERO).await.unwrap().is_none());
+    let second = b.take([7; 16], Duration::ZERO).await.unwrap().expect("it is silent");
+    assert_eq!((first.epoch(), second.epoch()), (1, 2));
+    assert_eq!(first.enqueue(vec![task(3, "a")]).wait().await, Err(StoreError::Stale));
+    assert_eq!(
+        first.end(vec![ended(2, 2, None)], Vec::new()).wait().await,
+        Err(StoreError::Stale)
+    );
+    let left = second.load().wait().await.unwrap();
+    assert_eq!((left.last_number, left.tasks.len()), (1, 1));
+    second.end(vec![ended(2, 2, None)], Vec::new()).wait().await.unwrap();
+    // Given up, they are the next one's at once.
+    second.release().wait().await.unwrap();
+    assert_eq!(second.enqueue(vec![task(4, "a")]).wait().await, Err(StoreError::Stale));
+    let third = a.take([7; 16], PATIENCE).await.unwrap().expect("nobody has them");
+    assert_eq!(third.load().wait().await.unwrap().last_number, 2);
+}
+
+#[tokio::test]
+async fn a_server_that_dies_under_tasks_loses_none_and_none_is_written_twice() {
+    let Ok(mut server) = Server::start(&[]) else { return };
+    let database = super::server::Database::on(&server);
+    let tasks = std::sync::Arc::new(database.tasks(1).await);
+    let writers: Vec<_> = (0..4u8)
+        .map(|writer| {
+            let tasks = tasks.clone();
+            tokio::spawn(async move {
+                for number in 0..200u8 {
+                    let mut one = task(0, "a");
+                    one.spec.id.0[..2].copy_from_slice(&[writer, number]);
+                    // Known already, it would have been written twice.
+                    assert_eq!(tasks.enqueue(vec![one]).wait().await, Ok(vec![true]));
+                }
+            })
+        })
+        .collect();
+    for how in ["kill", "stop", "kill"] {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let told = tokio::task::spawn_blocking(move || {
+            server.tell(how);
+            server.tell("start");
+            server
+        });
+        server = told.await.unwrap();
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    assert_eq!(tasks.load().wait().await.unwrap().tasks.len(), 800);
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_fails_alone() {
+    let Some(database) = database() else { return };
+    let tasks = database.tasks(1).await;
+    // PostgreSQL's texts hold no zero; names of endpoints are checked before they come here.
+    let broken = EndpointRecord {
+        id: mayfly_protocol::ids::EndpointId([1; 16]),
+        name: "\0".into(),
+        tenant: TENANT,
+        spec: mayfly_protocol::tasks::EndpointSpec::default(),
+    };
+    let first = tasks.enqueue(vec![task(1, "a")]);
+    let refused = tasks.endpoint(broken);
+    let last = tasks.enqueue(vec![task(1, "a"), task(2, "a")]);
+    assert!(matches!(refused.wait().await, Err(StoreError::Broken(_))));
+    assert_eq!(first.wait().await, Ok(vec![true]));
+    assert_eq!(last.wait().await, Ok(vec![false, true]));
 }

@@ -19,7 +19,7 @@ use crate::store::{StoreError, WRITE_DEADLINE};
 /// Most entries in one transaction: bounds how long the first of them waits.
 const GROUP: usize = 256;
 
-/// Something that is written in a transaction of its own.
+/// Something that is written in a transaction that somebody else opened.
 pub trait Alone: Send {
     /// Runs it; it may be run again.
     fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>>;
@@ -42,20 +42,22 @@ where
     fn run<'a>(&'a mut self, link: &'a Link) -> BoxFuture<'a, Result<(), Fault>> {
         let running = (self.action)(link);
         Box::pin(async {
-            link.batch("BEGIN").await?;
-            let outcome = running.await?;
-            link.batch("COMMIT").await?;
-            self.outcome = Some(outcome);
+            self.outcome = Some(running.await?);
             Ok(())
         })
     }
 
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let Self { outcome, reply, .. } = *self;
-        let missing = || StoreError::Broken("a write was not run".into());
-        // Whoever asked may have stopped waiting; the write stands all the same.
-        let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
+        answer(reply, result, outcome);
     }
+}
+
+/// Tells whoever waits for an outcome.
+pub fn answer<T>(reply: oneshot::Sender<Result<T, StoreError>>, result: Result<(), StoreError>, outcome: Option<T>) {
+    let missing = || StoreError::Broken("a write was not run".into());
+    // Whoever asked may have stopped waiting; the write stands all the same.
+    let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
 }
 
 /// What is to be written.
@@ -157,7 +159,12 @@ async fn attempt(
         let Write { since, what } = first;
         match what {
             What::Alone(mut alone) => {
-                let result = in_time(link, alone.run(link)).await;
+                let result = in_time(link, async {
+                    link.batch("BEGIN").await?;
+                    alone.run(link).await?;
+                    Ok(link.batch("COMMIT").await?)
+                });
+                let result = result.await;
                 match result {
                     Ok(()) => alone.finish(Ok(())),
                     Err(Fault::Refused(error)) => alone.finish(Err(error)),
@@ -261,7 +268,7 @@ fn put_back(waiting: &mut VecDeque<Write>, mut rest: VecDeque<(Entry, Waiting)>)
 }
 
 /// Runs a transaction within the deadline of one; what is left of one that failed is undone.
-async fn in_time<T>(link: &Link, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+pub async fn in_time<T>(link: &Link, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let done = tokio::time::timeout(STATEMENT_DEADLINE, work).await;
     let result = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
     if let Err(Fault::Again(_) | Fault::Refused(_)) = &result {

@@ -1,5 +1,28 @@
 //! One suite for every store.
 
+/// Tests of a store of tasks, on each kind.
+macro_rules! task_suite {
+    ($($name:ident),*) => {
+        mod postgres {
+            $(#[tokio::test] async fn $name() {
+                if let Some(database) = crate::store::postgres::server::database() {
+                    super::$name(&database.tasks(1).await).await;
+                }
+            })*
+        }
+        mod sqlite {
+            $(#[tokio::test] async fn $name() {
+                super::$name(&crate::store::SqliteTasks::open(None, None).unwrap()).await;
+            })*
+        }
+    };
+}
+
+mod accounts;
+mod flows;
+pub mod tasks;
+mod triggers;
+
 use std::path::Path;
 
 use mayfly_lease::State;

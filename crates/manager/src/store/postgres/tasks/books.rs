@@ -1,0 +1,568 @@
+//! Functions, endpoints and tasks.
+
+use std::collections::{HashMap, HashSet};
+
+use futures_util::FutureExt;
+use mayfly_protocol::blob::Blob;
+use mayfly_protocol::contents::{Content, Payload};
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use mayfly_protocol::tasks::TaskOutcome;
+use tokio_postgres::Row;
+use zerocopy::IntoBytes;
+
+use super::queue::{Epoch, Kind};
+use super::{PostgresTasks, contents, failure, missing, optional, sharing, text};
+use crate::store::Pending;
+use crate::store::accounts::{Usage, UsageKey};
+use crate::store::postgres::connect::Link;
+use crate::store::postgres::faults::Fault;
+use crate::store::postgres::rows::{self, json, signed, small};
+use crate::store::tasks::{
+    EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
+    TaskSpec, TaskStore, Tries,
+};
+
+/// Ended tasks that are looked at in one step of forgetting.
+const FORGET: usize = 2_000;
+
+/// Reads what [`task_of`] takes.
+macro_rules! task {
+    ($which:literal) => {
+        concat!(
+            "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
+             attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers FROM tasks ",
+            $which
+        )
+    };
+}
+
+/// Reads what [`outcome_of`] takes.
+macro_rules! outcome {
+    ($from:literal, $which:literal) => {
+        concat!(
+            "SELECT id, number, code, message, raised, attempts, answer, answer_content, bytes ",
+            $from,
+            " LEFT JOIN contents ON contents.tenant = tasks.tenant AND contents.content = answer_content ",
+            $which
+        )
+    };
+}
+
+impl TaskStore for PostgresTasks {
+    fn release(&self) -> Pending<()> {
+        self.write(self.epoch, |link, epoch| Epoch::give_up(link, epoch).boxed())
+    }
+
+    fn load(&self) -> Pending<TaskSnapshot> {
+        self.push(Kind::Load, (), |link, ()| load(link).boxed())
+    }
+
+    fn register(&self, function: FunctionRecord, code: Blob) -> Pending<FunctionRecord> {
+        self.write((function, code), |link, (function, code)| {
+            register(link, function, code).boxed()
+        })
+    }
+
+    fn code(&self, function: FunctionId) -> Pending<Option<Blob>> {
+        self.read(function, |link, function| {
+            async {
+                let sql = "SELECT code FROM functions WHERE id = $1";
+                let found = link.query(sql, &[&function.0.as_slice()]).await?;
+                found.first().map(|row| blob(row, 0)).transpose()
+            }
+            .boxed()
+        })
+    }
+
+    fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord> {
+        self.write(endpoint, |link, endpoint| {
+            async {
+                let sql = "INSERT INTO endpoints (id, name, tenant, spec) VALUES ($1, $2, $3, $4)
+                    ON CONFLICT (name) DO UPDATE SET spec = $4 WHERE endpoints.tenant = $3";
+                let (id, tenant) = (endpoint.id.0.as_slice(), endpoint.tenant.0.as_slice());
+                link.execute(sql, &[&id, &endpoint.name, &tenant, &json(&endpoint.spec)])
+                    .await?;
+                let sql = "SELECT id, name, tenant, spec FROM endpoints WHERE name = $1";
+                let kept = link.query(sql, &[&endpoint.name]).await?;
+                endpoint_of(kept.first().ok_or_else(missing)?)
+            }
+            .boxed()
+        })
+    }
+
+    fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()> {
+        self.write(endpoint, |link, endpoint| {
+            async {
+                let sql = "DELETE FROM endpoints WHERE id = $1";
+                link.execute(sql, &[&endpoint.0.as_slice()]).await?;
+                Ok(())
+            }
+            .boxed()
+        })
+    }
+
+    fn enqueue(&self, tasks: Vec<NewTask>) -> Pending<Vec<bool>> {
+        self.write(tasks, |link, tasks| enqueue(link, tasks).boxed())
+    }
+
+    fn begin(&self, tasks: Vec<(TaskId, Tries, bool)>) -> Pending<Vec<Given>> {
+        self.write(tasks, |link, tasks| begin(link, tasks).boxed())
+    }
+
+    fn endings(&self, tasks: Vec<TaskId>) -> Pending<Vec<Option<Ending>>> {
+        self.read(tasks, |link, tasks| {
+            async {
+                let mut found = endings(link, tasks).await?;
+                Ok(tasks.iter().map(|task| found.remove(task)).collect())
+            }
+            .boxed()
+        })
+    }
+
+    fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()> {
+        self.write((tasks, usage), |link, (tasks, usage)| end(link, tasks, usage).boxed())
+    }
+
+    fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {
+        self.read((tenant, tag, after, limit), |link, (tenant, tag, after, limit)| {
+            async {
+                // So many bytes, and what goes beyond them for the first time.
+                const PAGE: &str = outcome!(
+                    "FROM (SELECT *, sum(octet_length(answer)) OVER (ORDER BY number) - octet_length(answer) AS before
+                     FROM (SELECT * FROM tasks WHERE tenant = $1 AND tag = $2 AND number > $3 AND number IS NOT NULL
+                     ORDER BY number LIMIT $4) AS first) AS tasks",
+                    "WHERE before < $5 ORDER BY number"
+                );
+                let (tenant, tag, after) = (tenant.0.as_slice(), tag.as_bytes(), signed(*after));
+                let most = PAGE_BYTES as i64;
+                let found = link
+                    .query(PAGE, &[&tenant, &tag, &after, &i64::from(*limit), &most])
+                    .await?;
+                found.iter().map(outcome_of).collect()
+            }
+            .boxed()
+        })
+    }
+
+    fn outcome(&self, task: TaskId) -> Pending<Option<TaskOutcome>> {
+        self.read(task, |link, task| {
+            async {
+                const ONE: &str = outcome!("FROM tasks", "WHERE id = $1 AND number IS NOT NULL");
+                let found = link.query(ONE, &[&task.0.as_slice()]).await?;
+                found.first().map(outcome_of).transpose()
+            }
+            .boxed()
+        })
+    }
+
+    fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>> {
+        self.read(task, |link, task| {
+            async {
+                const ONE: &str = task!("WHERE id = $1");
+                let found = link.query(ONE, &[&task.0.as_slice()]).await?;
+                found.first().map(task_of).transpose()
+            }
+            .boxed()
+        })
+    }
+
+    fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>> {
+        self.read(query, |link, query| {
+            async {
+                const PAGE: &str = task!(
+                    "WHERE id < $1 AND ($2::BYTEA IS NULL OR tenant = $2) AND ($3::BYTEA IS NULL OR tag = $3)
+                     AND ($4::BYTEA IS NULL OR endpoint = $4) ORDER BY id DESC LIMIT $5"
+                );
+                let before = query.before.unwrap_or(TaskId([0xff; 16]));
+                let tenant = query.tenant.as_ref().map(|tenant| tenant.0.as_slice());
+                let tag = query.tag.as_ref().map(|tag| tag.as_bytes());
+                let endpoint = query.endpoint.as_ref().map(|endpoint| endpoint.0.as_slice());
+                let limit = i64::from(query.limit);
+                let found = link
+                    .query(PAGE, &[&before.0.as_slice(), &tenant, &tag, &endpoint, &limit])
+                    .await?;
+                found.iter().map(task_of).collect()
+            }
+            .boxed()
+        })
+    }
+
+    fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool> {
+        self.write((tenant, content, now_ms), |link, (tenant, content, now_ms)| {
+            contents::keep(link, *tenant, *content, *now_ms).boxed()
+        })
+    }
+
+    fn use_contents(&self, tenant: TenantId, hashes: Vec<ContentHash>, now_ms: u64) -> Pending<Vec<Option<Content>>> {
+        self.write((tenant, hashes, now_ms), |link, (tenant, hashes, now_ms)| {
+            contents::used(link, *tenant, hashes, *now_ms).boxed()
+        })
+    }
+
+    fn unused_contents(&self, unused_since_ms: u64) -> Pending<Vec<(TenantId, Content)>> {
+        self.write(unused_since_ms, |link, since_ms| {
+            contents::unused(link, *since_ms).boxed()
+        })
+    }
+
+    fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()> {
+        self.write(contents, |link, contents| contents::forget(link, contents).boxed())
+    }
+
+    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>> {
+        self.write((ended_before_ms, from), |link, (before_ms, from)| {
+            forget(link, *before_ms, *from).boxed()
+        })
+    }
+}
+
+/// A column of ids.
+fn ids<'a, T>(all: &'a [T], id: impl Fn(&'a T) -> &'a [u8; 16]) -> Vec<&'a [u8]> {
+    all.iter().map(|one| id(one).as_slice()).collect()
+}
+
+/// A column of numbers.
+fn numbers<T, N: Into<i64>>(all: &[T], number: impl Fn(&T) -> N) -> Vec<i64> {
+    all.iter().map(|one| number(one).into()).collect()
+}
+
+async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
+    let functions = "SELECT id, tenant, name, version, hash, spec, registered_at_ms FROM functions";
+    let functions = link.query(functions, &[]).await?;
+    let endpoints = link.query("SELECT id, name, tenant, spec FROM endpoints", &[]).await?;
+    const LIVE: &str = task!("WHERE number IS NULL ORDER BY id");
+    let tasks = link.query(LIVE, &[]).await?;
+    let tasks = tasks.iter().map(task_of).collect::<Result<Vec<TaskRecord>, _>>()?;
+    let last = link.query("SELECT coalesce(max(number), 0) FROM tasks", &[]).await?;
+    let before: HashSet<TaskId> = tasks.iter().flat_map(|task| &task.spec.after).copied().collect();
+    let endings = endings(link, &Vec::from_iter(before)).await?;
+    let sql = "SELECT tenant, sum(bytes)::BIGINT FROM contents GROUP BY tenant";
+    let contents = link.query(sql, &[]).await?;
+    let used = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
+    Ok(TaskSnapshot {
+        functions: functions.iter().map(function_of).collect::<Result<_, _>>()?,
+        endpoints: endpoints.iter().map(endpoint_of).collect::<Result<_, _>>()?,
+        tasks,
+        last_number: rows::unsigned(last.first().ok_or_else(missing)?, 0)?,
+        endings: endings
+            .into_iter()
+            .map(|(task, (_, failure))| (task, failure))
+            .collect(),
+        contents: contents.iter().map(used).collect::<Result<_, Fault>>()?,
+    })
+}
+
+async fn register(link: &Link, function: &FunctionRecord, code: &Blob) -> Result<FunctionRecord, Fault> {
+    let id = function.id.0.as_slice();
+    let tenant = function.tenant.0.as_slice();
+    let sql = "SELECT id, tenant, name, version, hash, spec, registered_at_ms FROM functions WHERE id = $1";
+    if let Some(known) = link.query(sql, &[&id]).await?.first() {
+        return function_of(known);
+    }
+    let mut function = function.clone();
+    let name = function.name.clone().map(String::into_bytes);
+    if name.is_some() {
+        let sql = "SELECT coalesce(max(version), 0) + 1 FROM functions WHERE tenant = $1 AND name = $2";
+        let counted = link.query(sql, &[&tenant, &name]).await?;
+        function.version = small(counted.first().ok_or_else(missing)?, 0)?;
+    }
+    let sql = "INSERT INTO functions (id, tenant, name, version, hash, spec, registered_at_ms, code)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    link.execute(
+        sql,
+        &[
+            &id,
+            &tenant,
+            &name,
+            &i64::from(function.version),
+            &function.hash.0.as_slice(),
+            &json(&function.spec),
+            &signed(function.registered_at_ms),
+            &&code[..],
+        ],
+    )
+    .await?;
+    Ok(function)
+}
+
+async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
+    const INSERT: &str =
+        "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
+        submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers)
+        SELECT * FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BYTEA[], $4::BYTEA[], $5::BYTEA[], $6::BIGINT[], $7::BIGINT[],
+        $8::BOOLEAN[], $9::BIGINT[], $10::BIGINT[], $11::BIGINT[], $12::BIGINT[], $13::BIGINT[], $14::BYTEA[], $15::BYTEA[],
+        $16::BYTEA[], $17::BOOLEAN[]) ON CONFLICT (id) DO NOTHING RETURNING id";
+    let tags: Vec<&[u8]> = tasks.iter().map(|task| task.spec.tag.as_bytes()).collect();
+    let payloads: Vec<_> = tasks.iter().map(|task| columns(&task.arguments)).collect();
+    let here: Vec<&[u8]> = payloads.iter().map(|(here, _)| *here).collect();
+    let stored: Vec<Option<&[u8]>> = payloads.iter().map(|(_, stored)| *stored).collect();
+    let after = |task: &'_ NewTask| (!task.spec.after.is_empty()).then(|| task.spec.after.as_bytes().to_vec());
+    let after: Vec<Option<Vec<u8>>> = tasks.iter().map(after).collect();
+    let repeatable: Vec<bool> = tasks.iter().map(|task| task.spec.repeatable).collect();
+    let with_answers: Vec<bool> = tasks.iter().map(|task| task.spec.with_answers).collect();
+    let inserted = link
+        .query(
+            INSERT,
+            &[
+                &ids(tasks, |task| &task.spec.id.0),
+                &ids(tasks, |task| &task.spec.tenant.0),
+                &ids(tasks, |task| &task.spec.function.0),
+                &ids(tasks, |task| &task.spec.endpoint.0),
+                &tags,
+                &numbers(tasks, |task| task.spec.priority),
+                &numbers(tasks, |task| task.spec.walltime_ms),
+                &repeatable,
+                &numbers(tasks, |task| signed(task.spec.deadline_at_ms)),
+                &numbers(tasks, |task| signed(task.spec.submitted_at_ms)),
+                &numbers(tasks, |task| task.tries.attempts),
+                &numbers(tasks, |task| task.tries.retries_left),
+                &numbers(tasks, |task| task.tries.faults),
+                &here,
+                &stored,
+                &after,
+                &with_answers,
+            ],
+        )
+        .await?;
+    let mut new = inserted
+        .iter()
+        .map(|row| Ok(TaskId(rows::bytes(row, 0)?)))
+        .collect::<Result<HashSet<_>, Fault>>()?;
+    // One that is there twice is new once.
+    Ok(tasks.iter().map(|task| new.remove(&task.spec.id)).collect())
+}
+
+async fn begin(link: &Link, tasks: &[(TaskId, Tries, bool)]) -> Result<Vec<Given>, Fault> {
+    const BEGIN: &str = "UPDATE tasks SET attempts = new.attempts, retries_left = new.retries_left, faults = new.faults
+        FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[]) AS new (id, attempts, retries_left, faults)
+        WHERE tasks.id = new.id AND number IS NULL";
+    link.execute(
+        BEGIN,
+        &[
+            &ids(tasks, |(task, _, _)| &task.0),
+            &numbers(tasks, |(_, tries, _)| tries.attempts),
+            &numbers(tasks, |(_, tries, _)| tries.retries_left),
+            &numbers(tasks, |(_, tries, _)| tries.faults),
+        ],
+    )
+    .await?;
+    let wanted: Vec<TaskId> = tasks
+        .iter()
+        .filter(|(_, _, wanted)| *wanted)
+        .map(|(task, _, _)| *task)
+        .collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    given(link, &wanted).await
+}
+
+/// What executions are given.
+async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
+    const ARGUMENTS: &str =
+        "SELECT id, arguments, arguments_content, bytes, after, with_answers FROM tasks LEFT JOIN contents
+        ON contents.tenant = tasks.tenant AND contents.content = arguments_content WHERE id = ANY($1)";
+    let found = link.query(ARGUMENTS, &[&ids(wanted, |task| &task.0)]).await?;
+    let mut arguments = HashMap::new();
+    let mut before = HashSet::new();
+    for row in &found {
+        let after = if row.try_get(5)? { after(row, 4)? } else { Vec::new() };
+        before.extend(after.iter().copied());
+        arguments.insert(TaskId(rows::bytes(row, 0)?), (payload(row, 1)?, after));
+    }
+    let answers: HashMap<TaskId, Payload> = match before.is_empty() {
+        // Most tasks come after none.
+        true => HashMap::new(),
+        false => {
+            const ANSWERS: &str = outcome!(
+                "FROM tasks",
+                "WHERE id = ANY($1) AND number IS NOT NULL AND code IS NULL"
+            );
+            let before = Vec::from_iter(before);
+            let found = link.query(ANSWERS, &[&ids(&before, |task| &task.0)]).await?;
+            let answer = |row: &Row| Ok((TaskId(rows::bytes(row, 0)?), payload(row, 6)?));
+            found.iter().map(answer).collect::<Result<_, Fault>>()?
+        }
+    };
+    let one = |task: &TaskId| match arguments.remove(task) {
+        Some((arguments, before)) => Given {
+            arguments,
+            answers: before.iter().map(|task| answers.get(task).cloned()).collect(),
+        },
+        None => Given::default(),
+    };
+    Ok(wanted.iter().map(one).collect())
+}
+
+async fn endings(link: &Link, tasks: &[TaskId]) -> Result<HashMap<TaskId, Ending>, Fault> {
+    if tasks.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let sql = "SELECT id, tenant, code, message FROM tasks WHERE id = ANY($1) AND number IS NOT NULL";
+    let found = link.query(sql, &[&ids(tasks, |task| &task.0)]).await?;
+    let ending = |row: &Row| {
+        let ending: Ending = (TenantId(rows::bytes(row, 1)?), failure(row, 2)?);
+        Ok((TaskId(rows::bytes(row, 0)?), ending))
+    };
+    found.iter().map(ending).collect()
+}
+
+async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> Result<(), Fault> {
+    const END: &str =
+        "UPDATE tasks SET number = new.number, attempts = new.attempts, started_at_ms = new.started_at_ms,
+        ended_at_ms = new.ended_at_ms, code = new.code, message = new.message, raised = new.raised, answer = new.answer,
+        answer_content = new.answer_content, arguments = NULL, arguments_content = NULL
+        FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BYTEA[],
+        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[])
+        AS new (id, number, attempts, started_at_ms, ended_at_ms, code, message, raised, answer, answer_content)
+        WHERE tasks.id = new.id AND tasks.number IS NULL";
+    let outcomes: Vec<&TaskOutcome> = tasks.iter().map(|task| &task.outcome).collect();
+    let answers: Vec<Payload> = outcomes.iter().map(|outcome| outcome.payload()).collect();
+    let answers: Vec<_> = answers.iter().map(columns).collect();
+    let here: Vec<&[u8]> = answers.iter().map(|(here, _)| *here).collect();
+    let stored: Vec<Option<&[u8]>> = answers.iter().map(|(_, stored)| *stored).collect();
+    let error = |outcome: &'_ &TaskOutcome| outcome.error.clone();
+    let errors: Vec<Option<Failure>> = outcomes.iter().map(error).collect();
+    let code = |error: &Option<Failure>| error.as_ref().map(|failure| i64::from(failure.code as u16));
+    let codes: Vec<Option<i64>> = errors.iter().map(code).collect();
+    let message = |error: &Option<Failure>| error.as_ref().map(|failure| failure.message.clone().into_bytes());
+    let messages: Vec<Option<Vec<u8>>> = errors.iter().map(message).collect();
+    let raised: Vec<bool> = outcomes.iter().map(|outcome| outcome.raised).collect();
+    let ended = match tasks.is_empty() {
+        true => 0,
+        false => {
+            link.execute(
+                END,
+                &[
+                    &ids(&outcomes, |outcome| &outcome.id.0),
+                    &numbers(&outcomes, |outcome| signed(outcome.number)),
+                    &numbers(&outcomes, |outcome| outcome.attempts),
+                    &numbers(tasks, |task| signed(task.started_at_ms)),
+                    &numbers(tasks, |task| signed(task.ended_at_ms)),
+                    &codes,
+                    &messages,
+                    &raised,
+                    &here,
+                    &stored,
+                ],
+            )
+            .await?
+        }
+    };
+    // What was written already, and is only not known to be, was counted with it.
+    if ended > 0 || tasks.is_empty() {
+        sharing::add_usage(link, usage).await?;
+    }
+    Ok(())
+}
+
+async fn forget(link: &Link, before_ms: u64, from: TaskId) -> Result<Option<TaskId>, Fault> {
+    let sql = "SELECT id FROM tasks WHERE id > $1 ORDER BY id LIMIT $2";
+    let found = link.query(sql, &[&from.0.as_slice(), &(FORGET as i64)]).await?;
+    let Some(last) = found.last() else { return Ok(None) };
+    let last = TaskId(rows::bytes(last, 0)?);
+    let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
+    link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
+        .await?;
+    Ok((found.len() == FORGET).then_some(last))
+}
+
+fn function_of(row: &Row) -> Result<FunctionRecord, Fault> {
+    let name: Option<&[u8]> = row.try_get(2)?;
+    Ok(FunctionRecord {
+        id: FunctionId(rows::bytes(row, 0)?),
+        tenant: TenantId(rows::bytes(row, 1)?),
+        name: name.map(|_| text(row, 2)).transpose()?,
+        version: small(row, 3)?,
+        hash: CodeHash(rows::bytes(row, 4)?),
+        spec: rows::parsed(row, 5)?,
+        registered_at_ms: rows::unsigned(row, 6)?,
+    })
+}
+
+fn endpoint_of(row: &Row) -> Result<EndpointRecord, Fault> {
+    Ok(EndpointRecord {
+        id: EndpointId(rows::bytes(row, 0)?),
+        name: row.try_get(1)?,
+        tenant: TenantId(rows::bytes(row, 2)?),
+        spec: rows::parsed(row, 3)?,
+    })
+}
+
+fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
+    let number: Option<i64> = row.try_get(13)?;
+    let error = failure(row, 14)?;
+    let priority: i64 = row.try_get(5)?;
+    Ok(TaskRecord {
+        spec: TaskSpec {
+            id: TaskId(rows::bytes(row, 0)?),
+            tenant: TenantId(rows::bytes(row, 1)?),
+            function: FunctionId(rows::bytes(row, 2)?),
+            endpoint: EndpointId(rows::bytes(row, 3)?),
+            tag: text(row, 4)?,
+            priority: i8::try_from(priority).unwrap_or_default(),
+            walltime_ms: small(row, 6)?,
+            repeatable: row.try_get(7)?,
+            deadline_at_ms: rows::unsigned(row, 8)?,
+            submitted_at_ms: rows::unsigned(row, 9)?,
+            after: after(row, 18)?,
+            with_answers: row.try_get(19)?,
+        },
+        tries: Tries {
+            attempts: small(row, 10)?,
+            retries_left: small(row, 11)?,
+            faults: small(row, 12)?,
+        },
+        ended: number.map(|number| (number.unsigned_abs(), error)),
+        started_at_ms: rows::unsigned(row, 16)?,
+        ended_at_ms: rows::unsigned(row, 17)?,
+    })
+}
+
+fn outcome_of(row: &Row) -> Result<TaskOutcome, Fault> {
+    let (answer, content) = payload(row, 6)?.split();
+    Ok(TaskOutcome {
+        id: TaskId(rows::bytes(row, 0)?),
+        number: rows::unsigned(row, 1)?,
+        error: failure(row, 2)?,
+        raised: row.try_get(4)?,
+        attempts: small(row, 5)?,
+        answer,
+        content,
+        result: None,
+    })
+}
+
+/// Ids in one column.
+fn after(row: &Row, column: usize) -> Result<Vec<TaskId>, Fault> {
+    let bytes: Option<&[u8]> = row.try_get(column)?;
+    let ids = bytes.unwrap_or_default().as_chunks::<16>().0;
+    Ok(ids.iter().map(|id| TaskId(*id)).collect())
+}
+
+/// A payload as two columns: the bytes, or their hash.
+fn columns(payload: &Payload) -> (&[u8], Option<&[u8]>) {
+    match payload {
+        Payload::Here(bytes) => (&bytes[..], None),
+        Payload::Stored(content) => (&[], Some(content.hash.0.as_slice())),
+    }
+}
+
+/// What [`columns`] wrote, with a content's length in a third column.
+fn payload(row: &Row, column: usize) -> Result<Payload, Fault> {
+    let Some(hash) = optional(row, column + 1)? else {
+        return Ok(Payload::Here(blob(row, column)?));
+    };
+    // Of one that is gone, whoever asks for it hears that.
+    let bytes: Option<i64> = row.try_get(column + 2)?;
+    Ok(Payload::Stored(Content {
+        hash: ContentHash(hash),
+        bytes: bytes.unwrap_or_default().unsigned_abs(),
+    }))
+}
+
+fn blob(row: &Row, column: usize) -> Result<Blob, Fault> {
+    let bytes: Option<&[u8]> = row.try_get(column)?;
+    Ok(bytes.unwrap_or_default().to_vec().into())
+}

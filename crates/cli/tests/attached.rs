@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mayfly_client::{Client, Form, Runtime};
 use mayfly_endpoint::connection::{self, Conversation};
 use mayfly_manager::{Manager, Options};
-use mayfly_protocol::api::{Connection, ManagerAddress};
+use mayfly_protocol::api::Connection;
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use mayfly_protocol::tasks::{
     Accepted, EndpointRegistration, EndpointSpec, EndpointStatus, FunctionRegistration, FunctionStatus, NewEndpoint,
@@ -61,10 +61,7 @@ fn set_up(client: &Client, name: &str, connection: &Connection) -> connection::O
     };
     let new: NewEndpoint = client.post("/v1/endpoints", &registration).expect("an endpoint");
     connection::Options {
-        manager: ManagerAddress {
-            manager: connection.manager.clone(),
-            ca_pem: connection.ca_pem.clone(),
-        },
+        managers: connection.managers(),
         token: new.token,
     }
 }

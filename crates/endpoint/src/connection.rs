@@ -3,7 +3,7 @@
 //! The dispatcher behind it notices nothing of breaks: what it has is kept in a [`Book`] until the manager has written it down, and
 //! said again on the next connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// Whom to connect to, and as whom.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The manager.
-    pub manager: ManagerAddress,
+    /// The managers of the site that tasks come from, of which each will do; one at least.
+    pub managers: Vec<ManagerAddress>,
     /// The token that the endpoint was registered with.
     pub token: String,
 }
@@ -93,7 +93,8 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
         Failure::new(code, format!("no randomness: {error}"))
     })?;
     let keeper = Keeper {
-        options,
+        managers: Mutex::new(options.managers.into()),
+        token: options.token,
         instance: u64::from_le_bytes(instance),
         book: Arc::default(),
         to_dispatcher,
@@ -172,7 +173,9 @@ impl Book {
 }
 
 struct Keeper {
-    options: Options,
+    /// The first is the one to connect to.
+    managers: Mutex<VecDeque<ManagerAddress>>,
+    token: String,
     instance: u64,
     book: Arc<Mutex<Book>>,
     to_dispatcher: UnboundedSender<ToDispatcher>,
@@ -203,7 +206,9 @@ impl Keeper {
                 return;
             }
             let wait = patience.wait();
-            let manager = &self.options.manager.manager;
+            let manager = self.manager().manager;
+            // Where there are several, the next one may do.
+            self.managers().rotate_left(1);
             tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
             self.state.send_replace(State::Down(lost.to_string()));
             let until = tokio::time::Instant::now() + wait;
@@ -215,9 +220,30 @@ impl Keeper {
         }
     }
 
+    fn managers(&self) -> MutexGuard<'_, VecDeque<ManagerAddress>> {
+        self.managers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn manager(&self) -> ManagerAddress {
+        let first = self.managers().front().cloned();
+        first.unwrap_or_else(|| ManagerAddress {
+            manager: String::new(),
+            ca_pem: String::new(),
+        })
+    }
+
+    /// The manager says which there are. Who is connected to one of them goes on with the others after it.
+    fn learn(&self, mut told: VecDeque<ManagerAddress>) {
+        let now = self.manager().manager;
+        if let Some(place) = told.iter().position(|one| one.manager == now) {
+            told.rotate_left(place);
+            *self.managers() = told;
+        }
+    }
+
     async fn connect(&self) -> Result<Socket, Lost> {
-        let Options { manager, token } = &self.options;
-        let connecting = mayfly_link::connect(manager, PATH, token, MOST_FRAME_BYTES);
+        let manager = self.manager();
+        let connecting = mayfly_link::connect(&manager, PATH, &self.token, MOST_FRAME_BYTES);
         match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(socket)) => Ok(socket),
             Ok(Err(error @ mayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),
@@ -266,7 +292,7 @@ impl Keeper {
             };
             // The manager speaks first of all when it has taken this endpoint.
             if *self.state.borrow() != State::Up && !matches!(frame, Message::Binary(_) | Message::Close(_)) {
-                tracing::info!(manager = self.options.manager.manager, "connected");
+                tracing::info!(manager = self.manager().manager, "connected");
                 self.state.send_replace(State::Up);
             }
             let bytes = match frame {
@@ -276,6 +302,7 @@ impl Keeper {
             };
             match rmp_serde::from_slice(&bytes) {
                 Ok(ToDispatcher::Refused(failure)) => return Lost::Refused(failure),
+                Ok(ToDispatcher::Managers(told)) => self.learn(told.into()),
                 Ok(message) => {
                     self.book().hear(&message);
                     // A dispatcher that ends hears nothing more, and may have words left.

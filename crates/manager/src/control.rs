@@ -1,6 +1,6 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
@@ -19,7 +19,7 @@ use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
 use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
-use crate::tasks::Tasks;
+use crate::task_owner::TaskOwner;
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
 use crate::{hash, random};
 
@@ -77,8 +77,8 @@ pub struct Control {
     pub oidc: Option<Provider>,
     /// The other managers over the same store.
     pub peers: Peers,
-    /// Durable tasks, once they are read.
-    pub tasks: OnceLock<Arc<Tasks>>,
+    /// Who has the durable tasks.
+    pub task_owner: TaskOwner,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
     world: Mutex<World>,
@@ -110,7 +110,7 @@ impl Control {
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             rooms: watch::channel(0).0,
-            tasks: OnceLock::new(),
+            task_owner: TaskOwner::default(),
             stopping: watch::channel(false).0,
             world: Mutex::new(world),
         }
@@ -120,16 +120,6 @@ impl Control {
     pub fn world(&self) -> MutexGuard<'_, World> {
         // Nothing panics between two changes that belong together, so a poisoned lock still guards a consistent world.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Durable tasks, where there are any.
-    pub fn tasks(&self) -> Result<&Arc<Tasks>, Failure> {
-        self.tasks.get().ok_or_else(|| {
-            Failure::new(
-                Code::NotFound,
-                "managers over PostgreSQL keep no durable tasks yet; use one with a store of its own",
-            )
-        })
     }
 
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.

@@ -32,6 +32,7 @@ mod requests;
 mod serve;
 mod sessions;
 mod store;
+mod task_owner;
 mod tasks;
 mod world;
 

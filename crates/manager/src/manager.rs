@@ -25,14 +25,24 @@ use crate::journal::Journal;
 use crate::options::{ContentOptions, Options, StoreKind};
 use crate::store::tasks::TaskStore;
 use crate::store::{
-    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, Snapshot, SqliteStore, SqliteTasks, Store,
+    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, SharedTasks, Snapshot, SqliteStore,
+    SqliteTasks, Store,
 };
+use crate::task_owner::{self, Common};
 use crate::tasks::{self, Conversation};
 use crate::world::World;
 use crate::{hash, http, peers, random, serve};
 
 /// Beside `connection.json` where people log in: the same without a token, to be given to them.
 const LOGIN_FILE: &str = "login.json";
+
+/// Where durable tasks are.
+enum TaskKind {
+    /// In a store of this manager's own.
+    Own(Arc<dyn TaskStore>),
+    /// In the database that managers share.
+    Common(SharedTasks),
+}
 
 /// The control plane of one site.
 pub struct Manager;
@@ -69,13 +79,13 @@ impl Manager {
             StoreKind::Postgres { url } => Arc::new(PostgresStore::open(url, identity.signing.public()).await?),
             StoreKind::Memory => Arc::new(MemoryStore::default()),
         };
-        let tasks: Option<Arc<dyn TaskStore>> = match &options.store {
-            StoreKind::Sqlite { most_pages } => Some(Arc::new(SqliteTasks::open(
-                Some(&options.state_dir.join("tasks.db")),
-                *most_pages,
-            )?)),
-            StoreKind::Memory => Some(Arc::new(SqliteTasks::open(None, None)?)),
-            StoreKind::Postgres { .. } => None,
+        let tasks = match &options.store {
+            StoreKind::Sqlite { most_pages } => {
+                let path = options.state_dir.join("tasks.db");
+                TaskKind::Own(Arc::new(SqliteTasks::open(Some(&path), *most_pages)?))
+            }
+            StoreKind::Memory => TaskKind::Own(Arc::new(SqliteTasks::open(None, None)?)),
+            StoreKind::Postgres { url } => TaskKind::Common(SharedTasks::new(url, identity.signing.public())?),
         };
         Self::start_over(options, listener, identity, store, tasks).await
     }
@@ -85,7 +95,7 @@ impl Manager {
         listener: tokio::net::TcpListener,
         identity: Identity,
         store: Arc<dyn Store>,
-        task_store: Option<Arc<dyn TaskStore>>,
+        task_store: TaskKind,
     ) -> Result<Handle, Error> {
         let listening = |source| Error::Listen {
             address: options.listen,
@@ -143,18 +153,15 @@ impl Manager {
             journal,
             world,
         ));
-        if let Some(task_store) = task_store {
-            let giver = Arc::downgrade(&control);
-            let name = move |tenant: TenantId| {
-                giver
-                    .upgrade()
-                    .map_or_else(|| tenant.to_string(), |control| control.tenant_name(tenant))
-            };
-            let contents = content_options(&control.options)?;
-            let tasks = tasks::Tasks::start(task_store, &contents, Box::new(name)).await?;
-            // Nobody else sets it.
-            let _ = control.tasks.set(tasks);
-        }
+        let contents = content_options(&control.options)?;
+        let common = match task_store {
+            TaskKind::Own(store) => {
+                let tasks = tasks::Tasks::start(store, &contents, control.names()).await?;
+                control.task_owner.keep(tasks);
+                None
+            }
+            TaskKind::Common(shared) => Some(Common { shared, contents }),
+        };
         let mut for_clients = vec![connection_path.clone()];
         if control.oidc.is_some() {
             let path = control.options.state_dir.join(LOGIN_FILE);
@@ -170,6 +177,11 @@ impl Manager {
         if shared {
             control.store.tell(vec![News::Manager]);
             tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
+        }
+        if let Some(common) = common {
+            // The first of all managers has them when it answers for the first time.
+            control.look_after_tasks(&common).await;
+            tokio::spawn(task_owner::keep(Arc::clone(&control), common));
         }
         if let Some(news) = news {
             tokio::spawn(peers::hear(Arc::clone(&control), news));
@@ -393,6 +405,7 @@ impl Handle {
             let _ = tasks.clock.await;
             let _ = tasks.rendezvous.await;
         }
+        self.0.control.give_up_tasks().await;
         self.0.control.journal.drained().await;
     }
 }

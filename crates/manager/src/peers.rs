@@ -19,6 +19,7 @@ use crate::world::{Node, World};
 /// How often a manager says that it lives.
 const EVERY: Duration = Duration::from_secs(1);
 /// A manager that has been silent for so long is asked for nothing.
+pub const SILENT: Duration = Duration::from_secs(3);
 const SILENT_MS: u64 = 3_000;
 /// Looks, one after the other, at which it was silent, until its nodes are adopted. A database that was away makes everybody look
 /// silent, once.
@@ -63,6 +64,19 @@ impl Peers {
     fn known(&self) -> MutexGuard<'_, Known> {
         // Each change is one assignment.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its own key.
+    pub fn me(&self) -> PublicKey {
+        self.me
+    }
+
+    /// Whether the manager with this key has been silent at several looks.
+    pub fn is_dead(&self, key: PublicKey) -> bool {
+        self.known()
+            .strikes
+            .get(&key)
+            .is_some_and(|strikes| *strikes >= STRIKES)
     }
 
     /// Whether the store may serve other managers too.
@@ -213,7 +227,7 @@ impl Control {
     /// connect to whom they like; that is sooner, and needs nobody's help.
     async fn take_over(&self, dead: PublicKey) {
         let since_ms = now_ms().saturating_sub(SHOWN_MS);
-        let adopted = self.store.adopt(dead, Duration::from_millis(SILENT_MS), since_ms);
+        let adopted = self.store.adopt(dead, SILENT, since_ms);
         match adopted.wait().await {
             Ok(Adopted { nodes, leases }) => {
                 if !nodes.is_empty() {

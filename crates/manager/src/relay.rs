@@ -1,6 +1,8 @@
 //! Asking another manager on a client's behalf: the same request, with the client's own token, over TLS. Whoever is asked so
 //! asks nobody else.
 
+mod through;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -176,7 +178,7 @@ async fn open(peer: &Peer) -> Result<SendRequest<Body>, String> {
         .await
         .map_err(|error| text(&error))?;
     // It ends with the last that asks over it.
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     Ok(road)
 }
 
@@ -348,15 +350,27 @@ impl Control {
 /// Lets the manager that owns a lease's or a node's affairs answer; that may be this one.
 pub async fn at_its_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
     let asker = OnBehalf::of(request.headers());
-    let (Some(asker), Some(about), true) = (asker, about(request.uri().path()), control.peers.are_possible()) else {
-        return next.run(request).await;
-    };
-    // Strangers are told so here, and cost nobody anything.
-    let token = asker.0.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
-    if token.and_then(|token| control.authenticate(token.trim())).is_none() {
+    let path = request.uri().path();
+    // The address of a hook is a token by itself.
+    let is_hook = path.starts_with("/v1/hooks/") && !request.headers().contains_key(PASSED_ON);
+    let about_tasks = through::is_about_tasks(path);
+    let about = about(path);
+    let may_pass = control.peers.are_possible() && (asker.is_some() || is_hook);
+    if !may_pass || !(about_tasks || about.is_some()) {
         return next.run(request).await;
     }
-    match pass_on(&control, asker, &about, request).await {
+    // Strangers are told so here, and cost nobody anything.
+    let token = asker.as_ref().and_then(|asker| asker.0.to_str().ok());
+    let token = token.and_then(|value| value.strip_prefix("Bearer "));
+    if !is_hook && token.and_then(|token| control.authenticate(token.trim())).is_none() {
+        return next.run(request).await;
+    }
+    let passed = match (asker, about) {
+        _ if about_tasks => through::to_the_tasks(&control, request).await,
+        (Some(asker), Some(about)) => pass_on(&control, asker, &about, request).await,
+        _ => Passed::Mine(request),
+    };
+    match passed {
         Passed::Answered(response) => response,
         Passed::Mine(request) => next.run(request).await,
     }

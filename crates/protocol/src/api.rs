@@ -852,6 +852,17 @@ pub struct Connection {
     pub others: Vec<ManagerAddress>,
 }
 
+impl Connection {
+    /// All managers, first the one that is named first.
+    pub fn managers(&self) -> Vec<ManagerAddress> {
+        let first = ManagerAddress {
+            manager: self.manager.clone(),
+            ca_pem: self.ca_pem.clone(),
+        };
+        std::iter::once(first).chain(self.others.iter().cloned()).collect()
+    }
+}
+
 /// `POST /v1/nodes/join-tokens`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JoinTokenRequest {

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::Runtime;
+use crate::api::{ManagerAddress, Runtime};
 use crate::blob::Blob;
 use crate::contents::Payload;
 use crate::error::Failure;
@@ -107,6 +107,8 @@ pub enum ToDispatcher {
         /// Which.
         files: Vec<String>,
     },
+    /// The managers of the site that tasks come from, where there are several: each will do.
+    Managers(Vec<ManagerAddress>),
     /// The last words to a dispatcher that is not taken.
     Refused(Failure),
 }

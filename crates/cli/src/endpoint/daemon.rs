@@ -12,7 +12,7 @@ use mayfly_client::Client;
 use mayfly_endpoint::connection::{self, State};
 use mayfly_endpoint::{Dispatcher, Places, blocks};
 use mayfly_manager::Manager;
-use mayfly_protocol::api::{Connection, ManagerAddress, Sandbox};
+use mayfly_protocol::api::{Connection, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
@@ -49,10 +49,7 @@ async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
     let board = Arc::new(Board::new(state.path(), credential.manager.clone()));
     let contents = Client::manager_at(&credential).and_then(|client| client.held_contents());
     let conversation = connection::keep(connection::Options {
-        manager: ManagerAddress {
-            manager: credential.manager.clone(),
-            ca_pem: credential.ca_pem,
-        },
+        managers: credential.managers(),
         token: credential.token,
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.walltime));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use mayfly_client::encoded;
-use mayfly_protocol::api::Connection;
+use mayfly_protocol::api::{Connection, ManagerStatus};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, NewEndpoint};
 use serde_json::json;
@@ -118,12 +118,18 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         },
     };
     let new: NewEndpoint = client.post("/v1/endpoints", &registration).map_err(|error| error.0)?;
+    let managers: Vec<ManagerStatus> = client.get("/v1/managers").map_err(|error| error.0)?;
+    let mut managers = managers.into_iter().map(|manager| manager.address);
+    let asked = managers.next().ok_or_else(|| {
+        let text = "the manager does not say who it is; install the same release there and here";
+        Failure::new(Code::VersionMismatch, text)
+    })?;
     let connection = Connection {
         // As it is reached from here.
         manager: client.manager_url().map_err(|error| error.0)?,
-        ca_pem: new.ca_pem,
+        ca_pem: asked.ca_pem,
         token: new.token,
-        others: Vec::new(),
+        others: managers.collect(),
     };
     directory.make()?;
     write_private(&directory.path().join(CREDENTIAL), &output::json(&connection)?)?;

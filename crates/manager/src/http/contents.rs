@@ -171,7 +171,8 @@ async fn store(
     hash: ContentHash,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let contents = &control.tasks()?.contents;
+    let tasks = control.tasks()?;
+    let contents = &tasks.contents;
     let content = contents.put(tenant, hash, body.into_data_stream()).await?;
     Ok((StatusCode::CREATED, packed.answer(content)).into_response())
 }

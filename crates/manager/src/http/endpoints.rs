@@ -1,6 +1,5 @@
 //! Endpoints over HTTP.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -125,12 +124,12 @@ pub(crate) async fn connect_endpoint(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
     let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
-    let tasks = Arc::clone(control.tasks()?);
-    let stopping = control.stopping.subscribe();
+    let tasks = control.tasks()?;
+    let (managers, stopping) = (control.managers(), control.stopping.subscribe());
     let upgrade = upgrade
         .max_message_size(MOST_FRAME_BYTES)
         .max_frame_size(MOST_FRAME_BYTES)
         // Frames are whole messages already.
         .write_buffer_size(0);
-    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, socket, stopping)))
+    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, managers, socket, stopping)))
 }

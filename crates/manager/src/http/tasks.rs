@@ -324,7 +324,8 @@ pub(crate) async fn show_output(
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
     let status = task_at(&control, &caller, path).await?;
-    let printed = control.tasks()?.output(&status, asked.from, patience(asked.wait_ms));
+    let tasks = control.tasks()?;
+    let printed = tasks.output(&status, asked.from, patience(asked.wait_ms));
     Ok(packed.answer(printed.await))
 }
 

@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use memory::MemoryStore;
 pub use news::{Adopted, News, Peer, Presence};
-pub use postgres::{PostgresStore, PostgresTasks, SharedTasks, TasksOwner};
+pub use postgres::{PostgresStore, PostgresTasks, SharedTasks};
 pub use sqlite::{SqliteStore, SqliteTasks};
 
 #[cfg(test)]
@@ -76,9 +76,12 @@ pub enum StoreError {
         /// Why not.
         why: String,
     },
-    /// Another manager owns the node, or the tasks, now.
-    #[error("another manager has it by now; ask again")]
+    /// Another manager owns the node now.
+    #[error("the node belongs to another manager by now; ask again")]
     Stale,
+    /// Another manager has the tasks now.
+    #[error("another manager has the tasks by now; ask again")]
+    Moved,
     /// Leases of all managers together would hold too much.
     #[error(transparent)]
     Quota(#[from] QuotaError),
@@ -88,6 +91,7 @@ impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Stale => Failure::new(Code::StaleEpoch, error.to_string()),
+            StoreError::Moved => Failure::new(Code::Unreachable, error.to_string()),
             StoreError::Quota(quota) => quota.into(),
             other => Failure::new(Code::StoreFailed, other.to_string()),
         }

@@ -202,7 +202,7 @@ pub struct TaskSnapshot {
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.
 pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'static {
-    /// Whoever else wants them may have the tasks from now on; every later write is [refused](super::StoreError::Stale).
+    /// Whoever else wants them may have the tasks from now on; every later write is [refused](super::StoreError::Moved).
     fn release(&self) -> Pending<()> {
         Pending::ready(Ok(()))
     }

@@ -185,6 +185,10 @@ pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishin
     {
         let mut written = written.wait().await;
         while let Err(error) = written {
+            // Whoever has the tasks now hears of them from their dispatcher.
+            if error == StoreError::Moved {
+                return;
+            }
             let Some(tasks) = tasks.upgrade() else { return };
             if tasks.trouble().is_none() {
                 tracing::error!(%error, "the store cannot write outcomes; they wait until it can");

@@ -297,6 +297,14 @@ impl Tasks {
         Ok(tasks)
     }
 
+    /// Another manager has them from now on: dispatchers are cut off, and go there.
+    pub fn close(&self) {
+        for endpoint in self.state().endpoints.values_mut() {
+            endpoint.link = None;
+            endpoint.wake.notify_one();
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

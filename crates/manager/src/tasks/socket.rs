@@ -7,6 +7,7 @@ use axum::extract::ws::{Message, WebSocket};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use mayfly_protocol::WIRE_VERSION;
+use mayfly_protocol::api::ManagerAddress;
 use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
@@ -45,10 +46,16 @@ enum Over {
 }
 
 /// Serves one dispatcher's connection to its end.
-pub async fn serve(tasks: Arc<Tasks>, id: EndpointId, socket: WebSocket, mut stopping: watch::Receiver<bool>) {
+pub async fn serve(
+    tasks: Arc<Tasks>,
+    id: EndpointId,
+    managers: Vec<ManagerAddress>,
+    socket: WebSocket,
+    mut stopping: watch::Receiver<bool>,
+) {
     let (mut writer, mut frames) = socket.split();
     let over = tokio::select! {
-        over = converse(tasks, id, &mut writer, &mut frames) => over,
+        over = converse(tasks, id, managers, &mut writer, &mut frames) => over,
         _ = stopped(&mut stopping) => Over::Stopping,
     };
     if let Over::Refused(failure) = &over {
@@ -58,7 +65,13 @@ pub async fn serve(tasks: Arc<Tasks>, id: EndpointId, socket: WebSocket, mut sto
     let _ = tokio::time::timeout(HELLO_DEADLINE, writer.send(Message::Close(None))).await;
 }
 
-async fn converse(tasks: Arc<Tasks>, id: EndpointId, writer: &mut Writer, frames: &mut Frames) -> Over {
+async fn converse(
+    tasks: Arc<Tasks>,
+    id: EndpointId,
+    managers: Vec<ManagerAddress>,
+    writer: &mut Writer,
+    frames: &mut Frames,
+) -> Over {
     let mut heard_at = Instant::now();
     let hello = match tokio::time::timeout(HELLO_DEADLINE, receive(frames, &mut heard_at)).await {
         Ok(Ok(hello)) => hello,
@@ -79,6 +92,11 @@ async fn converse(tasks: Arc<Tasks>, id: EndpointId, writer: &mut Writer, frames
         Err(failure) => return Over::Refused(failure),
     };
     drop(tasks);
+    if !managers.is_empty()
+        && let Err(over) = send(writer, ToDispatcher::Managers(managers)).await
+    {
+        return over;
+    }
     let (said, heard) = (conversation.said, conversation.heard);
     // The other end of this channel lives as long as the manager.
     let _ = said.send(hello);

@@ -44,7 +44,7 @@ use super::{
 };
 use crate::random;
 
-pub use self::tasks::{PostgresTasks, SharedTasks, TasksOwner};
+pub use self::tasks::{PostgresTasks, SharedTasks};
 
 /// Waits between attempts to reach the database double from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(50);

@@ -345,28 +345,33 @@ async fn whoever_lost_the_tasks_writes_nothing_more_and_they_go_on_with_the_next
     };
     alive.present(said()).unwrap().wait().await.unwrap();
     assert_eq!(b.owner().wait().await.unwrap().manager, None);
-    let first = a.take([7; 16], PATIENCE).await.unwrap().expect("nobody has them");
+    let first = a.take(None, PATIENCE).await.unwrap().expect("nobody has them");
+    first.contents_are([7; 16]).wait().await.unwrap();
     first.enqueue(vec![task(1, "a"), task(2, "a")]).wait().await.unwrap();
     first.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
     // It lives, and has them.
-    assert!(b.take([7; 16], PATIENCE).await.unwrap().is_none());
+    assert!(b.take(Some([7; 16]), PATIENCE).await.unwrap().is_none());
     assert_eq!(b.owner().wait().await.unwrap().manager, Some(PublicKey([1; 32])));
     // Whose contents are elsewhere could not give tasks their arguments.
-    assert!(b.take([8; 16], Duration::ZERO).await.unwrap().is_none());
-    let second = b.take([7; 16], Duration::ZERO).await.unwrap().expect("it is silent");
+    assert!(b.take(Some([8; 16]), Duration::ZERO).await.unwrap().is_none());
+    let second = b
+        .take(Some([7; 16]), Duration::ZERO)
+        .await
+        .unwrap()
+        .expect("it is silent");
     assert_eq!((first.epoch(), second.epoch()), (1, 2));
-    assert_eq!(first.enqueue(vec![task(3, "a")]).wait().await, Err(StoreError::Stale));
+    assert_eq!(first.enqueue(vec![task(3, "a")]).wait().await, Err(StoreError::Moved));
     assert_eq!(
         first.end(vec![ended(2, 2, None)], Vec::new()).wait().await,
-        Err(StoreError::Stale)
+        Err(StoreError::Moved)
     );
     let left = second.load().wait().await.unwrap();
     assert_eq!((left.last_number, left.tasks.len()), (1, 1));
     second.end(vec![ended(2, 2, None)], Vec::new()).wait().await.unwrap();
     // Given up, they are the next one's at once.
     second.release().wait().await.unwrap();
-    assert_eq!(second.enqueue(vec![task(4, "a")]).wait().await, Err(StoreError::Stale));
-    let third = a.take([7; 16], PATIENCE).await.unwrap().expect("nobody has them");
+    assert_eq!(second.enqueue(vec![task(4, "a")]).wait().await, Err(StoreError::Moved));
+    let third = a.take(Some([7; 16]), PATIENCE).await.unwrap().expect("nobody has them");
     assert_eq!(third.load().wait().await.unwrap().last_number, 2);
 }
 

@@ -95,7 +95,7 @@ pub struct TasksOwner {
     pub manager: Option<PublicKey>,
     /// Grows whenever a manager takes them.
     pub epoch: u64,
-    /// The content store that they came to have first.
+    /// The content store that what is long of them is in, once one of them was told.
     pub contents: Option<[u8; 16]>,
 }
 
@@ -133,10 +133,14 @@ impl SharedTasks {
         self.reader.read(move |link| owner(link).boxed())
     }
 
-    /// Takes them for this manager, which keeps contents there, unless another one has them that was heard of lately, or they are
-    /// with contents elsewhere.
-    pub async fn take(&self, contents: [u8; 16], silent: Duration) -> Result<Option<PostgresTasks>, StoreError> {
-        const TAKE: &str = "UPDATE tasks_owner SET manager = $1, epoch = epoch + 1, contents = $2
+    /// Takes them for this manager, unless another one has them that was heard of lately, or what is long of them is elsewhere than
+    /// where this manager looks for it.
+    pub async fn take(
+        &self,
+        contents: Option<[u8; 16]>,
+        silent: Duration,
+    ) -> Result<Option<PostgresTasks>, StoreError> {
+        const TAKE: &str = "UPDATE tasks_owner SET manager = $1, epoch = epoch + 1
             WHERE (contents IS NULL OR contents = $2) AND (manager IS NULL OR manager = $1 OR NOT EXISTS
             (SELECT FROM managers WHERE key = tasks_owner.manager AND seen > now() - $3::BIGINT * INTERVAL '1 millisecond'))
             RETURNING epoch";
@@ -145,9 +149,8 @@ impl SharedTasks {
         // Taken again after a break, it is taken once more; the epoch that is answered counts.
         let taken = self.reader.read(move |link| {
             async move {
-                let taken = link
-                    .query(TAKE, &[&me.0.as_slice(), &contents.as_slice(), &silent_ms])
-                    .await?;
+                let contents = contents.as_ref().map(|name| name.as_slice());
+                let taken = link.query(TAKE, &[&me.0.as_slice(), &contents, &silent_ms]).await?;
                 taken.first().map(|row| rows::unsigned(row, 0)).transpose()
             }
             .boxed()
@@ -197,6 +200,18 @@ impl PostgresTasks {
     /// Under which epoch this manager has them.
     pub fn epoch(&self) -> u64 {
         self.epoch.number
+    }
+
+    /// What is long of the tasks is in this content store, from now on.
+    pub fn contents_are(&self, name: [u8; 16]) -> Pending<()> {
+        self.write(name, |link, name| {
+            async {
+                link.execute("UPDATE tasks_owner SET contents = $1", &[&name.as_slice()])
+                    .await?;
+                Ok(())
+            }
+            .boxed()
+        })
     }
 
     fn push<I: Send + Sync + 'static, T: Send + 'static>(&self, kind: Kind, input: I, work: Work<I, T>) -> Pending<T> {

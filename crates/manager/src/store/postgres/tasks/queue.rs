@@ -115,7 +115,7 @@ impl Queue {
         let kind = |command: &Command| command.kind;
         match self.waiting.front().map(kind) {
             None => Ok(()),
-            Some(Kind::Write) if self.over => self.finish(1, &Err(StoreError::Stale)),
+            Some(Kind::Write) if self.over => self.finish(1, &Err(StoreError::Moved)),
             Some(Kind::Write) => {
                 let more = self.waiting.iter().take(GROUP);
                 let count = more.take_while(|command| command.kind == Kind::Write).count();
@@ -148,7 +148,7 @@ impl Queue {
             Ok(Written::Kept) => self.finish(count, &Ok(())),
             Ok(Written::Stale) => {
                 self.over = true;
-                self.finish(count, &Err(StoreError::Stale))
+                self.finish(count, &Err(StoreError::Moved))
             }
             // One of them is at fault; the others need not suffer for it.
             Err(Fault::Refused(_)) if count > 1 => {

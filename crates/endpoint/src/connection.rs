@@ -4,6 +4,7 @@
 //! said again on the next connection.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,8 @@ enum Lost {
     Refused(Failure),
     #[error("the manager broke the protocol: {0}")]
     Violation(String),
+    #[error("another manager has the tasks by now, which this one does not know yet")]
+    Stale,
     #[error("the connection broke")]
     Gone,
     #[error("the manager did not answer in time")]
@@ -95,6 +98,7 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
     let keeper = Keeper {
         managers: Mutex::new(options.managers.into()),
         token: options.token,
+        epoch: AtomicU64::new(0),
         instance: u64::from_le_bytes(instance),
         book: Arc::default(),
         to_dispatcher,
@@ -176,6 +180,8 @@ struct Keeper {
     /// The first is the one to connect to.
     managers: Mutex<VecDeque<ManagerAddress>>,
     token: String,
+    /// The greatest one that was told.
+    epoch: AtomicU64,
     instance: u64,
     book: Arc<Mutex<Book>>,
     to_dispatcher: UnboundedSender<ToDispatcher>,
@@ -302,7 +308,12 @@ impl Keeper {
             };
             match rmp_serde::from_slice(&bytes) {
                 Ok(ToDispatcher::Refused(failure)) => return Lost::Refused(failure),
-                Ok(ToDispatcher::Managers(told)) => self.learn(told.into()),
+                Ok(ToDispatcher::Site { epoch, managers }) => {
+                    if self.epoch.fetch_max(epoch, Ordering::Relaxed) > epoch {
+                        return Lost::Stale;
+                    }
+                    self.learn(managers.into());
+                }
                 Ok(message) => {
                     self.book().hear(&message);
                     // A dispatcher that ends hears nothing more, and may have words left.

@@ -79,7 +79,8 @@ impl TaskOwner {
         }
     }
 
-    fn epoch(&self) -> Option<u64> {
+    /// Under which this manager has them, where it is one of several.
+    pub fn epoch(&self) -> Option<u64> {
         match &*self.whose() {
             Whose::Mine(mine) => mine.shared.as_ref().map(|shared| shared.epoch()),
             _ => None,

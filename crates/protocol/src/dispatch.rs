@@ -107,8 +107,13 @@ pub enum ToDispatcher {
         /// Which.
         files: Vec<String>,
     },
-    /// The managers of the site that tasks come from, where there are several: each will do.
-    Managers(Vec<ManagerAddress>),
+    /// The first words of a manager that is one of several.
+    Site {
+        /// Grows whenever another of them has the tasks: who knows of a greater one does not listen to this manager.
+        epoch: u64,
+        /// All of them, of which each will do; none where there is only this one now.
+        managers: Vec<ManagerAddress>,
+    },
     /// The last words to a dispatcher that is not taken.
     Refused(Failure),
 }

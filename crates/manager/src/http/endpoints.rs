@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::dispatch::MOST_FRAME_BYTES;
+use mayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TenantId;
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
@@ -125,11 +125,16 @@ pub(crate) async fn connect_endpoint(
 ) -> Result<Response, Refusal> {
     let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
     let tasks = control.tasks()?;
-    let (managers, stopping) = (control.managers(), control.stopping.subscribe());
+    // Of one that lost the tasks just now, it is of an epoch that is over.
+    let site = control.task_owner.epoch().map(|epoch| ToDispatcher::Site {
+        epoch,
+        managers: control.managers(),
+    });
+    let stopping = control.stopping.subscribe();
     let upgrade = upgrade
         .max_message_size(MOST_FRAME_BYTES)
         .max_frame_size(MOST_FRAME_BYTES)
         // Frames are whole messages already.
         .write_buffer_size(0);
-    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, managers, socket, stopping)))
+    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, site, socket, stopping)))
 }

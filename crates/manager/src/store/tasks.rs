@@ -190,6 +190,8 @@ pub struct TaskSnapshot {
     pub functions: Vec<FunctionRecord>,
     /// Every endpoint.
     pub endpoints: Vec<EndpointRecord>,
+    /// The processes that tasks went to last, of endpoints elsewhere.
+    pub instances: Vec<(EndpointId, u64)>,
     /// Tasks that have not ended.
     pub tasks: Vec<TaskRecord>,
     /// The greatest number of an outcome.
@@ -218,6 +220,9 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
 
     /// Keeps an endpoint. One that has the name already keeps its id, and changes only for its owner; answers what is kept.
     fn endpoint(&self, endpoint: EndpointRecord) -> Pending<EndpointRecord>;
+
+    /// From now on tasks go to this process of an endpoint's.
+    fn instance(&self, endpoint: EndpointId, instance: u64) -> Pending<()>;
 
     /// Forgets an endpoint.
     fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()>;

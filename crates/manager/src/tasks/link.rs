@@ -89,6 +89,7 @@ impl Tasks {
             link.is_some_and(|link| link.number == number)
         };
         let mut ended = Vec::new();
+        let mut came = None;
         for message in messages.drain(..) {
             if !is_current(&state) {
                 // A newer connection of the same dispatcher says all of it again.
@@ -99,6 +100,7 @@ impl Tasks {
             };
             match message {
                 FromDispatcher::Hello { instance, holds, .. } => {
+                    came = (endpoint.instance != Some(instance)).then_some(instance);
                     ended.extend(state.on_holds(id, instance, &holds));
                 }
                 FromDispatcher::Room { tasks } => {
@@ -123,6 +125,11 @@ impl Tasks {
         }
         if !ended.is_empty() {
             self.on_ended(&mut state, id, ended);
+        }
+        if let Some(instance) = came {
+            // After what became of the tasks that an earlier process had, and before the first that goes to this one: so a manager that
+            // is started again knows whether what this one does not have went to it, or to an earlier one.
+            drop(self.store.instance(id, instance));
         }
     }
 

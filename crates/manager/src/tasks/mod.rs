@@ -501,6 +501,11 @@ impl State {
         state.functions = functions.map(|function| (function.id, Arc::new(function))).collect();
         let endpoints = snapshot.endpoints.into_iter();
         state.endpoints = endpoints.map(|record| (record.id, Endpoint::new(record))).collect();
+        for (id, instance) in snapshot.instances {
+            if let Some(endpoint) = state.endpoints.get_mut(&id) {
+                endpoint.instance = Some(instance);
+            }
+        }
         let after: Vec<_> = snapshot
             .tasks
             .iter()

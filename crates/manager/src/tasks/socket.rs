@@ -7,7 +7,6 @@ use axum::extract::ws::{Message, WebSocket};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::ManagerAddress;
 use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
@@ -49,13 +48,13 @@ enum Over {
 pub async fn serve(
     tasks: Arc<Tasks>,
     id: EndpointId,
-    managers: Vec<ManagerAddress>,
+    site: Option<ToDispatcher>,
     socket: WebSocket,
     mut stopping: watch::Receiver<bool>,
 ) {
     let (mut writer, mut frames) = socket.split();
     let over = tokio::select! {
-        over = converse(tasks, id, managers, &mut writer, &mut frames) => over,
+        over = converse(tasks, id, site, &mut writer, &mut frames) => over,
         _ = stopped(&mut stopping) => Over::Stopping,
     };
     if let Over::Refused(failure) = &over {
@@ -68,7 +67,7 @@ pub async fn serve(
 async fn converse(
     tasks: Arc<Tasks>,
     id: EndpointId,
-    managers: Vec<ManagerAddress>,
+    site: Option<ToDispatcher>,
     writer: &mut Writer,
     frames: &mut Frames,
 ) -> Over {
@@ -92,8 +91,8 @@ async fn converse(
         Err(failure) => return Over::Refused(failure),
     };
     drop(tasks);
-    if !managers.is_empty()
-        && let Err(over) = send(writer, ToDispatcher::Managers(managers)).await
+    if let Some(site) = site
+        && let Err(over) = send(writer, site).await
     {
         return over;
     }

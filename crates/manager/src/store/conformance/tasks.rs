@@ -6,10 +6,11 @@ use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Resources, TaskOutcome};
+use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
 
 use crate::store::tasks::{
-    EndedTask, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskSpec, TaskStore, Tries,
+    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskSpec,
+    TaskStore, Tries,
 };
 
 pub const TENANT: TenantId = TenantId([1; 16]);
@@ -336,7 +337,26 @@ pub async fn a_content_is_known_until_nobody_needs_it(store: &dyn TaskStore) {
     assert_eq!(store.load().wait().await.unwrap().contents, [(TENANT, 2 << 40)]);
 }
 
+pub async fn the_process_that_tasks_went_to_last_is_known(store: &dyn TaskStore) {
+    let endpoint = EndpointRecord {
+        id: ENDPOINT,
+        name: "here".into(),
+        tenant: TENANT,
+        spec: EndpointSpec::default(),
+    };
+    store.endpoint(endpoint.clone()).wait().await.unwrap();
+    assert_eq!(store.load().wait().await.unwrap().instances, []);
+    store.instance(ENDPOINT, u64::MAX).wait().await.unwrap();
+    store.instance(ENDPOINT, u64::MAX - 1).wait().await.unwrap();
+    // What it is told to be is another matter.
+    store.endpoint(endpoint).wait().await.unwrap();
+    assert_eq!(store.load().wait().await.unwrap().instances, [(ENDPOINT, u64::MAX - 1)]);
+    store.remove_endpoint(ENDPOINT).wait().await.unwrap();
+    assert_eq!(store.load().wait().await.unwrap().endpoints, []);
+}
+
 task_suite!(
+    the_process_that_tasks_went_to_last_is_known,
     a_task_is_kept_once_and_has_one_outcome_whatever_is_said_again,
     what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted,
     a_task_is_given_the_answers_of_those_before_it_in_their_order,

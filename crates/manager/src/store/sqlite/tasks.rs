@@ -32,7 +32,7 @@ CREATE TABLE functions (
 );
 CREATE UNIQUE INDEX functions_by_name ON functions (tenant, name, version) WHERE name IS NOT NULL;
 CREATE TABLE endpoints (
-    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BLOB NOT NULL, spec TEXT NOT NULL
+    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BLOB NOT NULL, spec TEXT NOT NULL, instance BLOB
 ) WITHOUT ROWID;
 CREATE TABLE tasks (
     id BLOB PRIMARY KEY, tenant BLOB NOT NULL, function BLOB NOT NULL, endpoint BLOB NOT NULL, tag TEXT NOT NULL,
@@ -67,6 +67,7 @@ CREATE INDEX contents_by_use ON contents (used_at_ms)",
         triggers::TABLES,
         flows::TABLES,
         accounts::TABLES,
+        "ALTER TABLE endpoints ADD COLUMN instance BLOB",
     ],
 };
 
@@ -96,6 +97,10 @@ impl TaskStore for SqliteTasks {
                 .prepare(&format!("SELECT {ENDPOINT} FROM endpoints"))?
                 .query_map([], endpoint_of)?
                 .collect::<rusqlite::Result<_>>()?;
+            let instances = connection
+                .prepare("SELECT id, instance FROM endpoints WHERE instance IS NOT NULL")?
+                .query_map([], |row| Ok((EndpointId(row.get(0)?), u64::from_le_bytes(row.get(1)?))))?
+                .collect::<rusqlite::Result<_>>()?;
             let tasks = connection
                 .prepare(&format!("SELECT {TASK} FROM tasks WHERE number IS NULL ORDER BY id"))?
                 .query_map([], task_of)?
@@ -116,6 +121,7 @@ impl TaskStore for SqliteTasks {
             Ok(TaskSnapshot {
                 functions,
                 endpoints,
+                instances,
                 tasks,
                 last_number,
                 endings,
@@ -181,6 +187,15 @@ impl TaskStore for SqliteTasks {
                 [&endpoint.name],
                 endpoint_of,
             )
+        })
+    }
+
+    fn instance(&self, endpoint: EndpointId, instance: u64) -> Pending<()> {
+        self.0.write(true, 1, move |transaction| {
+            transaction
+                .prepare_cached("UPDATE endpoints SET instance = ?2 WHERE id = ?1")?
+                .execute(params![endpoint.0, instance.to_le_bytes()])?;
+            Ok(())
         })
     }
 

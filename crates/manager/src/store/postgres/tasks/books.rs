@@ -91,6 +91,18 @@ impl TaskStore for PostgresTasks {
         })
     }
 
+    fn instance(&self, endpoint: EndpointId, instance: u64) -> Pending<()> {
+        self.write((endpoint, instance), |link, (endpoint, instance)| {
+            async {
+                let sql = "UPDATE endpoints SET instance = $2 WHERE id = $1";
+                link.execute(sql, &[&endpoint.0.as_slice(), &instance.to_le_bytes().as_slice()])
+                    .await?;
+                Ok(())
+            }
+            .boxed()
+        })
+    }
+
     fn remove_endpoint(&self, endpoint: EndpointId) -> Pending<()> {
         self.write(endpoint, |link, endpoint| {
             async {
@@ -231,6 +243,15 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
     let functions = "SELECT id, tenant, name, version, hash, spec, registered_at_ms FROM functions";
     let functions = link.query(functions, &[]).await?;
     let endpoints = link.query("SELECT id, name, tenant, spec FROM endpoints", &[]).await?;
+    let instances = link
+        .query("SELECT id, instance FROM endpoints WHERE instance IS NOT NULL", &[])
+        .await?;
+    let instance = |row: &Row| {
+        Ok((
+            EndpointId(rows::bytes(row, 0)?),
+            u64::from_le_bytes(rows::bytes(row, 1)?),
+        ))
+    };
     const LIVE: &str = task!("WHERE number IS NULL ORDER BY id");
     let tasks = link.query(LIVE, &[]).await?;
     let tasks = tasks.iter().map(task_of).collect::<Result<Vec<TaskRecord>, _>>()?;
@@ -243,6 +264,7 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
     Ok(TaskSnapshot {
         functions: functions.iter().map(function_of).collect::<Result<_, _>>()?,
         endpoints: endpoints.iter().map(endpoint_of).collect::<Result<_, _>>()?,
+        instances: instances.iter().map(instance).collect::<Result<_, Fault>>()?,
         tasks,
         last_number: rows::unsigned(last.first().ok_or_else(missing)?, 0)?,
         endings: endings

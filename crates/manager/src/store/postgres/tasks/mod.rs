@@ -43,7 +43,8 @@ CREATE TABLE mayfly.functions (
     registered_at_ms BIGINT NOT NULL, code BYTEA NOT NULL
 );
 CREATE UNIQUE INDEX functions_by_name ON mayfly.functions (tenant, name, version) WHERE name IS NOT NULL;
-CREATE TABLE mayfly.endpoints (id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BYTEA NOT NULL, spec TEXT NOT NULL);
+CREATE TABLE mayfly.endpoints (id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant BYTEA NOT NULL, spec TEXT NOT NULL,
+    instance BYTEA);
 CREATE TABLE mayfly.tasks (
     id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, function BYTEA NOT NULL, endpoint BYTEA NOT NULL, tag BYTEA NOT NULL,
     priority BIGINT NOT NULL, walltime_ms BIGINT NOT NULL, repeatable BOOLEAN NOT NULL, deadline_at_ms BIGINT NOT NULL,

@@ -1,4 +1,4 @@
-"""Durable tasks of several managers over one PostgreSQL: one has them, the others pass on what is asked, and any may die."""
+"""Durable tasks of several managers over one PostgreSQL: one has them, the others pass on what is asked."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def test_a_hook_a_team_and_a_flow_are_at_every_manager(site: Make) -> None:
         flow = client.flow([mayfly.Step("first", function, endpoint="here")], {"who": "a"})
         assert flow.result(60) == "a"
     for manager in (owner, other):
-        status, said = manager.ask("POST", f"/v1/hooks/{hook.token}", b'{"who": "b"}', token="none", Content_Type="application/json")
+        body, kind = b'{"who": "b"}', "application/json"
+        status, said = manager.ask("POST", f"/v1/hooks/{hook.token}", body, token="none", Content_Type=kind)
         assert status == 202, said
     with mayfly.connect(config=owner.state) as client:
         [same] = client.triggers()

@@ -41,7 +41,7 @@ enum TaskKind {
     /// In a store of this manager's own.
     Own(Arc<dyn TaskStore>),
     /// In the database that managers share.
-    Common(SharedTasks),
+    Common(Box<SharedTasks>),
 }
 
 /// The control plane of one site.
@@ -85,7 +85,9 @@ impl Manager {
                 TaskKind::Own(Arc::new(SqliteTasks::open(Some(&path), *most_pages)?))
             }
             StoreKind::Memory => TaskKind::Own(Arc::new(SqliteTasks::open(None, None)?)),
-            StoreKind::Postgres { url } => TaskKind::Common(SharedTasks::new(url, identity.signing.public())?),
+            StoreKind::Postgres { url } => {
+                TaskKind::Common(Box::new(SharedTasks::new(url, identity.signing.public())?))
+            }
         };
         Self::start_over(options, listener, identity, store, tasks).await
     }
@@ -160,7 +162,10 @@ impl Manager {
                 control.task_owner.keep(tasks);
                 None
             }
-            TaskKind::Common(shared) => Some(Common { shared, contents }),
+            TaskKind::Common(shared) => Some(Common {
+                shared: *shared,
+                contents,
+            }),
         };
         let mut for_clients = vec![connection_path.clone()];
         if control.oidc.is_some() {

@@ -102,7 +102,7 @@ impl Queue {
     /// Does the first that wait. A fault leaves what was not done.
     async fn attempt(&mut self) -> Result<(), Fault> {
         if self.link.as_ref().is_none_or(Link::is_closed) {
-            match Link::open(&self.address, None).await {
+            match open(&self.address).await {
                 Ok(open) => self.link = Some(open),
                 Err(Fault::Refused(error)) => {
                     // Nothing can be done as things are: a wrong password, another release's tables.
@@ -202,6 +202,16 @@ impl Queue {
             }
         }
     }
+}
+
+/// Plans outlive the size that tables had when they were made: what is looked up in an empty one by reading all of it would be so
+/// for ever. There is an index for whatever is asked often.
+const PLANS: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
+
+async fn open(address: &Address) -> Result<Link, Fault> {
+    let link = Link::open(address, None).await?;
+    link.batch(PLANS).await?;
+    Ok(link)
 }
 
 enum Written {

@@ -1,5 +1,6 @@
 //! `mayfly endpoint`: where durable tasks run.
 
+mod accounts;
 mod config;
 mod daemon;
 mod directory;
@@ -42,6 +43,9 @@ enum What {
     Start(Start),
     /// Run an endpoint in the foreground: for service managers, and to see what it does
     Run(Named),
+    /// Run the daemon of an account: for `run`, where each tenant's tasks run as an account
+    #[command(hide = true)]
+    Account(Account),
     /// Stop an endpoint, and give its nodes back
     Stop(Stop),
     /// Show how an endpoint on this machine does
@@ -59,6 +63,16 @@ enum What {
 struct Named {
     /// Which
     name: String,
+}
+
+/// The daemon of an account.
+#[derive(Debug, Args)]
+struct Account {
+    /// The endpoint of the tenant that the account is
+    name: String,
+    /// The process that started this one
+    #[arg(long, value_name = "PID")]
+    parent: u32,
 }
 
 /// Start an endpoint in the background.
@@ -125,7 +139,7 @@ impl Arguments {
     /// What is logged, and as which service: one that runs tells what happens to its blocks.
     pub fn logging(&self) -> (&'static str, Option<&'static str>) {
         match self.what {
-            What::Run(_) => ("info", Some("mayfly-endpoint")),
+            What::Run(_) | What::Account(_) => ("info", Some("mayfly-endpoint")),
             _ => ("warn", None),
         }
     }
@@ -137,6 +151,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         What::Setup(wanted) => setup::run(wanted, global),
         What::Start(wanted) => directory::start(&wanted.name, global, START_LIMIT),
         What::Run(wanted) => daemon::run(&wanted.name, global),
+        What::Account(wanted) => accounts::run(&wanted.name, wanted.parent, global),
         What::Stop(wanted) => directory::stop(&wanted.name, wanted.keep_blocks, global, START_LIMIT),
         What::Status(wanted) => directory::status(&wanted.name, global),
         What::Logs(wanted) => directory::logs(&wanted.name, wanted.block.as_deref(), wanted.lines, wanted.follow),

@@ -147,6 +147,7 @@ impl Book {
             FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
             // Of files, a manager that connects anew is told anew.
             FromDispatcher::Arrived { .. }
+            | FromDispatcher::Unmapped { .. }
             | FromDispatcher::Watching { .. }
             | FromDispatcher::Hello { .. }
             | FromDispatcher::Suits { .. }

@@ -170,7 +170,10 @@ impl Dispatching {
                 ToDispatcher::Watch(watches) => self.watcher.watch(watches),
                 ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
                 // Of whoever keeps the conversation, if anybody does.
-                ToDispatcher::Kept(_) | ToDispatcher::Site { .. } | ToDispatcher::Refused(_) => {}
+                ToDispatcher::Kept(_)
+                | ToDispatcher::Site { .. }
+                | ToDispatcher::Wanted { .. }
+                | ToDispatcher::Refused(_) => {}
             }
         }
         // What comes back now is not to come again.

@@ -74,6 +74,7 @@ impl Modify for BearerScheme {
         http::endpoints::register_endpoint,
         http::endpoints::remove_endpoint,
         http::endpoints::connect_endpoint,
+        http::endpoints::create_account,
         http::triggers::set_trigger,
         http::triggers::list_triggers,
         http::triggers::show_trigger,

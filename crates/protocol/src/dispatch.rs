@@ -107,6 +107,15 @@ pub enum ToDispatcher {
         /// Which.
         files: Vec<String>,
     },
+    /// A tenant wants to run tasks at an endpoint of its own, below this one, and that one is not there.
+    Wanted {
+        /// Who.
+        tenant: TenantId,
+        /// Its name, which says which account it is.
+        name: String,
+        /// The name of its endpoint.
+        endpoint: String,
+    },
     /// The first words of a manager that is one of several.
     Site {
         /// Grows whenever another of them has the tasks: who knows of a greater one does not listen to this manager.
@@ -254,6 +263,13 @@ pub enum FromDispatcher {
         trigger: TriggerId,
         /// Them.
         files: Vec<FileSeen>,
+    },
+    /// A tenant has no account here, or it cannot be used.
+    Unmapped {
+        /// Who.
+        tenant: TenantId,
+        /// Why.
+        failure: Failure,
     },
     /// Whether a trigger's files can be seen.
     Watching {

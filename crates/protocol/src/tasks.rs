@@ -10,7 +10,7 @@ use crate::blob::Blob;
 use crate::contents::{Content, Payload};
 use crate::error::{Code, Failure};
 use crate::executor::Form;
-use crate::ids::{CodeHash, EndpointId, FunctionId, TaskId};
+use crate::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId};
 use crate::node_api::Stream;
 
 /// The content type of bodies that are not JSON.
@@ -508,6 +508,15 @@ pub struct EndpointSpec {
     pub provider: String,
     /// Names of tenants that may run tasks there too, `team:NAME` for those of a team, `*` for everyone.
     pub shared_with: Vec<String>,
+    /// Whether each tenant's tasks run there as an account of its own, at an endpoint of the tenant's that is called after both.
+    pub accounts: bool,
+}
+
+/// What an endpoint asks whose tenants have accounts: what the daemon of one of them connects with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AccountRequest {
+    /// Whose.
+    pub tenant: TenantId,
 }
 
 /// A site where tasks are to run.

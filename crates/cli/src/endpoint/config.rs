@@ -1,20 +1,22 @@
 //! `endpoint.toml`: what its owner may change.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_tasks::BlockTerms;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Table;
 
+use super::accounts::Map;
 use crate::values;
 
 /// The configuration, in the endpoint's directory.
 pub const FILE: &str = "endpoint.toml";
 
 /// What an endpoint is.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// For people.
@@ -29,10 +31,12 @@ pub struct Config {
     pub blocks: BlockConfig,
     /// What nodes are.
     pub node: NodeConfig,
+    /// Whose tasks run as which account.
+    pub accounts: Map,
 }
 
 /// `[provider]`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProviderConfig {
     /// `local`, or what Parsl has a provider for.
@@ -44,7 +48,7 @@ pub struct ProviderConfig {
 }
 
 /// `[blocks]`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BlockConfig {
     /// There are always so many.
@@ -56,15 +60,15 @@ pub struct BlockConfig {
     /// Workers on each node.
     pub workers_per_node: u16,
     /// How long a block may last at most; nothing for no limit.
-    #[serde(deserialize_with = "length")]
+    #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub walltime: Duration,
     /// A block that has nothing to do for so long goes.
-    #[serde(deserialize_with = "length")]
+    #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub idle: Duration,
 }
 
 /// `[node]`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
     /// `mayfly` there; this program if it is empty.
@@ -84,6 +88,7 @@ impl Default for Config {
             provider: ProviderConfig::default(),
             blocks: BlockConfig::default(),
             node: NodeConfig::default(),
+            accounts: Map::default(),
         }
     }
 }
@@ -127,11 +132,20 @@ fn cores() -> u16 {
     u16::try_from(cores).unwrap_or(u16::MAX)
 }
 
-fn length<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Duration, D::Error> {
+/// Such as `90s`; nothing for none.
+pub fn length<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(text)?;
     match text.as_str() {
         "" => Ok(Duration::ZERO),
         text => values::duration(text).map_err(serde::de::Error::custom),
+    }
+}
+
+/// The other way.
+pub fn of_length<S: serde::Serializer>(length: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    match length.as_millis() {
+        0 => serializer.serialize_str(""),
+        ms => serializer.serialize_str(&format!("{ms}ms")),
     }
 }
 
@@ -149,7 +163,21 @@ impl Config {
         Ok(config)
     }
 
+    /// What the daemon of an account does, as TOML.
+    pub fn for_account(&self) -> Result<String, Failure> {
+        let own = Self {
+            shared_with: Vec::new(),
+            accounts: Map {
+                map: BTreeMap::new(),
+                ..self.accounts.clone()
+            },
+            ..self.clone()
+        };
+        toml::to_string(&own).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+    }
+
     fn check(&self) -> Result<(), String> {
+        self.accounts.check()?;
         let BlockConfig {
             min,
             max,
@@ -217,6 +245,19 @@ mod tests {
     }
 
     #[test]
+    fn the_daemon_of_an_account_does_the_same_for_one() {
+        let config = read(
+            "shared_with = [\"*\"]\n[provider]\nkind = \"slurm\"\n[provider.options]\npartition = \"idle\"\n\
+             [blocks]\nwalltime = \"90m\"\n[accounts.map]\n\"*@example.org\" = \"*\"",
+        )
+        .expect("a configuration");
+        assert_eq!(config.accounts.account("a@example.org").as_deref(), Ok("a"));
+        let own = read(&config.for_account().expect("TOML")).expect("a configuration");
+        assert!(own.accounts.is_empty() && !own.is_shared());
+        assert_eq!((own.provider, own.blocks), (config.provider, config.blocks));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, words) in [
             ("[blocks]\nmax = 0", "blocks.max"),
@@ -224,6 +265,7 @@ mod tests {
             ("[blocks]\nwalltim = \"1h\"", "walltim"),
             ("[blocks]\nwalltime = \"an hour\"", "no duration"),
             ("[provider]\nkind = \"slurm\"", "blocks.walltime"),
+            ("[accounts.map]\na = \"root\"", "accounts.map"),
         ] {
             let error = read(text).expect_err(text);
             assert!(error.contains(words), "{error}");

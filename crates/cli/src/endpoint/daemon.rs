@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mayfly_client::Client;
 use mayfly_endpoint::connection::{self, State};
@@ -16,6 +16,7 @@ use mayfly_protocol::api::{Connection, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
+use super::accounts;
 use super::config::Config;
 use super::directory::{CREDENTIAL, Directory};
 use super::nodes::{self, Board, Lasting, Nodes};
@@ -32,15 +33,22 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(60);
 
 pub fn run(name: &str, global: &Global) -> Result<(), Failure> {
-    daemon::run(serve(name, global))
+    let directory = Directory::existing(name)?;
+    run_in(name, StateDir::take(directory.path())?, None, global)
 }
 
-async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
-    let mut ending = Ending::new(None)?;
-    let directory = Directory::existing(name)?;
-    let state = StateDir::take(directory.path())?;
+/// The same in a directory that is taken already; ends with its parent, if there is one.
+pub fn run_in(name: &str, state: StateDir, parent: Option<u32>, global: &Global) -> Result<(), Failure> {
+    daemon::run(serve(name, state, parent, global))
+}
+
+async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global) -> Result<(), Failure> {
+    let mut ending = Ending::new(parent)?;
     let config = Config::read(state.path())?;
     let credential = credential(state.path())?;
+    if !config.accounts.is_empty() {
+        return accounts::serve(name, global, state, config, credential, ending).await;
+    }
     let manager = tokio::select! {
         manager = site_manager(&config, state.path()) => manager?,
         _ = ending.told() => return Ok(()),
@@ -107,6 +115,17 @@ async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
             }
         }
     };
+    let demand = dispatcher.demand();
+    // The daemon of an account comes again when there is something to do.
+    let idle = async {
+        let mut busy_at = Instant::now();
+        while parent.is_none() || busy_at.elapsed() < config.accounts.idle {
+            tokio::time::sleep(LOOK).await;
+            if demand().workers > 0 || board.has_blocks() {
+                busy_at = Instant::now();
+            }
+        }
+    };
     let broken = async {
         while !dispatcher.has_ended() {
             tokio::time::sleep(LOOK).await;
@@ -115,6 +134,7 @@ async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
     let (why, result) = tokio::select! {
         why = ending.told() => (why, Ok(())),
         () = showing => (Why::Signal, Ok(())),
+        () = idle => (Why::Signal, Ok(())),
         // Its nodes are for whoever starts it again.
         () = broken => (Why::HungUp, Err(Failure::new(Code::Internal, "the dispatcher ended; see above, and report this"))),
     };
@@ -124,7 +144,7 @@ async fn serve(name: &str, global: &Global) -> Result<(), Failure> {
         let stopped = tokio::task::spawn_blocking(move || {
             dispatcher.stop();
             // Who goes because its terminal did comes back, and finds its nodes.
-            blocks.stop(why != Why::HungUp);
+            blocks.stop(why == Why::Signal);
         });
         let _ = stopped.await;
         let _ = tokio::time::timeout(LAST_WORDS, ended).await;

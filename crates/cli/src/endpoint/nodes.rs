@@ -120,6 +120,11 @@ impl Board {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether there are nodes, or may be.
+    pub fn has_blocks(&self) -> bool {
+        !self.status().blocks.is_empty()
+    }
+
     /// Shows what has changed.
     pub fn show(&self, change: impl FnOnce(&mut Status)) {
         let mut status = self.status();

@@ -26,6 +26,7 @@ use crate::{Global, connect, output, values};
   mayfly endpoint setup mine                      nodes are processes of this machine
   mayfly endpoint setup cluster --provider slurm --option partition=idle --walltime 1h --nodes-per-block 2 --max-blocks 4
   mayfly endpoint setup shared --share-with alice --share-with bob
+  mayfly endpoint setup site --account '*@example.org=*' --provider slurm      each as oneself; as root
 
 Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
 change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'mayfly[providers]'`;
@@ -73,9 +74,20 @@ pub struct Arguments {
     /// Tenant whose tasks may run there too, or * for everyone; may be repeated. They run as you
     #[arg(long, value_name = "TENANT")]
     share_with: Vec<String>,
+    /// Each tenant's tasks run as an account of this machine: which one TENANT is; may be repeated, and `*` stands for the same in
+    /// both, such as '*@example.org=*'. Needs root
+    #[arg(long, value_name = "TENANT=ACCOUNT", value_parser = account)]
+    account: Vec<(String, String)>,
     /// For people
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
+}
+
+fn account(text: &str) -> Result<(String, String), String> {
+    let (tenant, account) = text
+        .rsplit_once('=')
+        .ok_or_else(|| format!("`{text}` names no account; write one such as alice=alice, or '*@example.org=*'"))?;
+    Ok((tenant.into(), account.into()))
 }
 
 fn option(text: &str) -> Result<(String, Value), String> {
@@ -115,6 +127,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
             description: config.description.clone(),
             provider: config.provider.kind.clone(),
             shared_with: config.shared_with.clone(),
+            accounts: !config.accounts.is_empty(),
         },
     };
     let new: NewEndpoint = client.post("/v1/endpoints", &registration).map_err(|error| error.0)?;
@@ -168,8 +181,18 @@ impl Arguments {
             // Writing into a string does not fail.
             let _ = writeln!(options, "{key} = {value}");
         }
-        let shared: Vec<_> = self.share_with.iter().map(|name| Value::String(name.clone())).collect();
+        // Who has an account may use it, unless it is said who may.
+        let everybody = ["*".to_owned()];
+        let share_with = match self.share_with.is_empty() && !self.account.is_empty() {
+            true => &everybody[..],
+            false => &self.share_with,
+        };
+        let shared: Vec<_> = share_with.iter().map(|name| Value::String(name.clone())).collect();
         let quoted = |text: &str| Value::String(text.into()).to_string();
+        let mut accounts = String::new();
+        for (tenant, account) in &self.account {
+            let _ = writeln!(accounts, "{} = {}", quoted(tenant), quoted(account));
+        }
         let workers = self.workers_per_node.unwrap_or(BlockConfig::default().workers_per_node);
         format!(
             "# The endpoint {name}. What is changed here holds from its next start on.\n\
@@ -200,7 +223,15 @@ impl Arguments {
              # Interpreters there that have the mayfly package, for clients whose own is not there.\n\
              python = [{interpreter}]\n\
              # More arguments of `mayfly node`.\n\
-             arguments = []\n",
+             arguments = []\n\n\
+             # Whose tasks run as which account of this machine, each in a daemon of that account's own; empty for all as the\n\
+             # owner of this endpoint. `*` stands for the same in both: \"*@example.org\" = \"*\".\n\
+             [accounts.map]\n{accounts}\n\
+             [accounts]\n\
+             # A daemon that has nothing to do for so long ends, until there is something.\n\
+             idle = \"10m\"\n\
+             # No account with a smaller number is anybody's.\n\
+             least_uid = 1000\n",
             name = self.name,
             description = quoted(&self.description),
             shared = Value::Array(shared),

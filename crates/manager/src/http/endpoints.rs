@@ -8,13 +8,13 @@ use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, post};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TenantId;
-use mayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
+use mayfly_protocol::tasks::{AccountRequest, EndpointRegistration, EndpointStatus, NewEndpoint};
 
 use super::Api;
 use super::tasks::submitter;
@@ -33,6 +33,7 @@ pub fn routes() -> Router<Api> {
         .route("/v1/endpoints", get(list_endpoints).post(register_endpoint))
         .route("/v1/endpoints/{name}", delete(remove_endpoint))
         .route("/v1/endpoints/connect", get(connect_endpoint))
+        .route("/v1/endpoints/accounts", post(create_account))
 }
 
 /// Endpoints that the caller may run tasks at, and how they do; all, for operators.
@@ -64,20 +65,40 @@ pub(crate) async fn register_endpoint(
         .audit(&caller, "endpoint.register", &given.name, &given.spec)
         .await?;
     let status = control.tasks()?.register_endpoint(tenant, given).await?;
+    let new = with_token(&control, tenant, status).await?;
+    Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+}
+
+/// Makes the token that the daemon of an account connects with: asked by the endpoint that starts it, with its own token, when it is
+/// told that a tenant wants to run tasks there.
+#[utoipa::path(post, path = "/v1/endpoints/accounts", request_body = AccountRequest, security(("bearer" = [])),
+    responses((status = 201, body = NewEndpoint), (status = "default", body = ErrorBody)))]
+pub(crate) async fn create_account(
+    EndpointBearer(above): EndpointBearer,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(asked): Document<AccountRequest>,
+) -> Result<Response, Refusal> {
+    let status = control.tasks()?.account(above, asked.tenant)?;
+    let new = with_token(&control, asked.tenant, status).await?;
+    Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+}
+
+/// An endpoint of a tenant's, with a new token.
+async fn with_token(control: &Control, tenant: TenantId, status: EndpointStatus) -> Result<NewEndpoint, Failure> {
     let (token, bearer) = fresh_bearer(As::Endpoint, tenant, None, A_CENTURY);
     let bearer = Bearer {
         name: status.id.to_string(),
         ..bearer
     };
-    control.store.keep(bearer.clone()).wait().await.map_err(Failure::from)?;
+    control.store.keep(bearer.clone()).wait().await?;
     control.world().keep(bearer);
-    let new = NewEndpoint {
+    Ok(NewEndpoint {
         token,
         manager: control.url.clone(),
         ca_pem: control.ca_pem.clone(),
         status,
-    };
-    Ok((StatusCode::CREATED, packed.answer(new)).into_response())
+    })
 }
 
 /// Forgets an endpoint of the caller's, or, for operators, anybody's. Tasks that wait there must have ended.
@@ -91,13 +112,14 @@ pub(crate) async fn remove_endpoint(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let tasks = control.tasks()?;
-    let EndpointRecord { id, tenant, name, .. } = own_endpoint(&control, &caller, &named(path)?)?;
+    let EndpointRecord { id, name, .. } = own_endpoint(&control, &caller, &named(path)?)?;
     let status = tasks.endpoints(None).into_iter().find(|status| status.id == id);
     control.audit(&caller, "endpoint.remove", &name, &()).await?;
-    tasks.remove_endpoint(id).await?;
-    for hash in bearers_of(&control, tenant, &id.to_string()) {
-        control.store.revoke(hash).wait().await.map_err(Failure::from)?;
-        control.world().bearers.remove(&hash);
+    for EndpointRecord { id, tenant, .. } in tasks.remove_endpoint(id).await? {
+        for hash in bearers_of(&control, tenant, &id.to_string()) {
+            control.store.revoke(hash).wait().await.map_err(Failure::from)?;
+            control.world().bearers.remove(&hash);
+        }
     }
     Ok(packed.answer(status))
 }

@@ -69,6 +69,48 @@ pub struct EndpointRecord {
     pub tenant: TenantId,
     /// What it is.
     pub spec: EndpointSpec,
+    /// Whose account's it is, and where, if it is one.
+    pub of: Option<AccountOf>,
+}
+
+/// The account of a tenant at an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountOf {
+    /// The endpoint that starts this one.
+    pub endpoint: EndpointId,
+    /// Whose tasks run here.
+    pub tenant: TenantId,
+}
+
+/// What is kept of an endpoint as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeptEndpoint {
+    #[serde(flatten)]
+    spec: EndpointSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    of: Option<AccountOf>,
+}
+
+impl EndpointRecord {
+    /// What is kept of it as JSON.
+    pub fn kept(&self) -> KeptEndpoint {
+        KeptEndpoint {
+            spec: self.spec.clone(),
+            of: self.of,
+        }
+    }
+
+    /// The other way.
+    pub fn of_kept(id: EndpointId, name: String, tenant: TenantId, kept: KeptEndpoint) -> Self {
+        let KeptEndpoint { spec, of } = kept;
+        Self {
+            id,
+            name,
+            tenant,
+            spec,
+            of,
+        }
+    }
 }
 
 /// What is known of a task from its acceptance on.

@@ -24,7 +24,9 @@ pub fn own(name: &str) -> EndpointRecord {
             description: "the manager's own".into(),
             provider: LOCAL.into(),
             shared_with: vec!["*".into()],
+            accounts: false,
         },
+        of: None,
     }
 }
 
@@ -45,7 +47,16 @@ impl Tasks {
             name: given.name,
             tenant,
             spec: given.spec,
+            of: None,
         };
+        {
+            let state = self.state();
+            let known = state.endpoint_named(&record.name);
+            if known.is_some_and(|known| known.record.of.is_some()) {
+                let text = format!("`{}` is the endpoint of an account; choose another name", record.name);
+                return Err(Failure::new(Code::Forbidden, text));
+            }
+        }
         let kept = self.store.endpoint(record).wait().await?;
         if kept.tenant != tenant {
             let text = format!(
@@ -65,26 +76,39 @@ impl Tasks {
         status.into_iter().next().ok_or_else(gone)
     }
 
-    /// Forgets an endpoint, if no task is to be run there any more. Its dispatcher is cut off.
-    pub async fn remove_endpoint(&self, id: EndpointId) -> Result<(), Failure> {
+    /// Forgets an endpoint, and those below it, if no task is to be run there any more. Their dispatchers are cut off. Answers
+    /// which they were.
+    pub async fn remove_endpoint(&self, id: EndpointId) -> Result<Vec<EndpointRecord>, Failure> {
         // First of all from memory, so that nothing is accepted for it meanwhile.
         let removed = {
             let mut state = self.state();
-            let waiting = state.live.values().filter(|live| live.endpoint == id).count();
+            let its = |record: &EndpointRecord| record.id == id || record.of.is_some_and(|of| of.endpoint == id);
+            let all = state.endpoints.values().map(|endpoint| &endpoint.record);
+            let all: Vec<EndpointId> = all.filter(|record| its(record)).map(|record| record.id).collect();
+            let waiting = state.live.values().filter(|live| all.contains(&live.endpoint)).count();
             if waiting > 0 {
                 let text = format!("{waiting} tasks of the endpoint have not ended; cancel them, or wait");
                 return Err(Failure::new(Code::InvalidRequest, text));
             }
-            state.endpoints.remove(&id)
+            all.iter()
+                .filter_map(|id| state.endpoints.remove(id))
+                .collect::<Vec<_>>()
         };
-        let kept = self.store.remove_endpoint(id).wait().await;
-        match (removed, &kept) {
-            (Some(endpoint), Err(_)) => drop(self.state().endpoints.insert(id, endpoint)),
+        let mut gone = Vec::new();
+        let mut removed = removed.into_iter();
+        while let Some(endpoint) = removed.next() {
+            if let Err(error) = self.store.remove_endpoint(endpoint.record.id).wait().await {
+                let mut state = self.state();
+                for left in std::iter::once(endpoint).chain(removed) {
+                    state.endpoints.insert(left.record.id, left);
+                }
+                return Err(error.into());
+            }
             // Whoever sends to it ends, too.
-            (Some(endpoint), Ok(())) => endpoint.wake.notify_one(),
-            (None, _) => {}
+            endpoint.wake.notify_one();
+            gone.push(endpoint.record);
         }
-        Ok(kept?)
+        Ok(gone)
     }
 
     /// The endpoint of this name, or with this id.
@@ -101,7 +125,7 @@ impl Tasks {
 }
 
 impl State {
-    fn endpoint_statuses(
+    pub(super) fn endpoint_statuses(
         &self,
         shown: impl Fn(&Endpoint) -> bool,
         names: impl Fn(TenantId) -> String,
@@ -140,7 +164,12 @@ impl State {
 
     /// Where a submission goes.
     pub(super) fn endpoint_for(&self, by: &Submitter, wanted: Option<&str>) -> Result<EndpointId, Failure> {
-        let usable = |endpoint: &&Endpoint| may_use(&endpoint.record, by);
+        let usable = |endpoint: &&Endpoint| {
+            let above = endpoint.record.of.map(|of| self.endpoints.get(&of.endpoint));
+            may_use(&endpoint.record, by)
+                // Whoever may not run tasks there any more has no account there.
+                && above.is_none_or(|above| above.is_some_and(|above| may_use(&above.record, by)))
+        };
         if let Some(wanted) = wanted {
             let found = self.endpoint_named(wanted).filter(usable);
             return found.map(|endpoint| endpoint.record.id).ok_or_else(|| {
@@ -153,7 +182,11 @@ impl State {
         if let Some(local) = self.endpoint_named(LOCAL).filter(usable) {
             return Ok(local.record.id);
         }
-        let mut all = self.endpoints.values().filter(usable);
+        let mut all = self
+            .endpoints
+            .values()
+            .filter(usable)
+            .filter(|one| one.record.of.is_none());
         match (all.next(), all.next()) {
             (Some(only), None) => Ok(only.record.id),
             (None, _) => Err(Failure::new(
@@ -175,7 +208,7 @@ fn may_use(endpoint: &EndpointRecord, by: &Submitter) -> bool {
 
 /// A name is part of paths, of addresses and of host names.
 fn check_name(name: &str) -> Result<(), Failure> {
-    if [LOCAL, "connect"].contains(&name) {
+    if [LOCAL, "connect", "accounts"].contains(&name) {
         let text = format!("`{name}` is taken by the manager itself; choose another name");
         return Err(Failure::new(Code::Forbidden, text));
     }

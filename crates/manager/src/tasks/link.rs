@@ -102,6 +102,7 @@ impl Tasks {
                 FromDispatcher::Hello { instance, holds, .. } => {
                     came = (endpoint.instance != Some(instance)).then_some(instance);
                     ended.extend(state.on_holds(id, instance, &holds));
+                    state.want_all(Some(id), &self.names);
                 }
                 FromDispatcher::Room { tasks } => {
                     endpoint.room = tasks;
@@ -120,6 +121,7 @@ impl Tasks {
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),
                 FromDispatcher::Ended(more) => ended.extend(more),
                 FromDispatcher::Arrived { trigger, files } => self.on_arrived(&mut state, id, trigger, files),
+                FromDispatcher::Unmapped { tenant, failure } => self.on_unmapped(&mut state, id, tenant, &failure),
                 FromDispatcher::Watching { trigger, trouble } => state.on_watching(id, trigger, trouble),
             }
         }

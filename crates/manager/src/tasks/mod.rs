@@ -5,7 +5,7 @@
 //! is sent to be executed it is written down that it is, unless it may be executed twice. Its outcome is written down before
 //! anybody hears of it.
 //!
-//! - [`endpoints`]: where they can run;
+//! - [`endpoints`]: where they can run, and [`accounts`]: as whom;
 //! - [`submit`]: functions and tasks come in;
 //! - [`contents`]: arguments and answers that are long;
 //! - [`after`]: tasks that come after others;
@@ -18,6 +18,7 @@
 //! - [`triggers`]: what happens becomes tasks;
 //! - [`flows`]: tasks come of other tasks' results.
 
+mod accounts;
 mod after;
 mod contents;
 mod endpoints;
@@ -465,6 +466,7 @@ impl Tasks {
             tags.retain(|_, tag| Arc::strong_count(tag) > 1 || tag.is_fresh());
         }
         state.tags.retain(|_, tags| !tags.is_empty());
+        state.want_all(None, &self.names);
     }
 }
 

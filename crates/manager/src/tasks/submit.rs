@@ -119,6 +119,7 @@ impl Tasks {
                 format!("a submission of {count} tasks; submit 1 to {MOST_TASKS} at once"),
             ));
         }
+        submission.endpoint = self.below(&by, submission.endpoint.take()).await?;
         self.suits(&by, submission.function, submission.endpoint.as_deref())
             .await?;
         let ids = ids_of(by.tenant, &submission.tasks)?;
@@ -139,6 +140,7 @@ impl Tasks {
         let kept = tokio::spawn(async move { tasks.keep(by.tenant, admitted).await });
         kept.await
             .map_err(|error| Failure::new(Code::Internal, format!("accepting tasks failed: {error}")))??;
+        self.state().want(accepted.endpoint, &self.names);
         Ok(accepted)
     }
 

@@ -343,6 +343,7 @@ pub async fn the_process_that_tasks_went_to_last_is_known(store: &dyn TaskStore)
         name: "here".into(),
         tenant: TENANT,
         spec: EndpointSpec::default(),
+        of: None,
     };
     store.endpoint(endpoint.clone()).wait().await.unwrap();
     assert_eq!(store.load().wait().await.unwrap().instances, []);

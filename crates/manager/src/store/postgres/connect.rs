@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Row, RowStream, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::faults::{Fault, fault};
@@ -240,6 +240,13 @@ impl Link {
     pub async fn query(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         let statement = self.statement(sql).await?;
         self.client.query(&statement, params).await
+    }
+
+    /// Rows of a statement without parameters, as they come.
+    pub async fn stream(&self, sql: &'static str) -> Result<RowStream, Error> {
+        let statement = self.statement(sql).await?;
+        let none: [&(dyn ToSql + Sync); 0] = [];
+        self.client.query_raw(&statement, none).await
     }
 
     /// Rows changed by a statement.

@@ -418,6 +418,7 @@ async fn what_cannot_be_written_fails_alone() {
         name: "\0".into(),
         tenant: TENANT,
         spec: mayfly_protocol::tasks::EndpointSpec::default(),
+        of: None,
     };
     let first = tasks.enqueue(vec![task(1, "a")]);
     let refused = tasks.endpoint(broken);

@@ -180,7 +180,7 @@ impl TaskStore for SqliteTasks {
             transaction.execute(
                 "INSERT INTO endpoints (id, name, tenant, spec) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT (name) DO UPDATE SET spec = ?4 WHERE tenant = ?3",
-                params![endpoint.id.0, endpoint.name, endpoint.tenant.0, json(&endpoint.spec)?],
+                params![endpoint.id.0, endpoint.name, endpoint.tenant.0, json(&endpoint.kept())?],
             )?;
             transaction.query_row(
                 &format!("SELECT {ENDPOINT} FROM endpoints WHERE name = ?1"),
@@ -452,12 +452,8 @@ fn function_of(row: &Row<'_>) -> rusqlite::Result<FunctionRecord> {
 const ENDPOINT: &str = "id, name, tenant, spec";
 
 fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
-    Ok(EndpointRecord {
-        id: EndpointId(row.get(0)?),
-        name: row.get(1)?,
-        tenant: TenantId(row.get(2)?),
-        spec: parsed(row, 3)?,
-    })
+    let (id, tenant) = (EndpointId(row.get(0)?), TenantId(row.get(2)?));
+    Ok(EndpointRecord::of_kept(id, row.get(1)?, tenant, parsed(row, 3)?))
 }
 
 const TASK: &str =
@@ -614,6 +610,7 @@ mod tests {
             name: "here".into(),
             tenant: TenantId([1; 16]),
             spec: EndpointSpec::default(),
+            of: None,
         };
         store.endpoint(endpoint.clone()).wait().await.unwrap();
         let described = |tenant| EndpointRecord {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, TryStreamExt};
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::Failure;
@@ -81,7 +81,7 @@ impl TaskStore for PostgresTasks {
                 let sql = "INSERT INTO endpoints (id, name, tenant, spec) VALUES ($1, $2, $3, $4)
                     ON CONFLICT (name) DO UPDATE SET spec = $4 WHERE endpoints.tenant = $3";
                 let (id, tenant) = (endpoint.id.0.as_slice(), endpoint.tenant.0.as_slice());
-                link.execute(sql, &[&id, &endpoint.name, &tenant, &json(&endpoint.spec)])
+                link.execute(sql, &[&id, &endpoint.name, &tenant, &json(&endpoint.kept())])
                     .await?;
                 let sql = "SELECT id, name, tenant, spec FROM endpoints WHERE name = $1";
                 let kept = link.query(sql, &[&endpoint.name]).await?;
@@ -253,8 +253,12 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
         ))
     };
     const LIVE: &str = task!("WHERE number IS NULL ORDER BY id");
-    let tasks = link.query(LIVE, &[]).await?;
-    let tasks = tasks.iter().map(task_of).collect::<Result<Vec<TaskRecord>, _>>()?;
+    // There may be millions.
+    let mut live = std::pin::pin!(link.stream(LIVE).await?);
+    let mut tasks = Vec::new();
+    while let Some(row) = live.try_next().await? {
+        tasks.push(task_of(&row)?);
+    }
     let last = link.query("SELECT coalesce(max(number), 0) FROM tasks", &[]).await?;
     let before: HashSet<TaskId> = tasks.iter().flat_map(|task| &task.spec.after).copied().collect();
     let endings = endings(link, &Vec::from_iter(before)).await?;
@@ -504,12 +508,13 @@ fn function_of(row: &Row) -> Result<FunctionRecord, Fault> {
 }
 
 fn endpoint_of(row: &Row) -> Result<EndpointRecord, Fault> {
-    Ok(EndpointRecord {
-        id: EndpointId(rows::bytes(row, 0)?),
-        name: row.try_get(1)?,
-        tenant: TenantId(rows::bytes(row, 2)?),
-        spec: rows::parsed(row, 3)?,
-    })
+    let (id, tenant) = (EndpointId(rows::bytes(row, 0)?), TenantId(rows::bytes(row, 2)?));
+    Ok(EndpointRecord::of_kept(
+        id,
+        row.try_get(1)?,
+        tenant,
+        rows::parsed(row, 3)?,
+    ))
 }
 
 fn task_of(row: &Row) -> Result<TaskRecord, Fault> {

@@ -1,0 +1,334 @@
+//! An endpoint for many: each tenant's tasks run as an account of this machine, in a daemon of that account's own.
+//!
+//! What runs as root decides who is who, and starts daemons; it reads no task, and touches no file of an account's. A daemon that it
+//! starts gives up root's rights before it does anything, takes a directory of its own in the account's home, and only then is given
+//! what it connects to the manager with.
+
+mod account;
+mod map;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use mayfly_client::Client;
+use mayfly_endpoint::connection::{self, State};
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
+use mayfly_protocol::error::{Code, Failure, Retry};
+use mayfly_protocol::ids::TenantId;
+use mayfly_protocol::tasks::{AccountRequest, NewEndpoint};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use self::account::Account;
+pub use self::map::Map;
+use super::config::{self, Config};
+use super::daemon;
+use super::directory::{CREDENTIAL, Directory, LOG};
+use super::nodes::Board;
+use crate::daemon::{Ending, StateDir};
+use crate::manager::write_private;
+use crate::{Global, output};
+
+/// A daemon has this long to take its directory.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+/// Daemons have this long to give their nodes back.
+const STOP_DEADLINE: Duration = Duration::from_secs(50);
+/// One that ended is not started again sooner.
+const REST: Duration = Duration::from_secs(2);
+/// What a daemon is given, at most.
+const MOST_GIVEN: u64 = 1 << 20;
+/// What it complains, at most.
+const MOST_SAID: u64 = 4 << 10;
+
+/// What the daemon of an account is given when it has given up root's rights.
+#[derive(Serialize, Deserialize)]
+struct Given {
+    connection: Connection,
+    config: String,
+}
+
+/// Whose daemon is no more.
+type Ended = (TenantId, Result<(), Failure>);
+
+/// Runs an endpoint for many, until it is told to end.
+pub async fn serve(
+    name: &str,
+    global: &Global,
+    state: StateDir,
+    config: Config,
+    credential: Connection,
+    mut ending: Ending,
+) -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() {
+        let text = "an endpoint with accounts starts daemons as other users: run it as root, or remove [accounts] from its endpoint.toml";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let board = Board::new(state.path(), credential.manager.clone());
+    let mut conversation = connection::keep(connection::Options {
+        managers: credential.managers(),
+        token: credential.token.clone(),
+    })?;
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let mut running = Running {
+        map: config.accounts.clone(),
+        config: config.for_account()?,
+        credential,
+        daemons: HashMap::new(),
+        ended,
+    };
+    tokio::select! {
+        _ = conversation.state.wait_for(|state| *state != State::Connecting) => {}
+        _ = ending.told() => return Ok(()),
+    }
+    output::announce(&match global.json {
+        true => output::json(&json!({ "ready": true, "endpoint": name, "pid": std::process::id() }))?,
+        false => format!("The endpoint {name} runs. Ctrl-C ends it, and the daemons of its accounts."),
+    });
+    let mut seen = conversation.state;
+    seen.mark_changed();
+    loop {
+        tokio::select! {
+            message = conversation.heard.recv() => match message {
+                Some(ToDispatcher::Wanted { tenant, name, endpoint }) => running.want(tenant, name, endpoint),
+                Some(_) => {}
+                None => break,
+            },
+            Some((tenant, result)) = ends.recv() => {
+                running.daemons.remove(&tenant);
+                if let Err(failure) = result {
+                    tracing::warn!(%tenant, %failure, "no daemon for this tenant");
+                    // What may be otherwise in a moment is asked for again by then.
+                    if failure.code.retry() != Retry::Later {
+                        let _ = conversation.said.send(FromDispatcher::Unmapped { tenant, failure });
+                    }
+                }
+            },
+            changed = seen.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+                let text = match &*seen.borrow_and_update() {
+                    State::Connecting => "connecting".to_owned(),
+                    State::Up => "up".to_owned(),
+                    State::Down(why) => why.clone(),
+                };
+                board.show(|status| status.connection = text);
+            },
+            _ = ending.told() => break,
+        }
+    }
+    tracing::info!(daemons = running.daemons.len(), "ending");
+    let end = async {
+        running.end();
+        while !running.daemons.is_empty()
+            && let Some((tenant, _)) = ends.recv().await
+        {
+            running.daemons.remove(&tenant);
+        }
+    };
+    let _ = tokio::time::timeout(STOP_DEADLINE, ending.orderly(end)).await;
+    Ok(())
+}
+
+struct Running {
+    map: Map,
+    /// What daemons are to do, as TOML.
+    config: String,
+    credential: Connection,
+    /// Their processes, once they are known.
+    daemons: HashMap<TenantId, mpsc::UnboundedSender<()>>,
+    ended: mpsc::UnboundedSender<Ended>,
+}
+
+impl Running {
+    fn want(&mut self, tenant: TenantId, name: String, endpoint: String) {
+        if self.daemons.contains_key(&tenant) {
+            return;
+        }
+        let (stop, stopped) = mpsc::unbounded_channel();
+        self.daemons.insert(tenant, stop);
+        let daemon = Daemon {
+            tenant,
+            name,
+            endpoint,
+            map: self.map.clone(),
+            config: self.config.clone(),
+            credential: self.credential.clone(),
+        };
+        let ended = self.ended.clone();
+        tokio::spawn(async move {
+            let result = daemon.run(stopped).await;
+            if result.is_ok() {
+                tokio::time::sleep(REST).await;
+            }
+            // Whoever listens ends with the process.
+            let _ = ended.send((tenant, result));
+        });
+    }
+
+    fn end(&self) {
+        for stop in self.daemons.values() {
+            // One that has ended needs no telling.
+            let _ = stop.send(());
+        }
+    }
+}
+
+/// The daemon of one account, from its start to its end.
+struct Daemon {
+    tenant: TenantId,
+    name: String,
+    endpoint: String,
+    map: Map,
+    config: String,
+    credential: Connection,
+}
+
+impl Daemon {
+    async fn run(self, mut stopped: mpsc::UnboundedReceiver<()>) -> Result<(), Failure> {
+        let unknown = |error: tokio::task::JoinError| Failure::new(Code::Internal, error.to_string());
+        let (map, name) = (self.map.clone(), self.name.clone());
+        let found = tokio::task::spawn_blocking(move || {
+            let account = map.account(&name)?;
+            Account::find(&account, map.least_uid()).map_err(|why| {
+                let text =
+                    format!("`{name}` is `{account}` at this endpoint, which cannot be: {why}; ask its operator");
+                Failure::new(Code::Forbidden, text)
+            })
+        });
+        let account = found.await.map_err(unknown)??;
+        let mut child = self.start(&account)?;
+        let ready = tokio::time::timeout(START_DEADLINE, ready(&mut child)).await;
+        if let Err(why) = ready.unwrap_or_else(|_| Err("it does not start".into())) {
+            let _ = child.kill().await;
+            let text = format!("the daemon of the account {} did not start: {why}", account.name);
+            return Err(Failure::new(Code::ExecutorFailed, text));
+        }
+        // Now that no other daemon of this account's runs, whose token this one replaces.
+        let (request, credential) = (AccountRequest { tenant: self.tenant }, self.credential.clone());
+        let asked = tokio::task::spawn_blocking(move || -> Result<NewEndpoint, Failure> {
+            let client = Client::manager_at(&credential).map_err(|error| error.0)?;
+            client.post("/v1/endpoints/accounts", &request).map_err(|error| error.0)
+        });
+        let new = match asked.await.map_err(unknown)? {
+            Ok(new) => new,
+            Err(failure) => {
+                let _ = child.kill().await;
+                return Err(failure);
+            }
+        };
+        let given = Given {
+            connection: Connection {
+                token: new.token,
+                ..self.credential.clone()
+            },
+            config: self.config.clone(),
+        };
+        let mut json = serde_json::to_vec(&given).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+        json.push(b'\n');
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that has ended says so by its status.
+            let _ = stdin.write_all(&json).await;
+        }
+        tracing::info!(
+            tenant = new.status.owner,
+            account = account.name,
+            endpoint = self.endpoint,
+            pid = child.id(),
+            "a daemon runs"
+        );
+        let status = tokio::select! {
+            status = child.wait() => status,
+            _ = stopped.recv() => {
+                let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+                if let Some(pid) = pid {
+                    // One that has ended needs no signal.
+                    let _ = kill_process(pid, Signal::TERM);
+                }
+                child.wait().await
+            }
+        };
+        match status {
+            Ok(status) if status.success() => tracing::info!(account = account.name, "its daemon ended"),
+            Ok(status) => tracing::warn!(account = account.name, %status, "its daemon ended"),
+            Err(error) => tracing::warn!(account = account.name, %error, "its daemon is lost"),
+        }
+        Ok(())
+    }
+
+    fn start(&self, account: &Account) -> Result<Child, Failure> {
+        let failed = |error: std::io::Error| {
+            let text = format!("the daemon of the account {} cannot be started: {error}", account.name);
+            Failure::new(Code::ExecutorFailed, text)
+        };
+        let mut command = std::process::Command::new(std::env::current_exe().map_err(failed)?);
+        command
+            .args(["endpoint", "account", &self.endpoint, "--parent"])
+            .arg(std::process::id().to_string())
+            .args(["--log", "info"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        account.runs(&mut command);
+        let mut command = Command::from(command);
+        command.kill_on_drop(false).spawn().map_err(failed)
+    }
+}
+
+/// Waits until a daemon has its directory; what it says instead.
+async fn ready(child: &mut Child) -> Result<(), String> {
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err("it has no output".into());
+    };
+    let mut line = String::new();
+    let read = BufReader::new(stdout).take(MOST_SAID).read_line(&mut line).await;
+    if read.is_ok() && line.trim() == READY {
+        return Ok(());
+    }
+    let mut said = Vec::new();
+    let _ = stderr.take(MOST_SAID).read_to_end(&mut said).await;
+    Err(String::from_utf8_lossy(&said).trim().to_owned())
+}
+
+/// The first word of a daemon that has its directory.
+const READY: &str = "ready";
+
+/// Runs the daemon of this account, which another process has started that runs as root.
+pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
+    if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
+        let text = "the daemon of an account does not run as root; it is started by `mayfly endpoint run`";
+        return Err(Failure::new(Code::Forbidden, text));
+    }
+    let directory = Directory::of(name)?;
+    directory.make()?;
+    let state = StateDir::take(directory.path())?;
+    let failed = |error: std::io::Error| Failure::new(Code::StoreFailed, format!("the daemon cannot start: {error}"));
+    output::announce(READY);
+    let mut given = String::new();
+    let read = std::io::stdin().take(MOST_GIVEN).read_to_string(&mut given);
+    read.map_err(failed)?;
+    let given: Given = serde_json::from_str(&given).map_err(|error| {
+        Failure::new(
+            Code::InvalidRequest,
+            format!("what the daemon was given cannot be read: {error}"),
+        )
+    })?;
+    write_private(&directory.path().join(CREDENTIAL), &output::json(&given.connection)?)?;
+    write_private(&directory.path().join(config::FILE), given.config.trim_end())?;
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(directory.path().join(LOG))
+        .map_err(failed)?;
+    std::io::stdout().flush().map_err(failed)?;
+    rustix::stdio::dup2_stdout(&log).map_err(|error| failed(error.into()))?;
+    rustix::stdio::dup2_stderr(&log).map_err(|error| failed(error.into()))?;
+    daemon::run_in(name, state, Some(parent), global)
+}

@@ -1,0 +1,119 @@
+//! An account of this machine, and running as it.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+/// Where programs are.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// An account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    pub name: String,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    home: String,
+    shell: String,
+}
+
+impl Account {
+    /// Finds one, wherever this machine has its accounts from. Why it cannot be used, if it cannot.
+    pub fn find(name: &str, least_uid: u32) -> Result<Self, String> {
+        // By these programs and not by a library, which would know /etc alone where this program is linked statically.
+        let entry = said("getent", &["passwd", "--", name])?.ok_or("this machine has no such account")?;
+        let groups = said("id", &["-G", "--", name])?.ok_or("it has no groups")?;
+        let account = Self::read(entry.trim_end(), groups.trim()).ok_or("its entry cannot be read")?;
+        if account.name != name {
+            return Err(format!("this machine calls it `{}`", account.name));
+        }
+        if account.uid < least_uid {
+            return Err(format!(
+                "its number is {}, and no account below {least_uid} is anybody's",
+                account.uid
+            ));
+        }
+        Ok(account)
+    }
+
+    fn read(entry: &str, groups: &str) -> Option<Self> {
+        let fields: Vec<&str> = entry.split(':').collect();
+        let [name, _, uid, gid, _, home, shell] = fields[..] else {
+            return None;
+        };
+        let groups = groups.split_ascii_whitespace().map(|group| group.parse().ok());
+        Some(Self {
+            name: name.into(),
+            uid: uid.parse().ok()?,
+            gid: gid.parse().ok()?,
+            groups: groups.collect::<Option<_>>()?,
+            home: home.into(),
+            shell: shell.into(),
+        })
+    }
+
+    /// Has a program run as this account, with nothing of root's but its descriptors 0 to 2.
+    pub fn runs(&self, command: &mut Command) {
+        command.env_clear().current_dir("/").envs([
+            ("HOME", self.home.as_str()),
+            ("USER", &self.name),
+            ("LOGNAME", &self.name),
+            ("SHELL", &self.shell),
+            ("PATH", PATH),
+        ]);
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        // SAFETY: between fork and exec some system calls are made, which allocate nothing. There is one thread then.
+        unsafe {
+            command.pre_exec(move || {
+                set_thread_groups(&groups)?;
+                set_thread_res_gid(gid, gid, gid)?;
+                set_thread_res_uid(uid, uid, uid)?;
+                // Nothing of the terminal's is its own.
+                rustix::process::setsid()?;
+                rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+                Ok(())
+            });
+        }
+    }
+}
+
+/// What a program of the system's says; none where it says no.
+fn said(program: &str, arguments: &[&str]) -> Result<Option<String>, String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .env("PATH", PATH)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|error| format!("`{program}` cannot be run: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok((output.status.success() && !text.trim().is_empty()).then_some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_an_account_is_read_and_what_is_none_is_not() {
+        let account = Account::read("alice:x:1001:100:Alice,,,:/home/alice:/bin/bash", "100 27").expect("an entry");
+        assert_eq!((account.uid, account.gid), (1001, 100));
+        assert_eq!((account.groups, account.home.as_str()), (vec![100, 27], "/home/alice"));
+        for wrong in ["", "alice", "alice:x:many:100::/:/", "alice:x:1:2:/home:/bin/sh"] {
+            assert_eq!(Account::read(wrong, "1"), None, "{wrong}");
+        }
+        assert_eq!(Account::read("a:x:1:2::/:/", "1 b"), None);
+    }
+
+    #[test]
+    fn an_account_of_the_system_is_nobodys() {
+        assert!(Account::find("root", 1).is_err());
+        assert!(Account::find("daemon", 1_000).is_err());
+        assert!(Account::find("no-such-account-here", 1).is_err());
+        assert!(Account::find("--help", 1).is_err());
+    }
+}

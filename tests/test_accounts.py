@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from harness.daemons import Daemon, free_port
 from harness.endpoints import manager_alone
-from harness.leaks import descendants, die_with_parent, wait_until
+from harness.leaks import die_with_parent, wait_until
 from harness.managers import tenant
 from harness.programs import clean_environment, program, run
 
@@ -27,6 +28,10 @@ mayfly = pytest.importorskip("mayfly", reason="the package is not installed: mak
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("useradd") is None, reason="accounts are made by root, with useradd"
 )
+
+
+# Accounts do not see where this module is.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Account:
@@ -39,11 +44,11 @@ class Account:
         self.uid = self.home.stat().st_uid
 
     def processes(self) -> list[int]:
-        """What runs as this account."""
+        """What runs as this account, and has not ended."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if entry.stat().st_uid == self.uid:
+                if entry.stat().st_uid == self.uid and "State:\tZ" not in (entry / "status").read_text():
                     found.append(int(entry.name))
         return found
 
@@ -78,6 +83,23 @@ def manager(state: Path) -> Iterator[Daemon]:
         yield manager
 
 
+#: Shows a Python of root's to everybody, where an endpoint starts: its package at $2, and, where that is in root's
+#: home, what it was made from at its own place, with nothing else of root's.
+SHOW = """
+mount --bind "$1" "$2"
+case "$4" in
+"$HOME"/*)
+    mkdir -p "$2-base"
+    mount --bind "$4" "$2-base"
+    mount -t tmpfs -o mode=755 none "$HOME"
+    mkdir -p "$4"
+    mount --bind "$2-base" "$4"
+    ;;
+esac
+exec "$3" endpoint run site --json --log info
+"""
+
+
 class Site:
     """An endpoint for many, as root runs it: the package is where every account may read it."""
 
@@ -97,10 +119,9 @@ class Site:
         """Starts it; returns when it runs."""
         mayfly_there = next(Path(sys.prefix).glob("lib/python*/site-packages/mayfly/bin/mayfly"))
         there = self.package / mayfly_there.relative_to(sys.prefix)
-        script = 'mount --bind "$1" "$2" && exec "$3" endpoint run site --json --log info'
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", script, "sh", sys.prefix, self.package, there],
+                ["unshare", "--mount", "sh", "-euc", SHOW, "sh", sys.prefix, self.package, there, sys.base_prefix],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -135,7 +156,7 @@ def site(manager: Daemon, accounts: list[Account], public: Path, state: Path) ->
         site.end()
     print(site.log.read_text(errors="replace")[-20_000:])
     for account in accounts:
-        for log in account.home.glob(".local/state/mayfly/endpoints/*/log"):
+        for log in account.home.glob(".local/state/mayfly/endpoints/**/*log"):
             print(account.name, log.read_text(errors="replace")[-10_000:])
     wait_until(lambda: not any(account.processes() for account in accounts), "nothing runs as an account", 20)
 
@@ -196,7 +217,9 @@ def test_who_has_no_account_is_told_so_and_nothing_runs(
             assert refused.value.code == "forbidden"
     assert not any(account.processes() for account in accounts)
     # A token of one endpoint's is worth nothing for an account that nobody wants to be.
-    credential = json.loads((Path(site.environment["XDG_STATE_HOME"]) / "mayfly/endpoints/site/credential.json").read_text())
+    credential = json.loads(
+        (Path(site.environment["XDG_STATE_HOME"]) / "mayfly/endpoints/site/credential.json").read_text()
+    )
     body = json.dumps({"tenant": "0" * 32}).encode()
     status, said = manager.ask(
         "POST", "/v1/endpoints/accounts", body, token=credential["token"], Content_Type="application/json"
@@ -214,9 +237,9 @@ def test_daemons_of_accounts_end_with_the_endpoint_and_come_again(
         assert executor.submit(who).result(60)["uid"] == accounts[0].uid
         site.end(signal.SIGKILL)
 
-        def daemons() -> list[str]:
-            below = descendants(1) | descendants()
-            return [name for pid, name in below.items() if pid in accounts[0].processes() and "endpoint account" in name]
+        def daemons() -> list[int]:
+            lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in accounts[0].processes()}
+            return [pid for pid, line in lines.items() if b"\0account\0" in line]
 
         wait_until(lambda: not daemons(), "the daemon is gone with its parent", 20)
         waiting = executor.submit(who)

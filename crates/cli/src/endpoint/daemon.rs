@@ -115,14 +115,17 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
             }
         }
     };
-    let demand = dispatcher.demand();
     // The daemon of an account comes again when there is something to do.
-    let idle = async {
-        let mut busy_at = Instant::now();
-        while parent.is_none() || busy_at.elapsed() < config.accounts.idle {
-            tokio::time::sleep(LOOK).await;
-            if demand().workers > 0 || board.has_blocks() {
-                busy_at = Instant::now();
+    let idle = {
+        let (demand, board) = (dispatcher.demand(), Arc::clone(&board));
+        // It goes with what it looks at, so that nothing keeps the conversation from its end.
+        async move {
+            let mut busy_at = Instant::now();
+            while parent.is_none() || busy_at.elapsed() < config.accounts.idle {
+                tokio::time::sleep(LOOK).await;
+                if demand().workers > 0 || board.has_blocks() {
+                    busy_at = Instant::now();
+                }
             }
         }
     };

@@ -100,9 +100,12 @@ mod tests {
 
     #[test]
     fn an_entry_of_an_account_is_read_and_what_is_none_is_not() {
-        let account = Account::read("alice:x:1001:100:Alice,,,:/home/alice:/bin/bash", "100 27").expect("an entry");
+        let account = Account::read("alice:x:1001:100:Alice,,,:/people/alice:/bin/bash", "100 27").expect("an entry");
         assert_eq!((account.uid, account.gid), (1001, 100));
-        assert_eq!((account.groups, account.home.as_str()), (vec![100, 27], "/home/alice"));
+        assert_eq!(
+            (account.groups, account.home.as_str()),
+            (vec![100, 27], "/people/alice")
+        );
         for wrong in ["", "alice", "alice:x:many:100::/:/", "alice:x:1:2:/home:/bin/sh"] {
             assert_eq!(Account::read(wrong, "1"), None, "{wrong}");
         }

@@ -135,6 +135,36 @@ def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
     way.close()
 
 
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_outcomes_that_no_manager_has_taken_survive_the_end_of_their_endpoint(
+    manager: Daemon, endpoint: Make, tmp_path: Path, how: str
+) -> None:
+    here = endpoint(start=False)
+    way = Way(manager.connection["manager"])
+    here.goes_through(way)
+    here.start()
+    count, marks, gate = 10, tmp_path / "marks", tmp_path / "gate"
+    marks.mkdir()
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.map(
+            leave_a_mark_behind, [str(gate)] * count, [str(marks)] * count, range(count), endpoint="here"
+        )
+        at_work = ("waiting", "running")
+        wait_until(lambda: sum(here.seen["tasks"][state] for state in at_work) == count, "the endpoint has all", 30)
+        way.cut()
+        wait_until(lambda: here.seen["state"] == "down", "the break is noticed")
+        gate.touch()
+        outbox = here.directory / "outbox"
+        wait_until(lambda: outbox.exists() and outbox.read_bytes().count(b"attempt") == count, "all ended", 30)
+        here.kill() if how == "kill" else here.stop()
+        way.mend()
+        here.start()
+        assert outcomes(batch) == {"well": count}
+        wait_until(lambda: not outbox.exists(), "the manager has them")
+    assert set(executions(marks).values()) == {1}
+    way.close()
+
+
 def test_an_endpoint_that_is_killed_finds_its_nodes_again(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     count = 2_000

@@ -63,6 +63,7 @@ fn set_up(client: &Client, name: &str, connection: &Connection) -> connection::O
     connection::Options {
         managers: connection.managers(),
         token: new.token,
+        outbox: None,
     }
 }
 

@@ -4,8 +4,9 @@
 //! said again on the next connection.
 
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{SplitSink, SplitStream};
@@ -19,6 +20,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
+
+use crate::outbox::Outbox;
 
 /// Where a manager listens for dispatchers.
 const PATH: &str = "/v1/endpoints/connect";
@@ -36,6 +39,8 @@ pub struct Options {
     pub managers: Vec<ManagerAddress>,
     /// The token that the endpoint was registered with.
     pub token: String,
+    /// Where outcomes are kept while there is no connection; none where they are in memory alone.
+    pub outbox: Option<PathBuf>,
 }
 
 /// How the connection is.
@@ -95,12 +100,19 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
         let code = mayfly_protocol::error::Code::Internal;
         Failure::new(code, format!("no randomness: {error}"))
     })?;
+    let mut book = Book::default();
+    let outbox = options.outbox.map(|path| {
+        let (outbox, left) = Outbox::open(path);
+        book.say(&FromDispatcher::Ended(left));
+        outbox
+    });
     let keeper = Keeper {
         managers: Mutex::new(options.managers.into()),
         token: options.token,
         epoch: AtomicU64::new(0),
         instance: u64::from_le_bytes(instance),
-        book: Arc::default(),
+        book: Mutex::new(book),
+        outbox: Mutex::new(outbox),
         to_dispatcher,
         state,
     };
@@ -157,6 +169,11 @@ impl Book {
         }
     }
 
+    /// Outcomes that are not known to be kept.
+    fn ended(&self) -> Vec<Ended> {
+        self.held.values().flatten().cloned().collect()
+    }
+
     /// The first words of a connection.
     fn greeting(&self, instance: u64) -> Vec<FromDispatcher> {
         let mut words = vec![FromDispatcher::Hello {
@@ -164,7 +181,7 @@ impl Book {
             instance,
             holds: self.held.keys().copied().collect(),
         }];
-        let ended: Vec<Ended> = self.held.values().flatten().cloned().collect();
+        let ended = self.ended();
         if !ended.is_empty() {
             words.push(FromDispatcher::Ended(ended));
         }
@@ -184,7 +201,8 @@ struct Keeper {
     /// The greatest one that was told.
     epoch: AtomicU64,
     instance: u64,
-    book: Arc<Mutex<Book>>,
+    book: Mutex<Book>,
+    outbox: Mutex<Option<Outbox>>,
     to_dispatcher: UnboundedSender<ToDispatcher>,
     state: watch::Sender<State>,
 }
@@ -218,13 +236,24 @@ impl Keeper {
             self.managers().rotate_left(1);
             tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
             self.state.send_replace(State::Down(lost.to_string()));
+            let ended = self.book().ended();
+            if let Some(outbox) = &mut *self.outbox() {
+                outbox.hold(&ended);
+            }
             let until = tokio::time::Instant::now() + wait;
             // Meanwhile nothing that is said is lost.
             while let Ok(message) = tokio::time::timeout_at(until, said.recv()).await {
                 let Some(message) = message else { return };
                 self.book().say(&message);
+                if let (FromDispatcher::Ended(ended), Some(outbox)) = (&message, &mut *self.outbox()) {
+                    outbox.add(ended);
+                }
             }
         }
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Option<Outbox>> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn managers(&self) -> MutexGuard<'_, VecDeque<ManagerAddress>> {
@@ -245,6 +274,19 @@ impl Keeper {
         if let Some(place) = told.iter().position(|one| one.manager == now) {
             told.rotate_left(place);
             *self.managers() = told;
+        }
+    }
+
+    /// What was in doubt is not any more.
+    fn empty_outbox(&self, heard: &ToDispatcher) {
+        if !matches!(heard, ToDispatcher::Kept(_)) {
+            return;
+        }
+        let mut outbox = self.outbox();
+        if let Some(outbox) = outbox.as_mut().filter(|outbox| !outbox.is_empty())
+            && self.book().ended().is_empty()
+        {
+            outbox.clear();
         }
     }
 
@@ -317,6 +359,7 @@ impl Keeper {
                 }
                 Ok(message) => {
                     self.book().hear(&message);
+                    self.empty_outbox(&message);
                     // A dispatcher that ends hears nothing more, and may have words left.
                     let _ = self.to_dispatcher.send(message);
                 }

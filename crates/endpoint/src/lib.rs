@@ -6,7 +6,7 @@
 //!   a while. Nothing here is durable: the manager has every task until its outcome is written down there;
 //! - [`contents`]: arguments and answers that are long, which travel beside all that;
 //! - [`watch`]: files that triggers wait for, in directories and buckets that the site sees;
-//! - [`connection`]: the way to a manager at another host;
+//! - [`connection`]: the way to a manager at another host, and [`outbox`]: outcomes that wait for it;
 //! - [`blocks`]: jobs of a batch system, as many as the tasks can use, by a [`provider`].
 
 pub mod blocks;
@@ -15,6 +15,7 @@ mod contents;
 mod crew;
 mod dispatcher;
 mod lane;
+mod outbox;
 pub mod provider;
 mod watch;
 

@@ -74,6 +74,7 @@ pub async fn serve(
     let mut conversation = connection::keep(connection::Options {
         managers: credential.managers(),
         token: credential.token.clone(),
+        outbox: None,
     })?;
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut running = Running {

@@ -23,6 +23,8 @@ use super::nodes::{self, Board, Lasting, Nodes};
 use crate::daemon::{self, Ending, StateDir, Why};
 use crate::{Global, output, up};
 
+/// Outcomes that wait for the manager.
+const OUTBOX: &str = "outbox";
 /// The port that nodes of an earlier life know.
 const PORT: &str = "port";
 /// How often it is looked whether all of it is there.
@@ -59,6 +61,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     let conversation = connection::keep(connection::Options {
         managers: credential.managers(),
         token: credential.token,
+        outbox: Some(state.path().join(OUTBOX)),
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.walltime));
     let options = mayfly_endpoint::Options {

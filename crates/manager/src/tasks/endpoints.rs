@@ -82,6 +82,12 @@ impl Tasks {
         // First of all from memory, so that nothing is accepted for it meanwhile.
         let removed = {
             let mut state = self.state();
+            let above = state.endpoints.get(&id).and_then(|endpoint| endpoint.record.of);
+            if let Some(of) = above {
+                let name = state.endpoint_name(of.endpoint);
+                let text = format!("the endpoint is that of an account at `{name}`, and goes with it");
+                return Err(Failure::new(Code::Forbidden, text));
+            }
             let its = |record: &EndpointRecord| record.id == id || record.of.is_some_and(|of| of.endpoint == id);
             let all = state.endpoints.values().map(|endpoint| &endpoint.record);
             let all: Vec<EndpointId> = all.filter(|record| its(record)).map(|record| record.id).collect();

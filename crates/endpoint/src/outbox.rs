@@ -1,0 +1,160 @@
+//! Outcomes that no manager has taken yet, in a file, while there is no connection: so they survive their endpoint's end.
+//!
+//! The file is for the death of a process, and not for that of its machine: nothing is synced.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use mayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
+
+/// The file of one endpoint.
+pub struct Outbox {
+    path: PathBuf,
+    /// Open while there is something in it.
+    file: Option<File>,
+}
+
+impl Outbox {
+    /// The one at this path, and what an earlier process left in it.
+    pub fn open(path: PathBuf) -> (Self, Vec<Ended>) {
+        let left = match File::open(&path) {
+            Ok(file) => read(file),
+            Err(_) => Vec::new(),
+        };
+        let mut outbox = Self { path, file: None };
+        if !left.is_empty() {
+            tracing::info!(outcomes = left.len(), "outcomes of an earlier life are told first");
+            outbox.hold(&left);
+        }
+        (outbox, left)
+    }
+
+    /// The connection broke: these are in doubt.
+    pub fn hold(&mut self, ended: &[Ended]) {
+        self.clear();
+        self.add(ended);
+    }
+
+    /// Some more.
+    pub fn add(&mut self, ended: &[Ended]) {
+        if ended.is_empty() {
+            return;
+        }
+        if let Err(error) = self.write(ended) {
+            let path = self.path.display();
+            tracing::error!(%path, %error, "outcomes are in memory alone; they are lost if this endpoint ends before its manager is back");
+        }
+    }
+
+    fn write(&mut self, ended: &[Ended]) -> std::io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                let mut options = OpenOptions::new();
+                let file = options.create(true).append(true).mode(0o600).open(&self.path)?;
+                none.insert(file)
+            }
+        };
+        let mut frames = Vec::new();
+        for one in ended {
+            let bytes = rmp_serde::to_vec_named(one).map_err(std::io::Error::other)?;
+            let length = u32::try_from(bytes.len()).map_err(std::io::Error::other)?;
+            frames.extend_from_slice(&length.to_le_bytes());
+            frames.extend_from_slice(&bytes);
+        }
+        file.write_all(&frames)
+    }
+
+    /// All of them are taken.
+    pub fn clear(&mut self) {
+        self.file = None;
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::error!(path = %self.path.display(), %error, "outcomes that are taken cannot be removed; they are told again");
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.file.is_none()
+    }
+}
+
+/// What can be read: the last one may be cut off.
+fn read(mut file: File) -> Vec<Ended> {
+    let mut found = Vec::new();
+    let mut length = [0; 4];
+    while file.read_exact(&mut length).is_ok() {
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MOST_FRAME_BYTES {
+            break;
+        }
+        let mut bytes = vec![0; length];
+        if file.read_exact(&mut bytes).is_err() {
+            break;
+        }
+        match rmp_serde::from_slice(&bytes) {
+            Ok(ended) => found.push(ended),
+            Err(_) => break,
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_protocol::dispatch::Attempt;
+    use mayfly_protocol::ids::TaskId;
+
+    use super::*;
+
+    fn ended(task: u8) -> Ended {
+        let attempt = Attempt {
+            task: TaskId([task; 16]),
+            number: 1,
+        };
+        Ended {
+            answer: mayfly_protocol::contents::Payload::Here(vec![task; 100].into()),
+            ..Ended::unexecuted(attempt, None)
+        }
+    }
+
+    #[test]
+    fn what_was_left_is_found_once_more_until_it_is_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("outbox");
+        let (mut outbox, left) = Outbox::open(path.clone());
+        assert_eq!(left, []);
+        outbox.hold(&[ended(1), ended(2)]);
+        outbox.add(&[ended(3)]);
+        let all = [ended(1), ended(2), ended(3)];
+        assert_eq!(Outbox::open(path.clone()).1, all);
+        // The connection broke again, and one was taken meanwhile.
+        outbox.hold(&all[1..]);
+        assert_eq!(Outbox::open(path.clone()).1, all[1..]);
+        outbox.clear();
+        assert!(outbox.is_empty() && !path.exists());
+        assert_eq!(Outbox::open(path).1, []);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_damaged_ends_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("outbox");
+        let (mut outbox, _) = Outbox::open(path.clone());
+        outbox.add(&[ended(1), ended(2)]);
+        let whole = std::fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let found = Outbox::open(path.clone()).1;
+            assert!(found.len() < 2 && found.iter().all(|one| *one == ended(1)), "{length}");
+            std::fs::remove_file(&path).ok();
+        }
+        std::fs::write(&path, [0xff; 64]).unwrap();
+        assert_eq!(Outbox::open(path).1, []);
+    }
+}

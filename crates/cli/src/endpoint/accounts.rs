@@ -194,23 +194,26 @@ struct Daemon {
 
 impl Daemon {
     async fn run(self, mut stopped: mpsc::UnboundedReceiver<()>) -> Result<(), Failure> {
-        let unknown = |error: tokio::task::JoinError| Failure::new(Code::Internal, error.to_string());
-        let (map, name) = (self.map.clone(), self.name.clone());
-        let found = tokio::task::spawn_blocking(move || {
-            let account = map.account(&name)?;
-            Account::find(&account, map.least_uid()).map_err(|why| {
-                let text =
-                    format!("`{name}` is `{account}` at this endpoint, which cannot be: {why}; ask its operator");
-                Failure::new(Code::Forbidden, text)
-            })
-        });
-        let account = found.await.map_err(unknown)??;
+        let account = self.map.account(&self.name)?;
+        let account = Account::find(&account, self.map.least_uid()).await.map_err(|why| {
+            let name = &self.name;
+            let text = format!("`{name}` is `{account}` at this endpoint, which cannot be: {why}; ask its operator");
+            Failure::new(Code::Forbidden, text)
+        })?;
         let mut child = self.start(&account)?;
         let ready = tokio::time::timeout(START_DEADLINE, ready(&mut child)).await;
-        if let Err(why) = ready.unwrap_or_else(|_| Err("it does not start".into())) {
-            let _ = child.kill().await;
-            let text = format!("the daemon of the account {} did not start: {why}", account.name);
-            return Err(Failure::new(Code::ExecutorFailed, text));
+        match ready.unwrap_or_else(|_| Err("it does not start".into())) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(account = account.name, "an earlier daemon has not ended yet");
+                let _ = child.wait().await;
+                return Ok(());
+            }
+            Err(why) => {
+                let _ = child.kill().await;
+                let text = format!("the daemon of the account {} did not start: {why}", account.name);
+                return Err(Failure::new(Code::ExecutorFailed, text));
+            }
         }
         // Now that no other daemon of this account's runs, whose token this one replaces.
         let (request, credential) = (AccountRequest { tenant: self.tenant }, self.credential.clone());
@@ -218,7 +221,10 @@ impl Daemon {
             let client = Client::manager_at(&credential).map_err(|error| error.0)?;
             client.post("/v1/endpoints/accounts", &request).map_err(|error| error.0)
         });
-        let new = match asked.await.map_err(unknown)? {
+        let asked = asked
+            .await
+            .unwrap_or_else(|error| Err(Failure::new(Code::Internal, error.to_string())));
+        let new = match asked {
             Ok(new) => new,
             Err(failure) => {
                 let _ = child.kill().await;
@@ -271,9 +277,9 @@ impl Daemon {
         };
         let mut command = std::process::Command::new(std::env::current_exe().map_err(failed)?);
         command
-            .args(["endpoint", "account", &self.endpoint, "--parent"])
+            .args(["endpoint", "account", "--log", "info", "--parent"])
             .arg(std::process::id().to_string())
-            .args(["--log", "info"])
+            .args(["--", &self.endpoint])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -283,15 +289,17 @@ impl Daemon {
     }
 }
 
-/// Waits until a daemon has its directory; what it says instead.
-async fn ready(child: &mut Child) -> Result<(), String> {
+/// Waits until a daemon has its directory, or another one has; what it says instead.
+async fn ready(child: &mut Child) -> Result<bool, String> {
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err("it has no output".into());
     };
     let mut line = String::new();
     let read = BufReader::new(stdout).take(MOST_SAID).read_line(&mut line).await;
-    if read.is_ok() && line.trim() == READY {
-        return Ok(());
+    match line.trim() {
+        READY if read.is_ok() => return Ok(true),
+        BUSY if read.is_ok() => return Ok(false),
+        _ => {}
     }
     let mut said = Vec::new();
     let _ = stderr.take(MOST_SAID).read_to_end(&mut said).await;
@@ -300,6 +308,8 @@ async fn ready(child: &mut Child) -> Result<(), String> {
 
 /// The first word of a daemon that has its directory.
 const READY: &str = "ready";
+/// That of one whose directory another daemon has.
+const BUSY: &str = "busy";
 
 /// Runs the daemon of this account, which another process has started that runs as root.
 pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
@@ -309,7 +319,13 @@ pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
     }
     let directory = Directory::of(name)?;
     directory.make()?;
-    let state = StateDir::take(directory.path())?;
+    let state = match StateDir::take(directory.path()) {
+        Err(failure) if failure.code == Code::AddressInUse => {
+            output::announce(BUSY);
+            return Ok(());
+        }
+        state => state?,
+    };
     let failed = |error: std::io::Error| Failure::new(Code::StoreFailed, format!("the daemon cannot start: {error}"));
     output::announce(READY);
     let mut given = String::new();

@@ -27,6 +27,8 @@ pub const STATUS: &str = "status.json";
 pub const LOG: &str = "log";
 /// Of each block, a file or some.
 pub const BLOCKS: &str = "blocks";
+/// Longest name of an endpoint, with a tenant's behind it.
+const MOST_NAME: usize = 128;
 /// Between two looks at a daemon that comes or goes.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -56,9 +58,9 @@ impl Directory {
     /// That of the endpoint with this name.
     pub fn of(name: &str) -> Result<Self, Failure> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > 64 {
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(fits) || name.len() > MOST_NAME {
             let text = format!(
-                "`{name:.80}` is no name for an endpoint: take up to 64 letters, digits, `-`, `_` and `.`, a letter first"
+                "`{name:.80}` is no name for an endpoint: take up to {MOST_NAME} letters, digits, `-`, `_` and `.`, a letter first"
             );
             return Err(Failure::new(Code::InvalidRequest, text));
         }

@@ -9,15 +9,16 @@ use std::collections::HashSet;
 use mayfly_protocol::dispatch::ToDispatcher;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, EndpointStatus, MOST_NAME_BYTES};
+use mayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
 
 use super::submit::Submitter;
 use super::{Endpoint, Names, Place, State, Tasks};
 use crate::random;
 use crate::store::tasks::{AccountOf, EndpointRecord};
 
-/// Longest part of a name that is a tenant's.
+/// Longest parts of a name that are the tenant's, and those of the endpoint above: all of it is the name of a directory.
 const MOST_TENANT: usize = 32;
+const MOST_ABOVE: usize = 64;
 
 impl Tasks {
     /// Where the tasks of a tenant run that name this endpoint: its own one below it, if each has one there.
@@ -167,7 +168,7 @@ fn names(above: &str, by: &Submitter) -> [String; 2] {
         _ => '-',
     };
     let tenant: String = by.name.chars().take(MOST_TENANT).map(plain).collect();
-    let above: String = above.chars().take(MOST_NAME_BYTES - 2 * MOST_TENANT - 2).collect();
+    let above: String = above.chars().take(MOST_ABOVE).collect();
     let id = by.tenant.to_string();
     [
         format!("{above}.{tenant}"),

@@ -2,10 +2,13 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
+/// The system's own programs have this long to say who somebody is: they may ask other machines.
+const DEADLINE: Duration = Duration::from_secs(20);
 /// Where programs are.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -22,10 +25,11 @@ pub struct Account {
 
 impl Account {
     /// Finds one, wherever this machine has its accounts from. Why it cannot be used, if it cannot.
-    pub fn find(name: &str, least_uid: u32) -> Result<Self, String> {
+    pub async fn find(name: &str, least_uid: u32) -> Result<Self, String> {
         // By these programs and not by a library, which would know /etc alone where this program is linked statically.
-        let entry = said("getent", &["passwd", "--", name])?.ok_or("this machine has no such account")?;
-        let groups = said("id", &["-G", "--", name])?.ok_or("it has no groups")?;
+        let entry = said("getent", &["passwd", "--", name]).await?;
+        let entry = entry.ok_or("this machine has no such account")?;
+        let groups = said("id", &["-G", "--", name]).await?.ok_or("it has no groups")?;
         let account = Self::read(entry.trim_end(), groups.trim()).ok_or("its entry cannot be read")?;
         if account.name != name {
             return Err(format!("this machine calls it `{}`", account.name));
@@ -82,13 +86,17 @@ impl Account {
 }
 
 /// What a program of the system's says; none where it says no.
-fn said(program: &str, arguments: &[&str]) -> Result<Option<String>, String> {
-    let output = Command::new(program)
+async fn said(program: &str, arguments: &[&str]) -> Result<Option<String>, String> {
+    let mut command = tokio::process::Command::new(program);
+    command
         .args(arguments)
         .env("PATH", PATH)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
-        .output()
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(DEADLINE, command.output()).await;
+    let output = output
+        .map_err(|_| format!("`{program}` does not answer"))?
         .map_err(|error| format!("`{program}` cannot be run: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok((output.status.success() && !text.trim().is_empty()).then_some(text))
@@ -112,11 +120,15 @@ mod tests {
         assert_eq!(Account::read("a:x:1:2::/:/", "1 b"), None);
     }
 
-    #[test]
-    fn an_account_of_the_system_is_nobodys() {
-        assert!(Account::find("root", 1).is_err());
-        assert!(Account::find("daemon", 1_000).is_err());
-        assert!(Account::find("no-such-account-here", 1).is_err());
-        assert!(Account::find("--help", 1).is_err());
+    #[tokio::test]
+    async fn an_account_of_the_system_is_nobodys() {
+        for (name, least_uid) in [
+            ("root", 1),
+            ("daemon", 1_000),
+            ("no-such-account-here", 1),
+            ("--help", 1),
+        ] {
+            assert!(Account::find(name, least_uid).await.is_err(), "{name}");
+        }
     }
 }

@@ -229,6 +229,14 @@ def test_who_has_no_account_is_told_so_and_nothing_runs(
     assert status == 401
 
 
+def test_an_account_that_nobody_may_be_is_refused_at_setup(manager: Daemon, state: Path) -> None:
+    environment = clean_environment(MAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(state / "home"))
+    for wrong in ("alice=root", "a*b*=c", "alice=*", "alice"):
+        done = run(program(), "endpoint", "setup", "site", "--account", wrong, env=environment, check=False)
+        assert done.returncode != 0, wrong
+    assert manager.cli("endpoint", "list") == []
+
+
 def test_daemons_of_accounts_end_with_the_endpoint_and_come_again(
     manager: Daemon, site: Site, accounts: list[Account], tmp_path: Path
 ) -> None:

@@ -176,7 +176,8 @@ impl Config {
         toml::to_string(&own).map_err(|error| Failure::new(Code::Internal, error.to_string()))
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Whether it can be done; why not.
+    pub fn check(&self) -> Result<(), String> {
         self.accounts.check()?;
         let BlockConfig {
             min,

@@ -118,6 +118,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
     let text = arguments.text();
     let config: Config = toml::from_str(&text).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    config.check().map_err(|why| Failure::new(Code::InvalidRequest, why))?;
     // A batch system that is not there, or an option that it has not, is better known now.
     nodes::check(&config)?;
     let client = connect::manager(global)?;

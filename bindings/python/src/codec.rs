@@ -11,6 +11,7 @@
 //! so that the buffers stand aligned at the front and everything about them comes behind. Little-endian throughout.
 
 use mayfly_client::{Buffer, Input, Received};
+use mayfly_protocol::tasks::parts;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -37,6 +38,8 @@ pub mod form {
     pub const JSON: u8 = mayfly_protocol::tasks::JSON_CALL;
     /// One of the others, and answers of tasks that stand in its arguments.
     pub const WITH_ANSWERS: u8 = mayfly_protocol::tasks::CALL_WITH_ANSWERS;
+    /// One of the others, and a rank's invitation to its group.
+    pub const OF_RANK: u8 = mayfly_protocol::tasks::CALL_OF_RANK;
 }
 
 /// What a response's payload is.
@@ -49,6 +52,8 @@ pub mod answer {
     pub const BYTES: u8 = 2;
     /// JSON.
     pub const JSON: u8 = mayfly_protocol::tasks::JSON_ANSWER;
+    /// Answers of all ranks of a group.
+    pub const OF_RANKS: u8 = mayfly_protocol::tasks::ANSWERS_OF_RANKS;
 }
 
 /// Set in the last byte when buffers travel beside the pickle.
@@ -211,6 +216,12 @@ impl Codec {
         match *last {
             answer::NONE => Ok(py.None().into_bound(py)),
             answer::BYTES => Ok(PyBytes::new(py, content).into_any()),
+            answer::OF_RANKS => {
+                let parts =
+                    parts(payload).ok_or_else(|| PyValueError::new_err("the answers of the ranks are broken"))?;
+                let answers = parts.into_iter().map(|part| self.decode_small(py, part));
+                Ok(PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }
             answer::JSON => py.import("json")?.call_method1("loads", (PyBytes::new(py, content),)),
             _ => self.decode_copied(py, payload),
         }

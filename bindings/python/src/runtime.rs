@@ -49,6 +49,12 @@ enum Fault {
     TooLarge(String),
 }
 
+/// What a function answered, and how it travels.
+enum Done<'py> {
+    Value(Bound<'py, PyAny>, u8),
+    Json(Bound<'py, PyBytes>),
+}
+
 impl From<PyErr> for Fault {
     fn from(error: PyErr) -> Self {
         Self::Raised(error)
@@ -140,11 +146,13 @@ impl PythonRuntime {
             (input.last().copied().unwrap_or(form::ARGUMENTS), input.len())
         };
         let mut block = None;
-        if last == form::JSON {
-            return self.call_json(py, function, call);
+        if last == form::OF_RANK {
+            let done = self.call_as_rank(py, function, call.input())?;
+            return self.give(py, &done, call);
         }
-        if last == form::WITH_ANSWERS {
-            return self.call_with_answers(py, function, call);
+        if matches!(last, form::JSON | form::WITH_ANSWERS) {
+            let done = self.call_on(py, function, call.input())?;
+            return self.give(py, &done, call);
         }
         let argument = if last & BUFFERS == 0 {
             let content = &call.input()[..length.saturating_sub(1)];
@@ -173,10 +181,44 @@ impl PythonRuntime {
         done
     }
 
-    /// Calls a function in whose arguments answers of others stand.
-    fn call_with_answers(&self, py: Python<'_>, function: &Bound<'_, PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
+    /// Calls a function as a rank of a group.
+    fn call_as_rank<'py>(
+        &self,
+        py: Python<'py>,
+        function: &Bound<'py, PyAny>,
+        input: &[u8],
+    ) -> Result<Done<'py>, Fault> {
+        let broken = || pyo3::exceptions::PyValueError::new_err("the call of a rank is broken");
+        let given = parts(input).ok_or_else(broken)?;
+        let [asked, invitation] = given[..] else {
+            return Err(broken().into());
+        };
+        let worker = self.worker.bind(py);
+        let invitation = std::str::from_utf8(invitation).map_err(|_| broken())?;
+        worker.call_method1(intern!(py, "enter_group"), (invitation,))?;
+        let done = self.call_on(py, function, asked);
+        worker.call_method0(intern!(py, "leave_group"))?;
+        done
+    }
+
+    /// Calls a function on what is not kept.
+    fn call_on<'py>(&self, py: Python<'py>, function: &Bound<'py, PyAny>, input: &[u8]) -> Result<Done<'py>, Fault> {
+        let last = input.last().copied().unwrap_or(form::ARGUMENTS);
+        let content = &input[..input.len().saturating_sub(1)];
+        let (argument, kind) = match last {
+            form::JSON => return self.call_json(py, function, content).map(Done::Json),
+            form::BYTES => (PyBytes::new(py, content).into_any(), form::BYTES),
+            form::WITH_ANSWERS => self.with_answers(py, input)?,
+            _ => (self.codec.decode_copied(py, input)?, last & !BUFFERS),
+        };
+        let (result, kind) = self.apply(py, function, kind, argument)?;
+        Ok(Done::Value(result, kind))
+    }
+
+    /// What a function is called with, where answers of others stand in it, and its form.
+    fn with_answers<'py>(&self, py: Python<'py>, input: &[u8]) -> PyResult<(Bound<'py, PyAny>, u8)> {
         let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
-        let given = parts(call.input()).ok_or_else(broken)?;
+        let given = parts(input).ok_or_else(broken)?;
         let (arguments, answers) = given.split_first().ok_or_else(broken)?;
         let answers = answers.iter().map(|answer| self.codec.decode_small(py, answer));
         let answers = PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?;
@@ -185,29 +227,40 @@ impl PythonRuntime {
         taking.call_method1(intern!(py, "extend"), (answers,))?;
         let argument = self.codec.decode_copied(py, arguments);
         taking.call_method0(intern!(py, "clear"))?;
-        let (result, kind) = self.apply(py, function, kind, argument?)?;
-        self.answer(py, &result, kind, call)
+        Ok((argument?, kind))
     }
 
-    fn call_json(&self, py: Python<'_>, function: &Bound<'_, PyAny>, call: &mut Call<'_>) -> Result<(), Fault> {
-        let input = call.input();
-        let asked = PyBytes::new(py, &input[..input.len().saturating_sub(1)]);
+    fn call_json<'py>(
+        &self,
+        py: Python<'py>,
+        function: &Bound<'py, PyAny>,
+        asked: &[u8],
+    ) -> Result<Bound<'py, PyBytes>, Fault> {
         let worker = self.worker.bind(py);
-        let answered = worker.call_method1("call_json", (function, asked));
-        let answered = match answered {
-            Ok(answered) => answered.downcast_into::<PyBytes>().map_err(PyErr::from)?,
+        let answered = worker.call_method1("call_json", (function, PyBytes::new(py, asked)));
+        match answered {
+            Ok(answered) => Ok(answered.downcast_into::<PyBytes>().map_err(PyErr::from)?),
             // Whoever asked in JSON cannot unpickle.
             Err(error) => {
                 // Taken apart like this, the exception carries its traceback.
                 let text = worker.call_method1("describe_exception", (error.into_value(py),))?;
-                return Err(Fault::Described(text.extract()?));
+                Err(Fault::Described(text.extract()?))
             }
-        };
-        let bytes = answered.as_bytes();
-        put(call, bytes.len() + 1, |place| {
-            place[..bytes.len()].copy_from_slice(bytes);
-            place[bytes.len()] = answer::JSON;
-        })
+        }
+    }
+
+    /// Leaves what a function answered as the output.
+    fn give(&self, py: Python<'_>, done: &Done<'_>, call: &mut Call<'_>) -> Result<(), Fault> {
+        match done {
+            Done::Value(result, kind) => self.answer(py, result, *kind, call),
+            Done::Json(text) => {
+                let bytes = text.as_bytes();
+                put(call, bytes.len() + 1, |place| {
+                    place[..bytes.len()].copy_from_slice(bytes);
+                    place[bytes.len()] = answer::JSON;
+                })
+            }
+        }
     }
 
     fn apply<'py>(

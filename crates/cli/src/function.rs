@@ -112,6 +112,13 @@ fn source(function: &FunctionStatus) -> Result<String, Failure> {
 fn described(function: &FunctionStatus) -> String {
     let resources = &function.resources;
     let mut needs = output::count(resources.cores.into(), "core");
+    if resources.ranks > 0 {
+        needs = format!(
+            "{} of {needs}, {}",
+            output::count(resources.ranks.into(), "rank"),
+            resources.placement.name()
+        );
+    }
     if resources.memory_bytes > 0 {
         needs += &format!(", {}", output::size(resources.memory_bytes));
     }

@@ -207,6 +207,16 @@ impl Client {
     /// Leases a gang: all of its workers or none, on one node or several; [`LeaseOptions::workers`] and
     /// [`LeaseOptions::memory_bytes`] are those of the whole. The leases are in the order of the gang's ranks.
     pub fn gang(&self, options: LeaseOptions, placement: Placement) -> Result<Vec<Lease>, Error> {
+        self.gang_among(options, placement, Vec::new())
+    }
+
+    /// The same on none but these nodes, unless there are none of them.
+    pub fn gang_among(
+        &self,
+        options: LeaseOptions,
+        placement: Placement,
+        among: Vec<NodeId>,
+    ) -> Result<Vec<Lease>, Error> {
         let Source::Manager(manager) = &*self.inner.source else {
             // One node has no other to divide with, and an allowance asks one at a time.
             return Ok(vec![self.lease(options)?]);
@@ -215,6 +225,7 @@ impl Client {
         let mut request = GangRequest {
             lease: options.request(holder.public()),
             placement,
+            among,
         };
         let grants = self.in_time(options.wait, |wait_ms| {
             request.lease.wait_ms = wait_ms;

@@ -9,7 +9,7 @@ use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::{Assigned, Ended};
 use mayfly_protocol::error::{Code, Failure, Retry};
 use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::join;
+use mayfly_protocol::tasks::{CALL_WITH_ANSWERS, join};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -50,7 +50,7 @@ fn whole(parts: &[Blob]) -> Blob {
         [arguments] => arguments.clone(),
         parts => {
             let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
-            join(&parts).into()
+            join(&parts, CALL_WITH_ANSWERS).into()
         }
     }
 }

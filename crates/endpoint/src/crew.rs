@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use mayfly_client::{Client, Error, LeaseOptions, Mode, Output};
-use mayfly_protocol::api::Runtime;
+use mayfly_protocol::api::{Placement, RendezvousAddress, Runtime};
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{NodeId, TenantId};
@@ -17,6 +17,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::contents::{Carrier, Fetched, is_apart, stopping};
 use crate::dispatcher::Options;
 use crate::lane::Lane;
+use crate::lane::gang::Gang;
+use crate::lane::single::Single;
 
 /// Workers that are leased at once, however few tasks there are: more follow at once mostly, and a lease of several costs no more.
 const BLOCK: u16 = 4;
@@ -24,6 +26,8 @@ const BLOCK: u16 = 4;
 const RETRY: Duration = Duration::from_millis(250);
 /// Tasks that are looked at for one that fits.
 const LOOKED_AT: usize = 64;
+/// Why there is no room for a gang that more nodes would have room for.
+const COMES: &str = "the nodes that are there have no room for all ranks, whoever else were there; more are asked for";
 /// By what part the room must have changed to be told anew.
 const SAY_ROOM_AT: f64 = 0.2;
 
@@ -35,6 +39,11 @@ pub struct Shared {
     said: UnboundedSender<FromDispatcher>,
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
+    /// Crews that have tasks or workers, and those that have tasks and find no room for workers.
+    active: AtomicU32,
+    starved: AtomicU32,
+    /// The gang that all others make room for.
+    claim: Mutex<Option<Key>>,
 }
 
 impl Shared {
@@ -46,6 +55,9 @@ impl Shared {
             said,
             window: Mutex::default(),
             workers: AtomicU32::new(0),
+            active: AtomicU32::new(0),
+            starved: AtomicU32::new(0),
+            claim: Mutex::default(),
         }
     }
 
@@ -88,6 +100,40 @@ impl Shared {
         }
     }
 
+    /// Cores that the workers of one crew may take: its part of those that are there, where others find no room; none while room
+    /// is made for a gang.
+    fn share(&self, of: &Key) -> u32 {
+        let most = u32::from(self.options.most_workers);
+        if !self.is_crowded() {
+            return most;
+        }
+        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        if claim.as_ref().is_some_and(|gang| gang != of) {
+            return 0;
+        }
+        let there = self
+            .options
+            .places
+            .as_ref()
+            .map_or(most, |places| places.there().min(most));
+        (there / self.active.load(Ordering::Relaxed).max(1)).max(1)
+    }
+
+    /// Room is to be made for a gang, or is not any more. One at a time.
+    fn claim(&self, gang: &Key, wanted: bool) {
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        match wanted {
+            true if claim.is_none() => *claim = Some(gang.clone()),
+            false if claim.as_ref() == Some(gang) => *claim = None,
+            _ => {}
+        }
+    }
+
+    /// Whether a crew finds no room for workers.
+    fn is_crowded(&self) -> bool {
+        self.starved.load(Ordering::Relaxed) > 0
+    }
+
     fn workers_changed(&self, by: i64, trouble: Option<String>) {
         let change = |count: u32| u32::try_from(i64::from(count) + by).ok();
         let before = self.workers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -104,6 +150,8 @@ pub struct Key {
     image: Option<String>,
     cores: u16,
     memory_bytes: u64,
+    ranks: u16,
+    placement: Placement,
 }
 
 impl Key {
@@ -114,6 +162,8 @@ impl Key {
             image: program.image.clone(),
             cores: program.resources.cores,
             memory_bytes: program.resources.memory_bytes,
+            ranks: program.resources.ranks,
+            placement: program.resources.placement,
         }
     }
 }
@@ -146,10 +196,30 @@ struct State {
     waiting: VecDeque<Task>,
     /// Those whose arguments are being read.
     fetching: HashMap<Attempt, Task>,
-    lanes: Vec<Arc<Lane>>,
+    lanes: Vec<Arc<dyn Lane>>,
     /// Whether a thread is leasing.
     leasing: bool,
+    /// Whether it finds no room.
+    starved: bool,
+    /// Whether it counts among those that have tasks or workers.
+    active: bool,
     closed: bool,
+}
+
+impl State {
+    fn workers(&self) -> u32 {
+        self.lanes.iter().map(|lane| u32::from(lane.workers())).sum()
+    }
+}
+
+/// Changes a flag, and how many of its kind are set.
+fn change(flag: &mut bool, value: bool, count: &AtomicU32) {
+    match (*flag, value) {
+        (false, true) => drop(count.fetch_add(1, Ordering::Relaxed)),
+        (true, false) => drop(count.fetch_sub(1, Ordering::Relaxed)),
+        _ => {}
+    }
+    *flag = value;
 }
 
 /// The workers of one tenant and one runtime, and the tasks that wait for them.
@@ -163,7 +233,7 @@ pub struct Crew {
 
 /// Takes the next task that a lane is to be given, whose node will be there for so long: the first, or, where that takes too long
 /// for it, one that does not.
-fn next_for(waiting: &mut VecDeque<Task>, lane: &Lane, left: Option<Duration>) -> Option<Task> {
+fn next_for(waiting: &mut VecDeque<Task>, lane: &dyn Lane, left: Option<Duration>) -> Option<Task> {
     let fits = |task: &Assigned| left.is_none_or(|left| Duration::from_millis(task.walltime_ms.into()) < left);
     let at = waiting.iter().take(LOOKED_AT).position(|task| fits(&task.assigned))?;
     if !lane.takes(&waiting.get(at)?.program) {
@@ -230,8 +300,8 @@ impl Crew {
     fn feed(self: &Arc<Self>, state: &mut State) {
         let (mut over, mut back) = (Vec::new(), Vec::new());
         for lane in &state.lanes {
-            let left = self.left(lane);
-            while let Some(task) = next_for(&mut state.waiting, lane, left) {
+            let left = self.left(lane.as_ref());
+            while let Some(task) = next_for(&mut state.waiting, lane.as_ref(), left) {
                 if let Some(task) = lane.begin(task) {
                     back.push(task);
                     over.push(Arc::clone(lane));
@@ -245,33 +315,91 @@ impl Crew {
         for task in back {
             self.line_up(state, task, VecDeque::push_front);
         }
-        let workers: u32 = state.lanes.iter().map(|lane| u32::from(lane.workers())).sum();
-        let most = u32::from(self.shared.options.most_workers);
-        if state.waiting.is_empty() || state.leasing || state.closed || workers >= most {
+        self.make_room(state);
+        self.count(state);
+        if state.waiting.is_empty() || state.leasing || state.closed || self.wanted(state).is_none() {
             return;
         }
-        let wanted = u32::try_from(state.waiting.len()).unwrap_or(u32::MAX).max(BLOCK.into());
-        let wanted = u16::try_from(wanted.min(most - workers)).unwrap_or(u16::MAX);
         // What the next one needs; others may do with less.
         let needed_ms = state.waiting.front().map_or(0, |task| task.assigned.walltime_ms);
         state.leasing = true;
         let crew = Arc::clone(self);
-        let leasing = move || crew.lease(wanted, Duration::from_millis(needed_ms.into()));
+        let leasing = move || crew.lease(Duration::from_millis(needed_ms.into()));
         if let Err(error) = std::thread::Builder::new().name("mayfly-lease".into()).spawn(leasing) {
             tracing::error!(%error, "no thread to lease with");
             state.leasing = false;
         }
     }
 
+    /// How many workers to lease, if it is to have more than it has.
+    fn wanted(&self, state: &State) -> Option<u16> {
+        let (workers, most) = (state.workers(), self.most());
+        match self.key.ranks {
+            0 => {
+                let tasks = u32::try_from(state.waiting.len()).unwrap_or(u32::MAX);
+                let wanted = tasks.max(BLOCK.into()).min(most.saturating_sub(workers));
+                let wanted = u16::try_from(wanted).unwrap_or(u16::MAX);
+                (wanted > 0).then_some(wanted)
+            }
+            // One gang may always be.
+            ranks => (most > 0 && (workers == 0 || workers + u32::from(ranks) <= most)).then_some(ranks),
+        }
+    }
+
+    /// Workers that it may have.
+    fn most(&self) -> u32 {
+        match self.shared.share(&self.key) {
+            0 => 0,
+            cores => (cores / u32::from(self.key.cores.max(1))).max(1),
+        }
+    }
+
+    /// Has lanes end where others find no room and this crew has more than its share.
+    fn make_room(&self, state: &mut State) {
+        if !self.shared.is_crowded() {
+            return;
+        }
+        let most = self.most();
+        while state.workers() > most
+            && let Some(lane) = state.lanes.iter().min_by_key(|lane| lane.workers()).cloned()
+        {
+            self.remove(state, &lane);
+        }
+    }
+
+    /// Counts this crew among those that have tasks or workers, if it does.
+    fn count(&self, state: &mut State) {
+        let has_any = !state.waiting.is_empty() || !state.lanes.is_empty();
+        let active = has_any && !state.closed;
+        change(&mut state.active, active, &self.shared.active);
+    }
+
+    /// Whether it finds no room: others give some up then, and all of theirs for a gang, which needs much at once.
+    fn starve(&self, state: &mut State, starved: bool) {
+        change(&mut state.starved, starved, &self.shared.starved);
+        if self.key.ranks > 0 {
+            self.shared.claim(&self.key, starved);
+        }
+    }
+
     /// Leases until there are workers, or no task waits any more.
-    fn lease(self: Arc<Self>, mut wanted: u16, needed: Duration) {
-        let mut told = None;
+    fn lease(self: Arc<Self>, needed: Duration) {
+        let (mut told, mut part) = (None, 1);
         loop {
-            match self.open(wanted, needed) {
+            let wanted = self.wanted(&self.state()).map(|wanted| match self.key.ranks {
+                0 => (wanted / part).max(1),
+                ranks => ranks,
+            });
+            let opened = match wanted {
+                Some(wanted) => self.open(wanted, needed),
+                None => Err(Error::new(Code::NoCapacity, "others are to have workers first")),
+            };
+            match opened {
                 Ok(lane) => {
                     let workers = lane.workers();
                     let mut state = self.state();
                     state.leasing = false;
+                    self.starve(&mut state, false);
                     if state.closed {
                         return;
                     }
@@ -283,10 +411,15 @@ impl Crew {
                 }
                 Err(error) => {
                     let code = error.code();
-                    if matches!(code, Code::NoCapacity | Code::QuotaExceeded | Code::TooLarge) && wanted > 1 {
-                        wanted /= 2;
+                    let is_less_room = matches!(code, Code::NoCapacity | Code::QuotaExceeded | Code::TooLarge);
+                    if is_less_room && self.key.ranks == 0 && wanted.is_some_and(|wanted| wanted > 1) {
+                        part *= 2;
                         continue;
                     }
+                    part = 1;
+                    // What comes with more nodes needs nobody to make room.
+                    let is_full = code == Code::NoCapacity && wanted.is_some();
+                    self.starve(&mut self.state(), is_full && error.0.message != COMES);
                     if code == Code::EnvironmentBuilding {
                         self.tell_building();
                         if self.give_up(&error) {
@@ -318,12 +451,26 @@ impl Crew {
         self.shared.say(FromDispatcher::Building(attempts));
     }
 
-    fn open(&self, workers: u16, needed: Duration) -> Result<Arc<Lane>, Error> {
+    fn open(&self, workers: u16, needed: Duration) -> Result<Arc<dyn Lane>, Error> {
         let Some(places) = &self.shared.options.places else {
-            return self.open_at(workers, None);
+            return match self.key.ranks {
+                0 => self.open_at(workers, None),
+                _ => self.open_gang(workers, Vec::new()),
+            };
         };
         let text = "no node is there for as long as the task may take; one is asked for";
         let mut refusal = Error::new(Code::NoCapacity, text);
+        if self.key.ranks > 0 {
+            let among = places.lasting(needed);
+            return match among.is_empty() {
+                true => Err(refusal),
+                // It was looked at whether the site can have room at all.
+                false => self.open_gang(workers, among).map_err(|error| match error.code() {
+                    Code::TooLarge => Error::new(Code::NoCapacity, COMES),
+                    _ => error,
+                }),
+            };
+        }
         for node in places.lasting(needed) {
             match self.open_at(workers, Some(node)) {
                 Err(error) if error.code() == Code::NoCapacity => refusal = error,
@@ -335,9 +482,22 @@ impl Crew {
         Err(refusal)
     }
 
-    fn open_at(&self, workers: u16, node: Option<NodeId>) -> Result<Arc<Lane>, Error> {
+    fn open_at(&self, workers: u16, node: Option<NodeId>) -> Result<Arc<dyn Lane>, Error> {
         let options = LeaseOptions {
             node,
+            ..self.options(workers)
+        };
+        Ok(Arc::new(Single::open(self.client.lease(options)?)?))
+    }
+
+    fn open_gang(&self, ranks: u16, among: Vec<NodeId>) -> Result<Arc<dyn Lane>, Error> {
+        let leases = self.client.gang_among(self.options(ranks), self.key.placement, among)?;
+        let rendezvous: RendezvousAddress = self.client.get("/v1/rendezvous")?;
+        Ok(Arc::new(Gang::open(leases, rendezvous)?))
+    }
+
+    fn options(&self, workers: u16) -> LeaseOptions {
+        LeaseOptions {
             mode: Mode::Warm,
             runtime: self.key.runtime.clone(),
             image: self.key.image.clone(),
@@ -345,14 +505,13 @@ impl Crew {
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
             output_by_call: true,
             ..LeaseOptions::native(workers)
-        };
-        Ok(Arc::new(Lane::open(self.client.lease(options)?)?))
+        }
     }
 
     /// For how long what a lane leads to will be there; none for ever.
-    fn left(&self, lane: &Lane) -> Option<Duration> {
+    fn left(&self, lane: &dyn Lane) -> Option<Duration> {
         let places = self.shared.options.places.as_ref()?;
-        places.left(lane.node())
+        lane.nodes().into_iter().filter_map(|node| places.left(node)).min()
     }
 
     /// Waits before the next attempt. True if there is to be none: nobody waits, or waiting is in vain.
@@ -380,6 +539,8 @@ impl Crew {
         let done = state.closed || state.waiting.is_empty();
         if done {
             state.leasing = false;
+            self.starve(&mut state, false);
+            self.count(&mut state);
         }
         done
     }
@@ -388,15 +549,21 @@ impl Crew {
     fn demand(&self, demand: &mut Demand) {
         let state = self.state();
         let running: usize = state.lanes.iter().map(|lane| lane.running()).sum();
-        let workers =
-            (state.waiting.len() + state.fetching.len() + running).min(self.shared.options.most_workers.into());
-        demand.workers += workers as u64 * u64::from(self.key.cores.max(1));
+        let tasks = (state.waiting.len() + state.fetching.len() + running) as u64;
+        let cores = u64::from(self.key.cores.max(1)) * u64::from(self.key.ranks.max(1));
+        demand.workers += (tasks * cores).min(self.shared.options.most_workers.into());
         let longest = state.waiting.iter().map(|task| task.assigned.walltime_ms).max();
         demand.longest_ms = demand.longest_ms.max(longest.unwrap_or_default().into());
     }
 
     /// Executions ended on a lane. Those that never began there go elsewhere.
-    pub fn ended(self: &Arc<Self>, lane: &Arc<Lane>, ended: Vec<Ended>, long: Vec<(Ended, Output)>, back: Vec<Task>) {
+    pub fn ended(
+        self: &Arc<Self>,
+        lane: &Arc<dyn Lane>,
+        ended: Vec<Ended>,
+        long: Vec<(Ended, Output)>,
+        back: Vec<Task>,
+    ) {
         self.shared.learn(ended.iter().chain(long.iter().map(|(one, _)| one)));
         if !ended.is_empty() {
             self.shared.say(FromDispatcher::Ended(ended));
@@ -407,17 +574,20 @@ impl Crew {
             self.shared.carrier.store(self.key.tenant, ended, output, done);
         }
         let mut state = self.state();
-        if !back.is_empty() {
+        let is_whole = back.is_empty();
+        if !is_whole {
             for task in back.into_iter().rev() {
                 self.line_up(&mut state, task, VecDeque::push_front);
             }
+        }
+        if lane.is_retired() || !is_whole {
             self.remove(&mut state, lane);
         }
         self.feed(&mut state);
     }
 
     /// A lane gets no more tasks.
-    fn remove(&self, state: &mut State, lane: &Arc<Lane>) {
+    fn remove(&self, state: &mut State, lane: &Arc<dyn Lane>) {
         let before = state.lanes.len();
         state.lanes.retain(|other| !Arc::ptr_eq(other, lane));
         if state.lanes.len() < before {
@@ -427,12 +597,14 @@ impl Crew {
     }
 
     /// Whether a lane that has been idle for so long, or whose lease is over, should end.
-    pub fn lets_go(&self, lane: &Arc<Lane>, idle: Duration) -> bool {
+    pub fn lets_go(&self, lane: &Arc<dyn Lane>, idle: Duration) -> bool {
         let mut state = self.state();
-        if idle >= self.shared.options.idle && lane.is_empty() {
+        let is_awaited = self.shared.is_crowded() && state.waiting.is_empty();
+        if (idle >= self.shared.options.idle || is_awaited) && lane.running() == 0 {
             self.remove(&mut state, lane);
+            self.count(&mut state);
         }
-        lane.is_retired() && lane.is_empty()
+        lane.is_retired() && lane.running() == 0
     }
 
     /// Ends these executions, if they are here.
@@ -473,6 +645,8 @@ impl Crew {
         for lane in state.lanes.drain(..) {
             lane.close();
         }
+        self.starve(&mut state, false);
+        self.count(&mut state);
         self.closing.notify_all();
     }
 }

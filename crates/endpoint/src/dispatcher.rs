@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mayfly_client::Client;
-use mayfly_protocol::api::{Connection, Runtime};
+use mayfly_protocol::api::{Connection, Placement, Runtime};
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, NodeId, TenantId};
+use mayfly_protocol::tasks::Resources;
 use mayfly_tasks::{Demand, Window};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -35,6 +36,12 @@ pub trait Places: Send + Sync {
 
     /// What a new one will be there for; none for ever.
     fn longest(&self) -> Option<Duration>;
+
+    /// Workers of one core that there is room for now, whoever has them.
+    fn there(&self) -> u32;
+
+    /// Nodes that there may be at a time, and how many workers of one core each has room for.
+    fn most(&self) -> (u32, u16);
 }
 
 /// Says why no node of the site would run what has this runtime, if that is so.
@@ -50,7 +57,7 @@ pub struct Options {
     pub suits: Suits,
     /// Where long arguments and answers are.
     pub contents: Arc<dyn Contents>,
-    /// Most workers of one tenant and runtime at a time.
+    /// Most cores that workers of one tenant and runtime have at a time.
     pub most_workers: u16,
     /// How long workers without a task are kept.
     pub idle: Duration,
@@ -214,6 +221,14 @@ impl Dispatching {
                 refused.extend(tasks.iter().map(|task| unknown(task.attempt)));
                 continue;
             };
+            if let Some(failure) = self.too_large(&program.resources) {
+                refused.extend(
+                    tasks
+                        .iter()
+                        .map(|task| Ended::unexecuted(task.attempt, Some(failure.clone()))),
+                );
+                continue;
+            }
             let key = Key::of(tenant, program);
             let crew = self.crews.entry(key.clone());
             let crew = crew.or_insert_with(|| {
@@ -231,6 +246,27 @@ impl Dispatching {
         if !refused.is_empty() {
             self.shared.say(FromDispatcher::Ended(refused));
         }
+    }
+
+    /// Why no nodes of this site would ever have room for an execution, if that is so.
+    fn too_large(&self, needed: &Resources) -> Option<Failure> {
+        let (nodes, cores) = self.shared.options.places.as_ref()?.most();
+        let on_one = u32::from(cores / needed.cores.max(1));
+        let room = match needed.placement {
+            Placement::Together => on_one,
+            _ => on_one.saturating_mul(nodes),
+        };
+        let workers = needed.workers();
+        if u32::from(workers) <= room {
+            return None;
+        }
+        let text = format!(
+            "the task needs {workers} workers of {} cores, {}, and this endpoint has {nodes} nodes of {cores} at most: ask for less, \
+             or have the endpoint's owner raise blocks.max, blocks.nodes or blocks.workers_per_node",
+            needed.cores,
+            needed.placement.name(),
+        );
+        Some(Failure::new(Code::TooLarge, text))
     }
 
     fn on_cancel(&self, attempts: &[Attempt]) {

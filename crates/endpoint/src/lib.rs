@@ -2,8 +2,8 @@
 //!
 //! - [`dispatcher`]: takes tasks from a manager, runs them on workers that it leases, and tells how they ended. A [`crew::Crew`] has
 //!   the workers of one tenant and one runtime: tenants share no worker. It leases them when tasks come, in lanes
-//!   ([`lane::Lane`]: a lease, its pool of channels and the thread that drives it), and gives them back when none have come for
-//!   a while. Nothing here is durable: the manager has every task until its outcome is written down there;
+//!   ([`lane::Lane`]: a lease, or those of a gang, its pools of channels and the thread that drives them), and gives them back
+//!   when none have come for a while, or others find no room. Nothing here is durable: the manager has every task until its outcome is written down there;
 //! - [`contents`]: arguments and answers that are long, which travel beside all that;
 //! - [`watch`]: files that triggers wait for, in directories and buckets that the site sees;
 //! - [`connection`]: the way to a manager at another host, and [`outbox`]: outcomes that wait for it;

@@ -123,9 +123,9 @@ fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&Vi
         .map(|view| {
             let capacity = of(view);
             let places = match mode {
-                Mode::Hot => capacity.cores / request.cores_per_worker,
+                Mode::Hot => capacity.cores,
                 _ => capacity.workers,
-            };
+            } / request.cores_per_worker;
             let fed = capacity.memory_bytes / worker_bytes.max(1);
             let workers = u64::from(places.min(MAX_WORKERS)).min(fed) as u16;
             Room {

@@ -1,7 +1,8 @@
 //! What one node has, and which lease holds it.
 //!
 //! Hot workers own cores, by number. Warm workers own none: they share what is left, of which at least
-//! [`Resources::kept_cores`] cores are never given away, so that clients and daemons have somewhere to run.
+//! [`Resources::kept_cores`] cores are never given away, so that clients and daemons have somewhere to run. A warm worker of
+//! several cores takes the places of as many single ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +28,7 @@ pub struct Resources {
     pub kept_cores: u16,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Warm workers at most.
+    /// Warm workers of one core at most.
     pub workers: u16,
 }
 
@@ -52,6 +53,8 @@ pub struct Reservation {
     pub mode: Mode,
     /// Workers.
     pub workers: u16,
+    /// Places of warm workers; 0 when hot.
+    pub places: u16,
     /// Cores of its own: `cores_per_worker` for each worker in turn; empty when warm.
     pub cores: Vec<u16>,
     /// Memory in bytes.
@@ -220,8 +223,8 @@ impl Ledger {
             self.check_cores(request)?;
         } else {
             check(
-                "warm workers",
-                request.workers.into(),
+                "places of warm workers",
+                cores_of(request),
                 self.free_workers.into(),
                 self.resources.workers.into(),
                 "",
@@ -230,18 +233,21 @@ impl Ledger {
         let memory_bytes = self.memory_for(request, mode)?;
         // Everything fits: from here on nothing fails, so that nothing is half taken.
         let mut cores = Vec::new();
+        let mut places = 0;
         if mode == Mode::Hot {
             // The highest numbers first: interrupts and daemons tend to sit on the low ones.
             for _ in 0..cores_of(request) {
                 cores.extend(self.free_cores.pop_last());
             }
         } else {
-            self.free_workers -= request.workers;
+            places = cores_of(request) as u16;
+            self.free_workers -= places;
         }
         self.free_memory_bytes -= memory_bytes;
         let reservation = Reservation {
             mode,
             workers: request.workers,
+            places,
             cores,
             memory_bytes,
         };
@@ -253,9 +259,7 @@ impl Ledger {
         let reservation = self.held.remove(lease)?;
         self.free_cores.extend(&reservation.cores);
         self.free_memory_bytes += reservation.memory_bytes;
-        if reservation.mode != Mode::Hot {
-            self.free_workers += reservation.workers;
-        }
+        self.free_workers += reservation.places;
         Some(reservation)
     }
 
@@ -311,12 +315,13 @@ pub fn share_of(request: &LeaseRequest, capacity: &Capacity, free: &Capacity) ->
 fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: u64, all_workers: u64) -> u64 {
     let (asked, all) = match mode {
         Mode::Hot => (cores_of(request), all_cores),
-        _ => (request.workers.into(), all_workers),
+        _ => (cores_of(request), all_workers),
     };
     (u128::from(memory_bytes) * u128::from(asked) / u128::from(all.max(1))).min(u128::from(memory_bytes)) as u64
 }
 
-fn cores_of(request: &LeaseRequest) -> u64 {
+/// Cores of all workers together.
+pub(crate) fn cores_of(request: &LeaseRequest) -> u64 {
     u64::from(request.workers) * u64::from(request.cores_per_worker)
 }
 

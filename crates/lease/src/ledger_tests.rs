@@ -120,6 +120,24 @@ fn nonsense_is_refused_before_anything_is_taken() {
 }
 
 #[test]
+fn a_warm_worker_of_several_cores_takes_the_places_of_as_many_single_ones() {
+    let mut ledger = Ledger::new(Resources {
+        workers: 8,
+        ..Resources::of_machine((0..8).collect(), 8 * GIB)
+    });
+    let wide = |workers| LeaseRequest {
+        cores_per_worker: 3,
+        ..request(workers, Mode::Warm)
+    };
+    ledger.reserve(lease(1), &wide(2)).unwrap();
+    assert_eq!(ledger.free().workers, 2);
+    assert_eq!(ledger.reserve(lease(2), &wide(1)).unwrap_err().code(), Code::NoCapacity);
+    assert_eq!(ledger.reserve(lease(2), &wide(3)).unwrap_err().code(), Code::TooLarge);
+    ledger.release(&lease(1));
+    assert_eq!(ledger.free().workers, 8);
+}
+
+#[test]
 fn a_lease_cannot_be_reserved_twice_nor_released_twice() {
     let mut ledger = ledger(4);
     ledger.reserve(lease(1), &request(1, Mode::Warm)).unwrap();
@@ -173,7 +191,7 @@ proptest! {
             prop_assert!(cores == 0 || !ledger.shared_cores().is_empty());
             let memory: u64 = held.iter().map(|r| r.memory_bytes).sum();
             prop_assert_eq!(memory + ledger.free().memory_bytes, empty.memory_bytes);
-            let warm: u16 = held.iter().filter(|r| r.mode == Mode::Warm).map(|r| r.workers).sum();
+            let warm: u16 = held.iter().filter(|r| r.mode == Mode::Warm).map(|r| r.places).sum();
             prop_assert_eq!(warm + ledger.free().workers, empty.workers);
             prop_assert_eq!(owned.len() as u16 + ledger.free().cores, empty.cores);
         }

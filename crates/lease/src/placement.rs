@@ -4,7 +4,7 @@ use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::NodeId;
 
-use crate::ledger::{LedgerError, validate};
+use crate::ledger::{LedgerError, cores_of, validate};
 
 /// A node as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,8 +176,8 @@ pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode
     if request.memory_bytes > capacity.memory_bytes {
         return None;
     }
-    let hot = u32::from(request.workers) * u32::from(request.cores_per_worker) <= u32::from(capacity.cores);
-    let warm = request.workers <= capacity.workers;
+    let hot = cores_of(request) <= capacity.cores.into();
+    let warm = cores_of(request) <= capacity.workers.into();
     match request.mode {
         Mode::Hot | Mode::Auto if hot => Some(Mode::Hot),
         Mode::Warm | Mode::Auto if warm => Some(Mode::Warm),

@@ -34,6 +34,7 @@ impl Control {
             let once = GangRequest {
                 lease: request.lease.once(),
                 placement: request.placement,
+                among: request.among.clone(),
             };
             loop {
                 let placed = control.place_gang(tenant, &request, &mut room).await;
@@ -64,6 +65,7 @@ impl Control {
                 .world()
                 .views(lease.node)
                 .into_iter()
+                .filter(|view| request.among.is_empty() || request.among.contains(&view.node))
                 .filter(|view| !refusing.contains(&view.node))
                 .collect();
             let fabrics = match request.placement {

@@ -126,12 +126,7 @@ impl Node {
     }
 
     fn give(&mut self, record: &LeaseRecord) {
-        let cores = if record.mode == Mode::Hot {
-            record.workers.saturating_mul(record.cores_per_worker)
-        } else {
-            0
-        };
-        let workers = if record.mode == Mode::Hot { 0 } else { record.workers };
+        let (cores, workers) = places(record);
         self.free = Capacity {
             cores: self.free.cores.saturating_add(cores).min(self.capacity.cores),
             memory_bytes: self
@@ -144,17 +139,21 @@ impl Node {
     }
 
     fn take(&mut self, record: &LeaseRecord) {
-        let cores = if record.mode == Mode::Hot {
-            record.workers.saturating_mul(record.cores_per_worker)
-        } else {
-            0
-        };
-        let workers = if record.mode == Mode::Hot { 0 } else { record.workers };
+        let (cores, workers) = places(record);
         self.free = Capacity {
             cores: self.free.cores.saturating_sub(cores),
             memory_bytes: self.free.memory_bytes.saturating_sub(record.memory_bytes),
             workers: self.free.workers.saturating_sub(workers),
         };
+    }
+}
+
+/// How many cores of its own a lease has on its node, and how many places of warm workers.
+fn places(record: &LeaseRecord) -> (u16, u16) {
+    let all = record.workers.saturating_mul(record.cores_per_worker);
+    match record.mode {
+        Mode::Hot => (all, 0),
+        _ => (0, all),
     }
 }
 

@@ -212,7 +212,7 @@ impl LeaseRequest {
 }
 
 /// Where the ranks of a gang run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// On one node.
@@ -256,6 +256,9 @@ pub struct GangRequest {
     /// Where.
     #[serde(default)]
     pub placement: Placement,
+    /// On none but these nodes; empty for any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub among: Vec<NodeId>,
 }
 
 /// No gang has more workers.

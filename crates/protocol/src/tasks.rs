@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::Runtime;
+use crate::api::{Placement, Runtime};
 use crate::blob::Blob;
 use crate::contents::{Content, Payload};
 use crate::error::{Code, Failure};
@@ -40,12 +40,16 @@ pub const JSON_CALL: u8 = 5;
 pub const JSON_ANSWER: u8 = 4;
 /// Last byte of a payload that has others in it: a call, and the answers that it is made with; see [`join`].
 pub const CALL_WITH_ANSWERS: u8 = 6;
+/// Last byte of a payload that has others in it: a call, and the rank's invitation to its group, as JSON; see [`join`].
+pub const CALL_OF_RANK: u8 = 7;
+/// Last byte of a payload that has others in it: the answers of all ranks, in their order; see [`join`].
+pub const ANSWERS_OF_RANKS: u8 = 5;
 /// Where parts of a payload may begin, so that what is aligned in them stays so.
 const PART_ALIGN: usize = 64;
 
-/// A call and answers that it is made with, as one payload: the parts, each at a multiple of 64 bytes; where each is and how long
-/// (two u64, little-endian); how many there are (u32); [`CALL_WITH_ANSWERS`].
-pub fn join(parts: &[&[u8]]) -> Vec<u8> {
+/// Several payloads as one: the parts, each at a multiple of 64 bytes; where each is and how long (two u64, little-endian); how
+/// many there are (u32); and as the last byte what this is: [`CALL_WITH_ANSWERS`], [`CALL_OF_RANK`] or [`ANSWERS_OF_RANKS`].
+pub fn join(parts: &[&[u8]], what: u8) -> Vec<u8> {
     let bytes: usize = parts.iter().map(|part| part.len() + PART_ALIGN + 16).sum();
     let mut joined = Vec::with_capacity(bytes + 5);
     let mut table = Vec::with_capacity(16 * parts.len());
@@ -58,15 +62,13 @@ pub fn join(parts: &[&[u8]]) -> Vec<u8> {
     }
     joined.extend_from_slice(&table);
     joined.extend_from_slice(&(parts.len() as u32).to_le_bytes());
-    joined.push(CALL_WITH_ANSWERS);
+    joined.push(what);
     joined
 }
 
-/// The parts of what [`join`] made; none of what it did not.
+/// The parts of what [`join`] made, whatever it is; none of what it did not.
 pub fn parts(joined: &[u8]) -> Option<Vec<&[u8]>> {
-    let (&CALL_WITH_ANSWERS, rest) = joined.split_last()? else {
-        return None;
-    };
+    let (_, rest) = joined.split_last()?;
     let (rest, count) = rest.split_last_chunk::<4>()?;
     let table = usize::try_from(u32::from_le_bytes(*count)).ok()?.checked_mul(16)?;
     let (rest, table) = rest.split_at_checked(rest.len().checked_sub(table)?)?;
@@ -91,6 +93,28 @@ pub struct Resources {
     pub memory_bytes: u64,
     /// Milliseconds that one execution may take, after which it is ended with all its processes; 0 for no limit.
     pub walltime_ms: u32,
+    /// Workers that one execution has at once, all of them or none: each calls the function, as a rank of one group, and the
+    /// result is the list of theirs. 0 for a single one without a group.
+    #[serde(skip_serializing_if = "is_none")]
+    #[schema(maximum = 4096)]
+    pub ranks: u16,
+    /// On which nodes the ranks run.
+    #[serde(skip_serializing_if = "is_usual")]
+    pub placement: Placement,
+}
+
+impl Resources {
+    /// Workers that one execution has.
+    pub fn workers(&self) -> u16 {
+        self.ranks.max(1)
+    }
+}
+
+fn is_none(count: &u16) -> bool {
+    *count == 0
+}
+fn is_usual(placement: &Placement) -> bool {
+    *placement == Placement::default()
 }
 
 impl Default for Resources {
@@ -99,6 +123,8 @@ impl Default for Resources {
             cores: 1,
             memory_bytes: 0,
             walltime_ms: 0,
+            ranks: 0,
+            placement: Placement::default(),
         }
     }
 }
@@ -620,7 +646,7 @@ mod tests {
             given in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..6),
         ) {
             let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
-            let joined = join(&given);
+            let joined = join(&given, CALL_WITH_ANSWERS);
             let found = parts(&joined).unwrap();
             prop_assert_eq!(&found, &given);
             for part in found {

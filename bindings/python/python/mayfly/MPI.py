@@ -96,6 +96,7 @@ from mayfly._mpi.types import (
     Op,
 )
 from mayfly._native import Communicator, Memory
+from mayfly._worker import GROUP_VARIABLE
 
 if TYPE_CHECKING:
     COMM_WORLD: Comm
@@ -180,9 +181,6 @@ Exception = GroupError
 
 #: What ranks get that are in no part of a communicator.
 COMM_NULL = None
-
-#: Environment variable with the group of this process, as `mayfly run` sets it.
-GROUP_VARIABLE = "MAYFLY_GROUP"
 
 
 class Comm:

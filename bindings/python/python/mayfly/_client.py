@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mayfly._future import Future
     from mayfly._gang import Gang
     from mayfly._lease import Lease
-    from mayfly._tasks import Executor, Registered
+    from mayfly._tasks import Executor, Placement, Registered
     from mayfly._trigger import Trigger
 
 #: An hour would surprise who leaves a notebook open over lunch; the manager's policy may allow less.
@@ -169,7 +169,7 @@ class Client:
                 where there are the cores. The lease says which it got.
             duration: seconds until it ends, from its first use.
             memory: bytes for the whole lease; 0 for the node's usual share.
-            cores: cores of each hot worker.
+            cores: cores of each worker; a warm one takes the places of as many.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
             runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
             transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself
@@ -297,6 +297,8 @@ class Client:
         share: Iterable[str] = (),
         environment: EnvironmentLike = None,
         image: str | None = None,
+        ranks: int = 0,
+        placement: Placement | None = None,
     ) -> Registered:
         """Has the manager keep a function, to be run by its name or id, also by others. The same one again is the same.
 
@@ -312,6 +314,9 @@ class Client:
             environment: what it imports, where that is not what the nodes' Python has: a list of requirements, a
                 requirements or lock file, or a `mayfly.Environment`. Nodes build it once for the same content.
             image: the container image that it runs in instead, as the site names it.
+            ranks: workers that one execution has at once, all of them or none. Each of them calls the function, in
+                which ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
+            placement: on which nodes those are, as of `gang`.
         """
         from mayfly._tasks import Registered, register
 
@@ -327,6 +332,8 @@ class Client:
             share=share,
             environment=environment_of(environment),
             image=image,
+            ranks=ranks,
+            placement=placement,
         )
         return Registered(status, fn)
 

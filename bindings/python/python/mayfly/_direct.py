@@ -35,6 +35,8 @@ class Direct(Executor):
         repeatable: bool = False,
         environment: EnvironmentLike = None,
         image: str | None = None,
+        cores: int = 1,
+        memory: int = 0,
         **durable_alone: Any,
     ) -> None:
         if asked := sorted(name for name, value in durable_alone.items() if value):
@@ -53,7 +55,15 @@ class Direct(Executor):
         try:
             if workers is None:
                 workers = max(1, sum(node["free"]["cores"] for node in client.nodes()))
-            self._lease = client.lease(workers, mode="warm", environment=environment, image=image, wait=WAIT)
+            self._lease = client.lease(
+                workers,
+                mode="warm",
+                cores=cores,
+                memory=memory * workers,
+                environment=environment,
+                image=image,
+                wait=WAIT,
+            )
         except BaseException:
             if self._own_client:
                 client.close()

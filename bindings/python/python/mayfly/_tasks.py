@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast
 
 import cloudpickle
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Placement = Literal["packed", "spread", "together", "fabric"]
 
 
 class Registered:
@@ -82,6 +83,11 @@ class Executor(Watching, cf.Executor):
             those that come while it runs wait for it.
         environment: what functions import, as of `Client.register`, for those that are not registered.
         image: the container image that they run in instead.
+        cores: of the worker that runs one; also for functions that are not registered, as all below.
+        memory: bytes of that worker; 0 for the node's usual share.
+        ranks: workers that each task has at once, all of them or none. Each of them calls the function, in which
+            ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
+        placement: on which nodes those are, as of `Client.gang`.
     """
 
     def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
@@ -107,6 +113,10 @@ class Executor(Watching, cf.Executor):
         memoize: bool = False,
         environment: EnvironmentLike = None,
         image: str | None = None,
+        cores: int = 1,
+        memory: int = 0,
+        ranks: int = 0,
+        placement: Placement | None = None,
     ) -> None:
         if workers is not None:
             raise ValueError(
@@ -127,7 +137,17 @@ class Executor(Watching, cf.Executor):
             repeatable=repeatable,
             memoize=memoize,
         )
-        self._register = functools.partial(_register, self._pool, environment=environment_of(environment), image=image)
+        self._ranks = ranks
+        self._register = functools.partial(
+            _register,
+            self._pool,
+            environment=environment_of(environment),
+            image=image,
+            cores=cores,
+            memory=memory,
+            ranks=ranks,
+            placement=placement,
+        )
         self._numbers: list[bytes] = []
         self._functions = Functions(self._number)
         self._shut = False
@@ -182,6 +202,8 @@ class Executor(Watching, cf.Executor):
         self._check_open()
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
+        if chunksize > 1 and self._ranks:
+            raise ValueError(f"chunksize={chunksize}: ranks call the function once for each item; leave it out")
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         if chunksize == 1:
@@ -301,6 +323,8 @@ def describe(
     share: Iterable[str] = (),
     environment: Environment | None = None,
     image: str | None = None,
+    ranks: int = 0,
+    placement: Placement | None = None,
 ) -> dict[str, Any]:
     """What the manager is told of a function beside its code."""
     from mayfly._client import runtime
@@ -316,7 +340,13 @@ def describe(
         "source": source,
         "form": {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)},
         "runtime": runtime(environment),
-        "resources": {"cores": cores, "memory_bytes": memory, "walltime_ms": _milliseconds("walltime", walltime)},
+        "resources": {
+            "cores": cores,
+            "memory_bytes": memory,
+            "walltime_ms": _milliseconds("walltime", walltime),
+            "ranks": ranks,
+            **({} if placement is None else {"placement": placement}),
+        },
         "repeatable": repeatable,
         "shared_with": [share] if isinstance(share, str) else list(share),
         **({} if image is None else {"image": image}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
@@ -22,6 +23,23 @@ answers: list[Any] = []
 def answer(index: int) -> Any:
     """What stands in the arguments of a call in place of a task's future."""
     return answers[index]
+
+
+#: Environment variable with the group of this process, and of programs that it starts.
+GROUP_VARIABLE = "MAYFLY_GROUP"
+
+
+def enter_group(invitation: str) -> None:
+    """``MPI.COMM_WORLD`` is this group from now on, here and in programs that the function starts, for whichever asks."""
+    leave_group()
+    os.environ[GROUP_VARIABLE] = invitation
+
+
+def leave_group() -> None:
+    """Forgets the group of a call that is over, or one that a function before it made for itself."""
+    os.environ.pop(GROUP_VARIABLE, None)
+    if "mayfly.MPI" in sys.modules:
+        sys.modules["mayfly.MPI"]._leave()
 
 
 class Failed:

@@ -63,7 +63,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         token: credential.token,
         outbox: Some(state.path().join(OUTBOX)),
     })?;
-    let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.walltime));
+    let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.clone()));
     let options = mayfly_endpoint::Options {
         places: Some(Arc::clone(&lasting) as Arc<dyn Places>),
         tenants: up::tenants(&manager),

@@ -19,7 +19,7 @@ use mayfly_tasks::Demand;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::config::Config;
+use super::config::{BlockConfig, Config};
 use super::directory::{BLOCKS, STATUS, Status};
 use crate::manager::write_private;
 use crate::output;
@@ -143,7 +143,7 @@ impl Board {
 /// For how long nodes are there, by when their blocks end.
 pub struct Lasting {
     manager: mayfly_manager::Handle,
-    walltime: Duration,
+    blocks: BlockConfig,
     seen: Mutex<Seen>,
 }
 
@@ -153,6 +153,8 @@ struct Seen {
     ends_at_ms: HashMap<String, u64>,
     /// Of which block nodes are.
     blocks: HashMap<NodeId, String>,
+    /// Workers that all nodes have room for.
+    workers: u32,
 }
 
 impl Seen {
@@ -163,11 +165,11 @@ impl Seen {
 }
 
 impl Lasting {
-    /// Of the nodes of a manager, in blocks of so long.
-    pub fn new(manager: mayfly_manager::Handle, walltime: Duration) -> Self {
+    /// Of the nodes of a manager, in such blocks.
+    pub fn new(manager: mayfly_manager::Handle, blocks: BlockConfig) -> Self {
         Self {
             manager,
-            walltime,
+            blocks,
             seen: Mutex::default(),
         }
     }
@@ -188,12 +190,13 @@ impl Places for Lasting {
         nodes.retain(|node| node.state == "up");
         nodes.sort_by_key(|node| std::cmp::Reverse(node.free.workers));
         let mut seen = self.seen();
+        seen.workers = nodes.iter().map(|node| u32::from(node.capacity.workers)).sum();
         let of = |node: &NodeStatus| Some((node.address.id, node.address.name.rsplit_once('.')?.0.to_owned()));
         seen.blocks = nodes.iter().filter_map(of).collect();
         let lasts = |node: &NodeId| match seen.left(*node) {
             Some(left) => needed < left,
             // Of one that has just come it is not known yet.
-            None => self.walltime.is_zero(),
+            None => self.blocks.walltime.is_zero(),
         };
         nodes.iter().map(|node| node.address.id).filter(lasts).collect()
     }
@@ -203,7 +206,21 @@ impl Places for Lasting {
     }
 
     fn longest(&self) -> Option<Duration> {
-        (!self.walltime.is_zero()).then_some(self.walltime)
+        (!self.blocks.walltime.is_zero()).then_some(self.blocks.walltime)
+    }
+
+    fn there(&self) -> u32 {
+        self.seen().workers
+    }
+
+    fn most(&self) -> (u32, u16) {
+        let BlockConfig {
+            max,
+            nodes,
+            workers_per_node,
+            ..
+        } = &self.blocks;
+        (max.saturating_mul(*nodes), *workers_per_node)
     }
 }
 
@@ -248,6 +265,9 @@ impl Nodes {
         ));
         words.push(format!("--name {}.\"$MAYFLY_RANK\"", quoted(block)));
         words.push(format!("--state-dir \"$state\" --ephemeral --alone-for {ALONE_FOR}"));
+        if !node.arguments.iter().any(|argument| argument.starts_with("--workers")) {
+            words.push(format!("--workers {}", self.config.blocks.workers_per_node));
+        }
         words.push(match self.is_local() {
             true => "--listen-tcp 127.0.0.1:0".into(),
             false => "--listen-tcp 0.0.0.0:0 --host-name \"$(hostname)\"".into(),

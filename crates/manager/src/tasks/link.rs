@@ -160,6 +160,7 @@ impl Tasks {
             let code = one.error.as_ref().map(|failure| failure.code);
             let fate = fate(terms, code, one.begun);
             let (tenant, priority) = (live.tenant, live.priority);
+            let workers = u64::from(live.function.spec.resources.workers());
             if one.begun {
                 let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
                 // An endpoint may say anything.
@@ -167,7 +168,9 @@ impl Tasks {
                     .saturating_sub(live.submitted_at_ms)
                     .saturating_add(1_000)
                     .saturating_mul(1_000);
-                cost.took_us = cost.took_us.saturating_add(one.took_us.min(most_us));
+                cost.took_us = cost
+                    .took_us
+                    .saturating_add(one.took_us.min(most_us).saturating_mul(workers));
             }
             if let Fate::Again { retry, fault } = fate {
                 live.tries.retries_left -= u16::from(retry);
@@ -180,7 +183,7 @@ impl Tasks {
             };
             endpoint.held = endpoint.held.saturating_sub(1);
             if one.begun {
-                endpoint.queue.took(tenant, one.took_us);
+                endpoint.queue.took(tenant, one.took_us.saturating_mul(workers));
             }
             match fate {
                 Fate::Done => last.push(one),

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use mayfly_protocol::api::MOST_RANKS;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::Ended;
 use mayfly_protocol::error::{Code, Failure};
@@ -231,6 +232,15 @@ impl Tasks {
 
 /// Refuses a function that no worker could ever run, for what it is to run in.
 fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
+    let ranks = given.resources.ranks;
+    if ranks > MOST_RANKS {
+        let text = format!("a function of {ranks} ranks; {MOST_RANKS} are allowed");
+        return Err(Failure::new(Code::TooLarge, text));
+    }
+    if ranks > 0 && !matches!(given.form, Form::Python { .. } | Form::Source { .. }) {
+        let text = "ranks are called through Python: register a Python function, or a `mayfly.Command` for a program";
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
     if let Some(image) = &given.image {
         named("the image's name", image)?;
         if image.is_empty() {

@@ -11,6 +11,7 @@ fn gang(workers: u16, placement: Placement) -> GangRequest {
             ..request(Mode::Hot)
         },
         placement,
+        among: Vec::new(),
     }
 }
 
@@ -104,6 +105,7 @@ async fn two_gangs_that_race_for_the_same_nodes_never_hold_half_each() {
             ..gang(4, Placement::Packed).lease
         },
         placement: Placement::Packed,
+        among: Vec::new(),
     };
     for _ in 0..20 {
         let in_turn = async |client: &mut Client| {

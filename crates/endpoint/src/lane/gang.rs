@@ -1,0 +1,518 @@
+//! The leases of a gang, the channels to its ranks, and the thread that drives them. One task has all ranks at a time: each is
+//! called with its arguments and with an invitation to the task's own group.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mayfly_client::{
+    CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, Output, Pool, Printed, Reader,
+    WorkerIndex,
+};
+use mayfly_protocol::api::RendezvousAddress;
+use mayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
+use mayfly_protocol::ids::{self, NodeId};
+use mayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
+use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{LOOK, Lane, REMEMBERED, RENEW_EVERY, channels, heard, is_over, renew, told, was_begun};
+use crate::contents::{Fetched, at_hand};
+use crate::crew::{Crew, Task};
+
+/// How long one of several pools is driven before the next one.
+const TURN: Duration = Duration::from_millis(2);
+/// The other ranks have so long to end by themselves after one has failed.
+const GRACE: Duration = Duration::from_secs(5);
+/// What one operation of a group may take where the task has no walltime: what ends it is its end.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+/// All ranks must have come to their group so soon after the first of them: a function may do something else before.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Microseconds that a rank polls for another before it sleeps.
+const SPIN_US: u64 = 500;
+/// What a pickle has in it of the exception that ranks raise when another one has left them.
+const LEFT_ALONE: &[u8] = b"GroupError";
+
+/// A part of a gang: its ranks on one node.
+struct Part {
+    lease: Lease,
+    pool: Pool,
+    printed: Mutex<Option<Reader>>,
+}
+
+/// Which call of which part.
+type Place = (usize, CallId);
+
+/// A task that all ranks have.
+struct Running {
+    task: Task,
+    /// What its arguments take of the memory.
+    _room: Option<OwnedSemaphorePermit>,
+    since: Instant,
+    /// The ranks that have not ended.
+    calls: HashMap<Place, usize>,
+    /// How ranks ended, in the order in which they did.
+    ended: Vec<(usize, Outcome)>,
+    /// When the first of them did not end well.
+    failed_at: Option<Instant>,
+    /// Whether the others have been ended for it.
+    ends: bool,
+    told: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// What each part's pool calls the functions that it knows.
+    functions: Vec<HashMap<ids::FunctionId, FunctionId>>,
+    running: Option<Running>,
+    /// Calls that ended last: what they printed may come after their end.
+    ended: VecDeque<(Place, Attempt)>,
+}
+
+impl State {
+    /// The execution that a call is, or was a moment ago.
+    fn attempt(&self, place: Place) -> Option<Attempt> {
+        let running = self
+            .running
+            .as_ref()
+            .filter(|running| running.calls.contains_key(&place));
+        if let Some(running) = running {
+            return Some(running.task.assigned.attempt);
+        }
+        let ended = self.ended.iter().rev().find(|(ended, _)| *ended == place);
+        ended.map(|(_, attempt)| *attempt)
+    }
+}
+
+/// The leases of a gang, and the task that its ranks have.
+pub struct Gang {
+    parts: Vec<Part>,
+    /// The part and the worker of each rank.
+    ranks: Vec<(usize, WorkerIndex)>,
+    rendezvous: RendezvousAddress,
+    state: Mutex<State>,
+    retired: AtomicBool,
+    /// Whether its channels were closed, whatever ran.
+    closed: AtomicBool,
+}
+
+impl Gang {
+    /// Opens a channel to each rank.
+    pub fn open(leases: Vec<Lease>, rendezvous: RendezvousAddress) -> Result<Self, Error> {
+        let part = |lease: Lease| {
+            let pool = channels(&lease)?;
+            let printed = Mutex::new(Some(lease.printed()?));
+            Ok(Part { lease, pool, printed })
+        };
+        let parts: Vec<Part> = leases.into_iter().map(part).collect::<Result<_, Error>>()?;
+        let ranks = parts.iter().enumerate();
+        let ranks = ranks.flat_map(|(at, part)| (0..part.lease.workers()).map(move |worker| (at, WorkerIndex(worker))));
+        let state = State {
+            functions: parts.iter().map(|_| HashMap::new()).collect(),
+            ..State::default()
+        };
+        Ok(Self {
+            ranks: ranks.collect(),
+            parts,
+            rendezvous,
+            state: Mutex::new(state),
+            retired: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls all ranks. With an error none of them was.
+    fn call(&self, state: &mut State, task: &Task, arguments: &[u8]) -> Result<Called, Error> {
+        let group = self.invitation(task)?;
+        let mut called = Called::default();
+        for (rank, (at, worker)) in self.ranks.iter().enumerate() {
+            let submitted = self.submit(state, task, *at, *worker, &[arguments, &group.of(rank)]);
+            match submitted {
+                Ok(call) => {
+                    called.calls.insert((*at, call), rank);
+                }
+                Err(error) if called.calls.is_empty() => return Err(error),
+                // The others have been called: it is as if this one had failed.
+                Err(error) => called.failed.push((rank, CallError::from(error))),
+            }
+        }
+        Ok(called)
+    }
+
+    fn submit(
+        &self,
+        state: &mut State,
+        task: &Task,
+        at: usize,
+        worker: WorkerIndex,
+        parts: &[&[u8]],
+    ) -> Result<CallId, Error> {
+        let part = &self.parts[at];
+        let known = &mut state.functions[at];
+        let function = match known.get(&task.program.id) {
+            Some(function) => *function,
+            None => {
+                let hash = part.lease.put_code(&task.program.code)?;
+                let function = part.pool.register(hash, task.program.form.clone())?;
+                known.insert(task.program.id, function);
+                function
+            }
+        };
+        let options = CallOptions {
+            deadline_ms: task.assigned.walltime_ms,
+            worker: Some(worker),
+            notify: true,
+            ..CallOptions::default()
+        };
+        let input = Input::Blob(join(parts, CALL_OF_RANK).into());
+        part.pool.submit(function, input, options)
+    }
+
+    fn invitation(&self, task: &Task) -> Result<Group, Error> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+        let longest = match task.assigned.walltime_ms {
+            0 => LONGEST,
+            walltime_ms => Duration::from_millis(walltime_ms.into()),
+        };
+        let attempt = task.assigned.attempt;
+        Ok(Group(json!({
+            "rendezvous": self.rendezvous.address,
+            "key": self.rendezvous.key,
+            "voucher": self.rendezvous.voucher,
+            "name": format!("task-{}-{}", attempt.task, attempt.number),
+            "secret": secret.map(|byte| format!("{byte:02x}")).concat(),
+            "size": self.ranks.len(),
+            "spin_us": SPIN_US,
+            "patience_s": PATIENCE.as_secs(),
+            "deadline_s": longest.as_secs() + 1,
+        })))
+    }
+
+    /// A rank has ended.
+    fn on_ended(&self, place: Place) {
+        let mut state = self.state();
+        let State { running, ended, .. } = &mut *state;
+        let Some(running) = running else { return };
+        let Some(rank) = running.calls.remove(&place) else {
+            return;
+        };
+        if ended.len() >= REMEMBERED.max(self.ranks.len()) {
+            ended.pop_front();
+        }
+        ended.push_back((place, running.task.assigned.attempt));
+        let outcome = self.parts[place.0].pool.wait(place.1, Some(Duration::ZERO));
+        running.on_outcome(rank, outcome);
+    }
+
+    /// The task, when all ranks have ended.
+    fn done(&self) -> Option<Running> {
+        let mut state = self.state();
+        state.running.take_if(|running| running.calls.is_empty())
+    }
+
+    /// Ends the other ranks a while after one has failed, and shows long executions as such.
+    fn mind(&self, crew: &Arc<Crew>) {
+        let mut state = self.state();
+        let Some(running) = &mut state.running else { return };
+        if !running.ends && running.failed_at.is_some_and(|at| at.elapsed() >= GRACE) {
+            running.ends = true;
+            self.end(running);
+        }
+        let is_sent = |(at, call): &Place| self.parts[*at].pool.is_sent(*call);
+        if !running.told && running.since.elapsed() >= LOOK && running.calls.keys().any(is_sent) {
+            running.told = true;
+            let attempt = running.task.assigned.attempt;
+            drop(state);
+            crew.shared.say(FromDispatcher::Running(vec![attempt]));
+        }
+    }
+
+    /// Ends the ranks that have not ended.
+    fn end(&self, running: &Running) {
+        for (at, call) in running.calls.keys() {
+            let pool = &self.parts[*at].pool;
+            if !pool.cancel(*call)
+                && let Err(error) = pool.kill(*call)
+            {
+                tracing::warn!(%error, "a rank cannot be ended");
+            }
+        }
+    }
+
+    /// Which executions printed what on a part; of what none of them printed nobody hears.
+    fn printed_by(&self, at: usize, pieces: Vec<Printed>) -> Vec<TaskOutput> {
+        let pool = &self.parts[at].pool;
+        let called: Vec<_> = pieces.iter().map(|piece| pool.printer(piece.by?)).collect();
+        let state = self.state();
+        let known = pieces.into_iter().zip(called).filter_map(|(piece, call)| {
+            Some(TaskOutput {
+                attempt: state.attempt((at, call?))?,
+                stream: piece.stream,
+                bytes: piece.bytes.into(),
+            })
+        });
+        known.collect()
+    }
+
+    /// Tells how a task ended on all ranks.
+    fn conclude(self: &Arc<Self>, crew: &Arc<Crew>, running: Running) {
+        let lane: Arc<dyn Lane> = Arc::clone(self) as _;
+        let took_us = u64::try_from(running.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let begun = running.was_begun() || self.closed.load(Ordering::Relaxed);
+        let task = running.task;
+        let outcome = of_all(running.ended);
+        let lost = outcome.as_ref().is_err_and(|error| is_over(error.code()));
+        if lost && !begun && !self.is_retired() {
+            return crew.ended(&lane, Vec::new(), Vec::new(), vec![task]);
+        }
+        let (mut one, output) = told(task.assigned.attempt, outcome, took_us);
+        one.begun |= begun;
+        if lost {
+            // A gang that misses a part is none.
+            self.retire();
+        }
+        match output {
+            Some(output) => crew.ended(&lane, Vec::new(), vec![(one, output)], Vec::new()),
+            None => crew.ended(&lane, vec![one], Vec::new(), Vec::new()),
+        }
+    }
+}
+
+/// What the ranks of a group are told, but for their numbers.
+struct Group(serde_json::Value);
+
+impl Group {
+    fn of(&self, rank: usize) -> Vec<u8> {
+        let mut invitation = self.0.clone();
+        invitation["rank"] = rank.into();
+        invitation.to_string().into_bytes()
+    }
+}
+
+#[derive(Default)]
+struct Called {
+    calls: HashMap<Place, usize>,
+    failed: Vec<(usize, CallError)>,
+}
+
+impl Running {
+    fn on_outcome(&mut self, rank: usize, outcome: Outcome) {
+        if outcome.is_err() {
+            self.failed_at.get_or_insert_with(Instant::now);
+        }
+        self.ended.push((rank, outcome));
+    }
+
+    /// Whether any rank may have begun.
+    fn was_begun(&self) -> bool {
+        self.ended.iter().any(|(_, outcome)| match outcome {
+            Ok(_) => true,
+            Err(error) => was_begun(error),
+        })
+    }
+}
+
+/// What comes of how all ranks ended, in that order: their answers, or the failure that is the cause of the others.
+fn of_all(mut ended: Vec<(usize, Outcome)>) -> Outcome {
+    let is_own = |outcome: &Outcome| outcome.as_ref().is_err_and(|error| !is_left_alone(error));
+    let first = ended.iter().position(|(_, outcome)| is_own(outcome));
+    if let Some(at) = first.or_else(|| ended.iter().position(|(_, outcome)| outcome.is_err())) {
+        return ended.swap_remove(at).1;
+    }
+    ended.sort_by_key(|(rank, _)| *rank);
+    let outputs: Vec<Output> = ended.into_iter().filter_map(|(_, outcome)| outcome.ok()).collect();
+    let answers: Vec<&[u8]> = outputs.iter().map(Output::as_slice).collect();
+    Ok(Output::Small(together(&answers)))
+}
+
+/// Whether a rank failed because another had left it.
+fn is_left_alone(error: &CallError) -> bool {
+    error
+        .payload
+        .windows(LEFT_ALONE.len())
+        .any(|window| window == LEFT_ALONE)
+}
+
+/// The answers of all ranks as one: in JSON, where all of them are, a list.
+fn together(answers: &[&[u8]]) -> Vec<u8> {
+    let text = |answer: &&[u8]| match answer.split_last() {
+        Some((&JSON_ANSWER, text)) => Some(text.to_vec()),
+        _ => None,
+    };
+    match answers.iter().map(text).collect::<Option<Vec<_>>>() {
+        Some(texts) => [b"[".as_slice(), &texts.join(&b','), b"]", &[JSON_ANSWER]].concat(),
+        None => join(answers, ANSWERS_OF_RANKS),
+    }
+}
+
+impl Lane for Gang {
+    fn workers(&self) -> u16 {
+        u16::try_from(self.ranks.len()).unwrap_or(u16::MAX)
+    }
+
+    fn nodes(&self) -> Vec<NodeId> {
+        self.parts.iter().map(|part| part.lease.node()).collect()
+    }
+
+    fn takes(&self, _: &Program) -> bool {
+        self.running() == 0
+    }
+
+    fn running(&self) -> usize {
+        self.state().running.iter().count()
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    fn close(&self) {
+        self.retire();
+        self.closed.store(true, Ordering::Relaxed);
+        for part in &self.parts {
+            part.pool.disconnect();
+        }
+    }
+
+    fn begin(&self, mut task: Task) -> Option<Task> {
+        let mut state = self.state();
+        let (bytes, room) = match task.fetched.take() {
+            Some(Fetched { bytes, room }) => (Some(bytes), Some(room)),
+            None => (at_hand(&task.assigned), None),
+        };
+        let unread = || Error::new(Code::Internal, "a task whose arguments were not read");
+        let called = bytes
+            .ok_or_else(unread)
+            .and_then(|bytes| self.call(&mut state, &task, &bytes));
+        match called {
+            Ok(Called { calls, failed }) => {
+                let mut running = Running {
+                    task,
+                    _room: room,
+                    since: Instant::now(),
+                    calls,
+                    ended: Vec::with_capacity(self.ranks.len()),
+                    failed_at: None,
+                    ends: false,
+                    told: false,
+                };
+                for (rank, error) in failed {
+                    running.on_outcome(rank, Err(error));
+                }
+                state.running = Some(running);
+                None
+            }
+            Err(error) => {
+                tracing::info!(%error, "a gang takes no more tasks");
+                Some(task)
+            }
+        }
+    }
+
+    fn cancel(&self, wanted: &HashSet<Attempt>) {
+        let mut state = self.state();
+        let hit = |running: &&mut Running| wanted.contains(&running.task.assigned.attempt);
+        if let Some(running) = state.running.as_mut().filter(hit) {
+            running.ends = true;
+            self.end(running);
+        }
+    }
+
+    fn run(self: Arc<Self>, crew: &Arc<Crew>) {
+        let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
+        for (at, part) in self.parts.iter().enumerate() {
+            if let Some(printed) = part.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                let whose = move |gang: &Self, pieces| gang.printed_by(at, pieces);
+                heard::listen(Arc::downgrade(&self), printed, Arc::clone(&crew.shared), whose);
+            }
+        }
+        let mut idle_since = Instant::now();
+        let mut renewed = Instant::now();
+        loop {
+            let turn = match (self.running(), self.parts.len()) {
+                (0, parts) => LOOK / u32::try_from(parts).unwrap_or(u32::MAX),
+                (_, 1) => LOOK,
+                _ => TURN,
+            };
+            for (at, part) in self.parts.iter().enumerate() {
+                for call in part.pool.drive(turn) {
+                    self.on_ended((at, call));
+                }
+            }
+            if let Some(running) = self.done() {
+                self.conclude(crew, running);
+                idle_since = Instant::now();
+                continue;
+            }
+            if self.running() > 0 {
+                idle_since = Instant::now();
+            }
+            self.mind(crew);
+            if crew.lets_go(&lane, idle_since.elapsed()) {
+                return;
+            }
+            if renewed.elapsed() > RENEW_EVERY {
+                renewed = Instant::now();
+                self.parts.iter().for_each(|part| renew(&part.lease));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_client::Status;
+    use mayfly_protocol::error::Failure;
+    use mayfly_protocol::tasks::parts;
+
+    use super::*;
+
+    fn well(answer: &[u8]) -> Outcome {
+        Ok(Output::Small(answer.to_vec()))
+    }
+
+    fn raised(payload: &[u8]) -> Outcome {
+        Err(CallError {
+            failure: Failure::new(Code::FunctionError, String::from_utf8_lossy(payload)),
+            status: Some(Status::PythonException),
+            payload: payload.to_vec(),
+        })
+    }
+
+    fn bytes(outcome: Outcome) -> Vec<u8> {
+        outcome.unwrap().into_bytes()
+    }
+
+    #[test]
+    fn answers_stand_in_the_order_of_the_ranks_whichever_ended_first() {
+        let all = bytes(of_all(vec![(2, well(b"c")), (0, well(b"a")), (1, well(b"b"))]));
+        assert_eq!(parts(&all).unwrap(), [b"a", b"b", b"c"]);
+        assert_eq!(all.last(), Some(&ANSWERS_OF_RANKS));
+    }
+
+    #[test]
+    fn answers_in_json_are_a_list_in_json() {
+        let answer = |text: &str| well(&[text.as_bytes(), &[JSON_ANSWER]].concat());
+        let all = bytes(of_all(vec![(1, answer("{\"a\":2}")), (0, answer("1"))]));
+        assert_eq!(all, [b"[1,{\"a\":2}]".as_slice(), &[JSON_ANSWER]].concat());
+    }
+
+    #[test]
+    fn a_failure_of_a_ranks_own_is_the_cause_of_those_that_were_left_alone() {
+        let alone = || raised(b"mayfly._errors GroupError");
+        let cause = of_all(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
+        assert_eq!(cause.unwrap_err().payload, b"mine");
+        let cause = of_all(vec![(0, well(b"a")), (1, alone())]);
+        assert_eq!(cause.unwrap_err().code(), Code::FunctionError);
+    }
+}

@@ -1,0 +1,54 @@
+//! What the workers of a lease print.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mayfly_client::{Printed, Reader};
+use mayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
+
+use crate::crew::Shared;
+
+/// How long it is waited for something to be printed, before it is looked whether there is anybody left to print.
+const LISTEN: Duration = Duration::from_secs(5);
+/// Until it is tried again to hear it, where its node could not be asked.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+/// What is heard of a lease at most; its node keeps the last 256 KiB meanwhile.
+const HEARD_BYTES_PER_S: u32 = 256 << 10;
+
+/// Passes on what workers print, for as long as their lane is there; `whose` says which executions printed what.
+pub fn listen<T: Send + Sync + 'static>(
+    lane: Weak<T>,
+    mut printed: Reader,
+    shared: Arc<Shared>,
+    whose: impl Fn(&T, Vec<Printed>) -> Vec<TaskOutput> + Send + 'static,
+) {
+    let listening = move || {
+        loop {
+            let heard = printed.next(LISTEN);
+            let Some(lane) = lane.upgrade().filter(|_| !printed.is_over()) else {
+                return;
+            };
+            let pause = match heard {
+                Ok(pieces) => {
+                    let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+                    let printed = whose(&lane, pieces);
+                    if !printed.is_empty() {
+                        shared.say(FromDispatcher::Printed(printed));
+                    }
+                    // What prints without end is heard in part.
+                    Duration::from_secs(1) * u32::try_from(bytes).unwrap_or(u32::MAX) / HEARD_BYTES_PER_S
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "what tasks print is not heard now");
+                    LISTEN_AGAIN
+                }
+            };
+            drop(lane);
+            std::thread::sleep(pause);
+        }
+    };
+    let thread = std::thread::Builder::new().name("mayfly-output".into());
+    if let Err(error) = thread.spawn(listening) {
+        tracing::error!(%error, "no thread to read what tasks print");
+    }
+}

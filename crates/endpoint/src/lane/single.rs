@@ -1,0 +1,308 @@
+//! One lease, the channels to its workers, and the thread that drives them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
+use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
+use mayfly_protocol::ids::NodeId;
+use mayfly_tasks::{Busy, Cost, gives};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{LOOK, Lane, REMEMBERED, RENEW_EVERY, channels, heard, is_over, renew, told};
+use crate::contents::{Fetched, at_hand};
+use crate::crew::{Crew, Task};
+
+struct Running {
+    task: Task,
+    /// What its arguments take of the memory.
+    _room: Option<OwnedSemaphorePermit>,
+    since: Instant,
+    /// What it was expected to take.
+    expected_us: u64,
+    told: bool,
+}
+
+#[derive(Default)]
+struct Calls {
+    running: HashMap<CallId, Running>,
+    functions: HashMap<mayfly_protocol::ids::FunctionId, Known>,
+    /// What all that runs is expected to take.
+    ahead_us: u64,
+    /// What its workers did.
+    busy: Busy,
+    /// Those that ended last: what they printed may come after their end.
+    ended: VecDeque<(CallId, Attempt)>,
+}
+
+impl Calls {
+    /// The execution that a call is, or was a moment ago.
+    fn attempt(&self, call: CallId) -> Option<Attempt> {
+        if let Some(running) = self.running.get(&call) {
+            return Some(running.task.assigned.attempt);
+        }
+        let ended = self.ended.iter().rev().find(|(ended, _)| *ended == call);
+        ended.map(|(_, attempt)| *attempt)
+    }
+}
+
+/// A function of this lane's.
+struct Known {
+    function: FunctionId,
+    cost: Cost,
+}
+
+/// One lease, the channels to its workers, and what runs there.
+pub struct Single {
+    lease: Lease,
+    pool: Pool,
+    /// What its workers print, until somebody reads it.
+    printed: Mutex<Option<Reader>>,
+    calls: Mutex<Calls>,
+    begun: Instant,
+    retired: AtomicBool,
+    /// Whether its channels were closed, whatever ran.
+    closed: AtomicBool,
+}
+
+impl Single {
+    /// Opens a channel to each worker.
+    pub fn open(lease: Lease) -> Result<Self, Error> {
+        let pool = channels(&lease)?;
+        let printed = lease.printed()?;
+        Ok(Self {
+            printed: Mutex::new(Some(printed)),
+            lease,
+            pool,
+            calls: Mutex::default(),
+            begun: Instant::now(),
+            retired: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn learn(&self, calls: &mut Calls, program: &Program) -> Result<(FunctionId, u64), Error> {
+        let hash = self.lease.put_code(&program.code)?;
+        let function = self.pool.register(hash, program.form.clone())?;
+        let cost = Cost::default();
+        let expected_us = cost.expected_us();
+        calls.functions.insert(program.id, Known { function, cost });
+        Ok((function, expected_us))
+    }
+
+    /// Which executions printed what; of what none of them printed nobody hears.
+    fn printed_by(&self, pieces: Vec<Printed>) -> Vec<TaskOutput> {
+        let called: Vec<_> = pieces.iter().map(|piece| self.pool.printer(piece.by?)).collect();
+        let calls = self.calls();
+        let known = pieces.into_iter().zip(called).filter_map(|(piece, call)| {
+            Some(TaskOutput {
+                attempt: calls.attempt(call?)?,
+                stream: piece.stream,
+                bytes: piece.bytes.into(),
+            })
+        });
+        known.collect()
+    }
+
+    /// How executions ended, those with long answers, and those that must go elsewhere.
+    fn collect(&self, ended: &[CallId]) -> (Vec<Ended>, Vec<(Ended, Output)>, Vec<Task>) {
+        let mut outcomes = Vec::with_capacity(ended.len());
+        let mut long = Vec::new();
+        let mut back = Vec::new();
+        let mut calls = self.calls();
+        let now = Instant::now();
+        let since = |at: Instant| at.saturating_duration_since(self.begun);
+        let begun = ended
+            .iter()
+            .filter_map(|call| calls.running.get(call))
+            .map(|call| call.since);
+        let begun = begun.min().unwrap_or(now);
+        let (outstanding, workers) = (calls.running.len(), self.workers().into());
+        let each = calls
+            .busy
+            .share(since(now), since(begun), outstanding, workers, ended.len());
+        for call in ended {
+            let Some(running) = calls.running.remove(call) else {
+                continue;
+            };
+            calls.ahead_us = calls.ahead_us.saturating_sub(running.expected_us);
+            if calls.ended.len() == REMEMBERED {
+                calls.ended.pop_front();
+            }
+            calls.ended.push_back((*call, running.task.assigned.attempt));
+            let took = each.min(now - running.since);
+            let left = calls.running.len();
+            calls.busy.count(took, left);
+            let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            match self.pool.wait(*call, Some(Duration::ZERO)) {
+                Err(error) if is_over(error.code()) && !self.is_retired() => back.push(running.task),
+                outcome => {
+                    let (mut one, output) = told(running.task.assigned.attempt, outcome, took_us);
+                    // What was cut off may have been at it.
+                    one.begun |= self.closed.load(Ordering::Relaxed);
+                    if one.begun
+                        && let Some(known) = calls.functions.get_mut(&running.task.program.id)
+                    {
+                        known.cost.took(took_us);
+                    }
+                    match output {
+                        Some(output) => long.push((one, output)),
+                        None => outcomes.push(one),
+                    }
+                }
+            }
+        }
+        (outcomes, long, back)
+    }
+
+    /// Long executions show as such.
+    fn tell_running(&self, crew: &Arc<Crew>) {
+        let mut calls = self.calls();
+        let long = calls
+            .running
+            .iter_mut()
+            .filter(|(call, running)| !running.told && running.since.elapsed() >= LOOK && self.pool.is_sent(**call));
+        let attempts: Vec<_> = long
+            .map(|(_, running)| {
+                running.told = true;
+                running.task.assigned.attempt
+            })
+            .collect();
+        drop(calls);
+        if !attempts.is_empty() {
+            crew.shared.say(FromDispatcher::Running(attempts));
+        }
+    }
+}
+
+impl Lane for Single {
+    fn workers(&self) -> u16 {
+        self.lease.workers()
+    }
+
+    fn takes(&self, program: &Program) -> bool {
+        let calls = self.calls();
+        let unknown = Cost::default();
+        let cost = calls.functions.get(&program.id).map_or(&unknown, |known| &known.cost);
+        gives(self.workers().into(), calls.running.len(), calls.ahead_us, cost)
+    }
+
+    fn nodes(&self) -> Vec<NodeId> {
+        vec![self.lease.node()]
+    }
+
+    fn running(&self) -> usize {
+        self.calls().running.len()
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    fn close(&self) {
+        self.retire();
+        self.closed.store(true, Ordering::Relaxed);
+        self.pool.disconnect();
+    }
+
+    fn begin(&self, mut task: Task) -> Option<Task> {
+        let mut calls = self.calls();
+        let options = CallOptions {
+            deadline_ms: task.assigned.walltime_ms,
+            idempotent: task.assigned.repeatable,
+            notify: true,
+            ..CallOptions::default()
+        };
+        let function = match calls.functions.get(&task.program.id) {
+            Some(known) => Ok((known.function, known.cost.expected_us())),
+            None => self.learn(&mut calls, &task.program),
+        };
+        let call = function.and_then(|(function, expected_us)| {
+            let (bytes, room) = match task.fetched.take() {
+                Some(Fetched { bytes, room }) => (Some(bytes), Some(room)),
+                None => (at_hand(&task.assigned), None),
+            };
+            let unread = || Error::new(Code::Internal, "a task whose arguments were not read");
+            let bytes = bytes.ok_or_else(unread)?;
+            let call = self.pool.submit(function, Input::Blob(bytes), options)?;
+            Ok((call, room, expected_us))
+        });
+        match call {
+            Ok((call, room, expected_us)) => {
+                let running = Running {
+                    task,
+                    _room: room,
+                    since: Instant::now(),
+                    expected_us,
+                    told: false,
+                };
+                calls.ahead_us += expected_us;
+                calls.running.insert(call, running);
+                None
+            }
+            Err(error) => {
+                tracing::info!(%error, "a lease takes no more tasks");
+                Some(task)
+            }
+        }
+    }
+
+    fn cancel(&self, wanted: &HashSet<Attempt>) {
+        let calls = self.calls();
+        let hit = calls
+            .running
+            .iter()
+            .filter(|(_, running)| wanted.contains(&running.task.assigned.attempt));
+        for (call, _) in hit {
+            if !self.pool.cancel(*call)
+                && let Err(error) = self.pool.kill(*call)
+            {
+                tracing::warn!(%error, "a task that is cancelled cannot be ended");
+            }
+        }
+    }
+
+    fn run(self: Arc<Self>, crew: &Arc<Crew>) {
+        let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
+        if let Some(printed) = self.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            heard::listen(
+                Arc::downgrade(&self),
+                printed,
+                Arc::clone(&crew.shared),
+                Self::printed_by,
+            );
+        }
+        let mut idle_since = Instant::now();
+        let mut renewed = Instant::now();
+        loop {
+            let ended = self.pool.drive(LOOK);
+            if !ended.is_empty() {
+                let (ended, long, back) = self.collect(&ended);
+                crew.ended(&lane, ended, long, back);
+                idle_since = Instant::now();
+                continue;
+            }
+            if self.running() > 0 {
+                idle_since = Instant::now();
+            }
+            self.tell_running(crew);
+            if crew.lets_go(&lane, idle_since.elapsed()) {
+                return;
+            }
+            if renewed.elapsed() > RENEW_EVERY {
+                renewed = Instant::now();
+                renew(&self.lease);
+            }
+        }
+    }
+}

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from harness.album import Album
 from harness.daemons import Daemon, free_port
-from harness.endpoints import Endpoint, Way, manager_alone
+from harness.endpoints import Endpoint, Way, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.marks import executions, leave_a_mark, leave_a_mark_behind, outcomes
-from harness.programs import bin_dir
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -32,22 +31,9 @@ def manager(state: Path) -> Iterator[Daemon]:
 
 @pytest.fixture
 def endpoint(manager: Daemon, state: Path) -> Iterator[Make]:
-    """``endpoint("--max-blocks", "2")`` sets one up, and starts it."""
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    made: list[Endpoint] = []
-
-    def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
-        one = Endpoint(manager, state / "home", name, "--workers-per-node", "2", *setup).set_up()
-        made.append(one)
-        if start:
-            one.start()
-        return one
-
-    yield make
-    for one in made:
-        if one.directory.exists():
-            print(one.log())
-            one.stop()
+    """As of `endpoints_of`."""
+    with endpoints_of(manager, state / "home") as make:
+        yield make
 
 
 def name_of_node() -> str:

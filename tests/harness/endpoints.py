@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,26 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
         wait_until(lambda: not left(), "no process is left", 20)
     except AssertionError as error:
         raise AssertionError(f"{error}: {left()}") from None
+
+
+@contextlib.contextmanager
+def endpoints_of(manager: Daemon, home: Path) -> Iterator[Callable[..., Endpoint]]:
+    """``make("--max-blocks", "2")`` sets one up with two workers on each node, and starts it; all have ended afterwards."""
+    os.environ.setdefault("MAYFLY_BIN", str(program()))
+    made: list[Endpoint] = []
+
+    def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
+        one = Endpoint(manager, home, name, "--workers-per-node", "2", *setup).set_up()
+        made.append(one)
+        if start:
+            one.start()
+        return one
+
+    yield make
+    for one in made:
+        if one.directory.exists():
+            print(one.log())
+            one.stop()
 
 
 class Endpoint:

@@ -26,6 +26,10 @@ const TOLD_AGAIN: Duration = Duration::from_secs(30);
 /// How long jobs that were told to end are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 /// Jobs, in the endpoint's directory.
+/// A node of a block that has been away for so long does not come back.
+const GONE: Duration = Duration::from_secs(10);
+/// One that has not come for so long since its block began does not come.
+const LATE: Duration = Duration::from_secs(120);
 const FILE: &str = "blocks.json";
 
 /// What can be chosen about blocks.
@@ -99,8 +103,11 @@ struct Known {
     kept: Remembered,
     words: String,
     joined: u32,
-    /// Whether a node of it was ever there.
+    /// Since when it has had fewer nodes than it is for.
+    lacks_since: Option<Instant>,
+    /// Whether a node of it was ever there, and whether all were.
     was_there: bool,
+    was_whole: bool,
     idle_since_ms: Option<u64>,
     told_to_end: Option<Instant>,
 }
@@ -112,8 +119,19 @@ impl Known {
             kept,
             words: String::new(),
             joined: 0,
+            lacks_since: None,
+            was_whole: false,
             idle_since_ms: None,
             told_to_end: None,
+        }
+    }
+
+    /// Nodes that it is to be counted for.
+    fn nodes(&self) -> u32 {
+        let patience = if self.was_whole { GONE } else { LATE };
+        match self.lacks_since {
+            Some(since) if since.elapsed() >= patience => self.joined,
+            _ => self.kept.nodes,
         }
     }
 
@@ -268,11 +286,13 @@ impl Keeper {
     fn seen(&self, known: &Known, now_ms: u64) -> Block {
         match (known.told_to_end, known.kept.started_at_ms) {
             (Some(_), _) => Block::Running {
+                workers: 0,
                 idle_since_ms: None,
                 ends_at_ms: now_ms,
             },
             (None, 0) => Block::Pending,
             (None, _) => Block::Running {
+                workers: self.options.terms.workers / self.options.nodes.max(1) * known.nodes(),
                 idle_since_ms: known.idle_since_ms,
                 ends_at_ms: self.ends_at_ms(known),
             },
@@ -301,6 +321,11 @@ impl Keeper {
                     changed = true;
                 }
             }
+            known.was_whole |= joined >= known.kept.nodes;
+            known.lacks_since = match known.kept.started_at_ms > 0 && joined < known.kept.nodes {
+                true => known.lacks_since.or_else(|| Some(Instant::now())),
+                false => None,
+            };
             known.idle_since_ms = match (known.kept.started_at_ms, leases) {
                 (1.., 0) => known.idle_since_ms.or(Some(now_ms)),
                 _ => None,

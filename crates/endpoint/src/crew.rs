@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::contents::{Carrier, Fetched, is_apart, stopping};
-use crate::dispatcher::Options;
+use crate::dispatcher::{Options, Places};
 use crate::lane::Lane;
 use crate::lane::gang::Gang;
 use crate::lane::single::Single;
@@ -26,8 +26,8 @@ const BLOCK: u16 = 4;
 const RETRY: Duration = Duration::from_millis(250);
 /// Tasks that are looked at for one that fits.
 const LOOKED_AT: usize = 64;
-/// Why there is no room for a gang that more nodes would have room for.
-const COMES: &str = "the nodes that are there have no room for all ranks, whoever else were there; more are asked for";
+/// Others give up more than their share is for a crew that has found no room for so long: what they left may be in pieces.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// By what part the room must have changed to be told anew.
 const SAY_ROOM_AT: f64 = 0.2;
 
@@ -39,10 +39,12 @@ pub struct Shared {
     said: UnboundedSender<FromDispatcher>,
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
-    /// Crews that have tasks or workers, and those that have tasks and find no room for workers.
+    /// Crews that have tasks or workers, and those that have less than their part and find no room for more.
     active: AtomicU32,
     starved: AtomicU32,
-    /// The gang that all others make room for.
+    /// Lanes that have not ended.
+    lanes: AtomicU32,
+    /// The crew that all others make room for.
     claim: Mutex<Option<Key>>,
 }
 
@@ -57,6 +59,7 @@ impl Shared {
             workers: AtomicU32::new(0),
             active: AtomicU32::new(0),
             starved: AtomicU32::new(0),
+            lanes: AtomicU32::new(0),
             claim: Mutex::default(),
         }
     }
@@ -100,38 +103,41 @@ impl Shared {
         }
     }
 
-    /// Cores that the workers of one crew may take: its part of those that are there, where others find no room; none while room
-    /// is made for a gang.
+    /// Cores that the workers of one crew may take: its part of those that are there, where others find no room; none while all
+    /// make room for one.
     fn share(&self, of: &Key) -> u32 {
         let most = u32::from(self.options.most_workers);
         if !self.is_crowded() {
             return most;
         }
         let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        if claim.as_ref().is_some_and(|gang| gang != of) {
+        if claim.as_ref().is_some_and(|one| one != of) {
             return 0;
         }
-        let there = self
-            .options
-            .places
-            .as_ref()
-            .map_or(most, |places| places.there().min(most));
+        self.part()
+    }
+
+    /// One crew's part of the cores that are there.
+    fn part(&self) -> u32 {
+        let most = u32::from(self.options.most_workers);
+        let there = |places: &Arc<dyn Places>| places.there().min(most);
+        let there = self.options.places.as_ref().map_or(most, there);
         (there / self.active.load(Ordering::Relaxed).max(1)).max(1)
     }
 
-    /// Room is to be made for a gang, or is not any more. One at a time.
-    fn claim(&self, gang: &Key, wanted: bool) {
+    /// All others are to make room for a crew, or are not any more. One at a time.
+    fn claim(&self, crew: &Key, wanted: bool) {
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         match wanted {
-            true if claim.is_none() => *claim = Some(gang.clone()),
-            false if claim.as_ref() == Some(gang) => *claim = None,
+            true if claim.is_none() => *claim = Some(crew.clone()),
+            false if claim.as_ref() == Some(crew) => *claim = None,
             _ => {}
         }
     }
 
-    /// Whether a crew finds no room for workers.
+    /// Whether a crew finds no room for workers beside others.
     fn is_crowded(&self) -> bool {
-        self.starved.load(Ordering::Relaxed) > 0
+        self.starved.load(Ordering::Relaxed) > 0 && self.active.load(Ordering::Relaxed) > 1
     }
 
     fn workers_changed(&self, by: i64, trouble: Option<String>) {
@@ -209,6 +215,32 @@ struct State {
 impl State {
     fn workers(&self) -> u32 {
         self.lanes.iter().map(|lane| u32::from(lane.workers())).sum()
+    }
+}
+
+/// Why there are no workers.
+struct Refusal {
+    error: Error,
+    /// Whether there would be, were it not for others.
+    is_full: bool,
+}
+
+impl Refusal {
+    /// There is nothing that anybody could give up.
+    fn of_none(text: &str) -> Self {
+        Self {
+            error: Error::new(Code::NoCapacity, text),
+            is_full: false,
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self {
+            is_full: error.code() == Code::NoCapacity,
+            error,
+        }
     }
 }
 
@@ -317,7 +349,9 @@ impl Crew {
         }
         self.make_room(state);
         self.count(state);
-        if state.waiting.is_empty() || state.leasing || state.closed || self.wanted(state).is_none() {
+        // One without workers is to have some as soon as it may.
+        let wants = state.lanes.is_empty() || self.wanted(state).is_some();
+        if state.waiting.is_empty() || state.leasing || state.closed || !wants {
             return;
         }
         // What the next one needs; others may do with less.
@@ -361,7 +395,8 @@ impl Crew {
         }
         let most = self.most();
         while state.workers() > most
-            && let Some(lane) = state.lanes.iter().min_by_key(|lane| lane.workers()).cloned()
+            // Of one node before those of the next: whoever waits may need much at one place.
+            && let Some(lane) = state.lanes.iter().min_by_key(|lane| (lane.nodes(), lane.workers())).cloned()
         {
             self.remove(state, &lane);
         }
@@ -374,42 +409,49 @@ impl Crew {
         change(&mut state.active, active, &self.shared.active);
     }
 
-    /// Whether it finds no room: others give some up then, and all of theirs for a gang, which needs much at once.
-    fn starve(&self, state: &mut State, starved: bool) {
+    /// Since when it has found no room, if it does not. Others give up what is more than their part, if it has less than its own,
+    /// and in the end all that they have, if it has nothing.
+    fn starve(&self, state: &mut State, since: Option<Instant>) {
+        let cores = state.workers().saturating_mul(self.key.cores.max(1).into());
+        let starved = since.is_some() && cores < self.shared.part();
         change(&mut state.starved, starved, &self.shared.starved);
-        if self.key.ranks > 0 {
-            self.shared.claim(&self.key, starved);
-        }
+        let claims = since.is_some_and(|since| since.elapsed() >= PATIENCE);
+        self.shared.claim(&self.key, claims && state.lanes.is_empty());
     }
 
     /// Leases until there are workers, or no task waits any more.
     fn lease(self: Arc<Self>, needed: Duration) {
-        let (mut told, mut part) = (None, 1);
+        let (mut told, mut part, mut starved) = (None, 1, None);
         loop {
             let wanted = self.wanted(&self.state()).map(|wanted| match self.key.ranks {
                 0 => (wanted / part).max(1),
                 ranks => ranks,
             });
+            // What nobody has nobody can give up.
+            let is_held = self.shared.lanes.load(Ordering::Relaxed) > 0;
             let opened = match wanted {
                 Some(wanted) => self.open(wanted, needed),
-                None => Err(Error::new(Code::NoCapacity, "others are to have workers first")),
+                None => Err(Refusal::of_none("others are to have workers first")),
             };
             match opened {
                 Ok(lane) => {
                     let workers = lane.workers();
                     let mut state = self.state();
                     state.leasing = false;
-                    self.starve(&mut state, false);
+                    self.starve(&mut state, None);
                     if state.closed {
                         return;
                     }
                     self.shared.workers_changed(workers.into(), None);
                     state.lanes.push(Arc::clone(&lane));
+                    self.shared.lanes.fetch_add(1, Ordering::Relaxed);
                     self.feed(&mut state);
                     drop(state);
-                    return lane.run(&self);
+                    lane.run(&self);
+                    self.shared.lanes.fetch_sub(1, Ordering::Relaxed);
+                    return;
                 }
-                Err(error) => {
+                Err(Refusal { error, is_full }) => {
                     let code = error.code();
                     let is_less_room = matches!(code, Code::NoCapacity | Code::QuotaExceeded | Code::TooLarge);
                     if is_less_room && self.key.ranks == 0 && wanted.is_some_and(|wanted| wanted > 1) {
@@ -417,9 +459,8 @@ impl Crew {
                         continue;
                     }
                     part = 1;
-                    // What comes with more nodes needs nobody to make room.
-                    let is_full = code == Code::NoCapacity && wanted.is_some();
-                    self.starve(&mut self.state(), is_full && error.0.message != COMES);
+                    starved = (is_full && is_held).then(|| starved.unwrap_or_else(Instant::now));
+                    self.starve(&mut self.state(), starved);
                     if code == Code::EnvironmentBuilding {
                         self.tell_building();
                         if self.give_up(&error) {
@@ -451,32 +492,34 @@ impl Crew {
         self.shared.say(FromDispatcher::Building(attempts));
     }
 
-    fn open(&self, workers: u16, needed: Duration) -> Result<Arc<dyn Lane>, Error> {
+    fn open(&self, workers: u16, needed: Duration) -> Result<Arc<dyn Lane>, Refusal> {
         let Some(places) = &self.shared.options.places else {
-            return match self.key.ranks {
+            let opened = match self.key.ranks {
                 0 => self.open_at(workers, None),
                 _ => self.open_gang(workers, Vec::new()),
             };
+            return opened.map_err(Refusal::from);
         };
-        let text = "no node is there for as long as the task may take; one is asked for";
-        let mut refusal = Error::new(Code::NoCapacity, text);
+        let mut refusal = Refusal::of_none("no node is there for as long as the task may take; one is asked for");
         if self.key.ranks > 0 {
             let among = places.lasting(needed);
             return match among.is_empty() {
                 true => Err(refusal),
                 // It was looked at whether the site can have room at all.
                 false => self.open_gang(workers, among).map_err(|error| match error.code() {
-                    Code::TooLarge => Error::new(Code::NoCapacity, COMES),
-                    _ => error,
+                    Code::TooLarge => {
+                        Refusal::of_none("the nodes that are there have no room for all ranks; more are asked for")
+                    }
+                    _ => error.into(),
                 }),
             };
         }
         for node in places.lasting(needed) {
             match self.open_at(workers, Some(node)) {
-                Err(error) if error.code() == Code::NoCapacity => refusal = error,
+                Err(error) if error.code() == Code::NoCapacity => refusal = error.into(),
                 // The node has gone just now; with an image it may be that which is not there.
                 Err(error) if error.code() == Code::NotFound && self.key.image.is_none() => {}
-                done => return done,
+                done => return done.map_err(Refusal::from),
             }
         }
         Err(refusal)
@@ -539,7 +582,7 @@ impl Crew {
         let done = state.closed || state.waiting.is_empty();
         if done {
             state.leasing = false;
-            self.starve(&mut state, false);
+            self.starve(&mut state, None);
             self.count(&mut state);
         }
         done
@@ -645,7 +688,7 @@ impl Crew {
         for lane in state.lanes.drain(..) {
             lane.close();
         }
-        self.starve(&mut state, false);
+        self.starve(&mut state, None);
         self.count(&mut state);
         self.closing.notify_all();
     }

@@ -20,6 +20,8 @@ pub enum Block {
     Pending,
     /// On its nodes.
     Running {
+        /// Workers that it has room for: fewer than those of a block where it has lost nodes.
+        workers: u32,
         /// Since when nothing has been leased there; none while something is.
         idle_since_ms: Option<u64>,
         /// When the batch system ends it; 0 for never.
@@ -49,16 +51,24 @@ pub struct Plan {
 pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) -> Plan {
     let most = u64::from(terms.max);
     let least = u64::from(terms.min).min(most);
-    let wanted = demand.workers.div_ceil(terms.workers.max(1).into()).clamp(least, most);
     // One that ends before a task could is of no use to it.
     let is_useful = |block: &Block| match block {
         Block::Pending => true,
         Block::Running { ends_at_ms, .. } => *ends_at_ms == 0 || now_ms.saturating_add(demand.longest_ms) < *ends_at_ms,
     };
-    let useful = blocks.iter().filter(|block| is_useful(block)).count() as u64;
+    let workers_of = |block: &Block| match block {
+        Block::Pending => u64::from(terms.workers),
+        Block::Running { workers, .. } => u64::from(*workers),
+    };
+    let useful = || blocks.iter().filter(|block| is_useful(block));
+    let (mut count, mut workers) = (useful().count() as u64, useful().map(workers_of).sum::<u64>());
+    let missing = demand
+        .workers
+        .saturating_sub(workers)
+        .div_ceil(terms.workers.max(1).into());
+    let missing = missing.max(least.saturating_sub(count));
     let room = most.saturating_sub(blocks.len() as u64);
-    let submit = wanted.saturating_sub(useful).min(room);
-    let surplus = useful.saturating_sub(wanted);
+    let submit = missing.min(room);
     let is_idle = |block: &Block| match block {
         // What nobody needs any more need not be waited for.
         Block::Pending => true,
@@ -69,8 +79,24 @@ pub fn plan(terms: BlockTerms, blocks: &[Block], demand: Demand, now_ms: u64) ->
     // Those that wait go first, the latest of them before the others.
     let mut idle: Vec<usize> = (0..blocks.len()).filter(|at| is_idle(&blocks[*at])).collect();
     idle.sort_by_key(|at| (blocks[*at] != Block::Pending, std::cmp::Reverse(*at)));
-    idle.retain(|at| is_useful(&blocks[*at]));
-    idle.truncate(usize::try_from(surplus).unwrap_or(usize::MAX));
+    idle.retain(|at| {
+        let its = workers_of(&blocks[*at]);
+        let is_surplus = is_useful(&blocks[*at]) && count > least && workers - its >= demand.workers;
+        if is_surplus {
+            (count, workers) = (count - 1, workers - its);
+        }
+        is_surplus
+    });
+    if missing > room && submit == 0 {
+        // One that has lost nodes makes room for a whole one.
+        let is_broken = |block: &Block| match block {
+            Block::Pending => false,
+            Block::Running {
+                workers, idle_since_ms, ..
+            } => *workers < terms.workers && idle_since_ms.is_some() && is_useful(block),
+        };
+        idle.extend((0..blocks.len()).find(|at| is_broken(&blocks[*at])));
+    }
     Plan {
         submit: u32::try_from(submit).unwrap_or(u32::MAX),
         cancel: idle,
@@ -91,12 +117,14 @@ mod tests {
     };
 
     const BUSY: Block = Block::Running {
+        workers: TERMS.workers,
         idle_since_ms: None,
         ends_at_ms: 0,
     };
 
     fn idle(since_ms: u64) -> Block {
         Block::Running {
+            workers: TERMS.workers,
             idle_since_ms: Some(since_ms),
             ends_at_ms: 0,
         }
@@ -132,6 +160,7 @@ mod tests {
     #[test]
     fn a_block_that_ends_before_the_longest_task_could_is_no_use_to_it() {
         let ending = Block::Running {
+            workers: TERMS.workers,
             idle_since_ms: None,
             ends_at_ms: 5_000,
         };
@@ -143,9 +172,27 @@ mod tests {
         assert_eq!(plan(TERMS, &[ending], long, 0).submit, 1);
     }
 
+    #[test]
+    fn a_block_that_lost_nodes_counts_for_what_is_left_of_it_and_makes_room_for_a_whole_one() {
+        let broken = |idle_since_ms| Block::Running {
+            workers: 5,
+            idle_since_ms,
+            ends_at_ms: 0,
+        };
+        assert_eq!(plan(TERMS, &[broken(None)], demand(10), 0).submit, 1);
+        assert_eq!(plan(TERMS, &[broken(Some(0))], demand(5), 0), Plan::default());
+        let one = BlockTerms { max: 1, ..TERMS };
+        assert_eq!(plan(one, &[broken(Some(0))], demand(10), 0).cancel, [0]);
+        assert_eq!(plan(one, &[broken(None)], demand(10), 0), Plan::default());
+        assert_eq!(plan(one, &[idle(0)], demand(20), 500), Plan::default());
+    }
+
     fn block() -> impl Strategy<Value = Block> {
-        let running = (proptest::option::of(0..3_000u64), prop_oneof![Just(0), 0..10_000u64]);
-        let running = running.prop_map(|(idle_since_ms, ends_at_ms)| Block::Running {
+        let lengths = prop_oneof![Just(0), 0..10_000u64];
+        let workers = prop_oneof![Just(TERMS.workers), 0..TERMS.workers];
+        let running = (workers, proptest::option::of(0..3_000u64), lengths);
+        let running = running.prop_map(|(workers, idle_since_ms, ends_at_ms)| Block::Running {
+            workers,
             idle_since_ms,
             ends_at_ms,
         });
@@ -169,8 +216,12 @@ mod tests {
                 let busy = matches!(blocks[*at], Block::Running { idle_since_ms: None, .. });
                 prop_assert!(!busy);
             }
-            let left = before - u32::try_from(plan.cancel.len()).unwrap();
-            prop_assert!(plan.cancel.is_empty() || left >= terms.min);
+            let is_whole = |at: &&usize| match blocks[**at] {
+                Block::Pending => true,
+                Block::Running { workers, .. } => workers == terms.workers,
+            };
+            let left = before - u32::try_from(plan.cancel.iter().filter(is_whole).count()).unwrap();
+            prop_assert!(left == before || left >= terms.min);
         }
     }
 }

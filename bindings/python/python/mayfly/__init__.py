@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mayfly._gang import Gang
     from mayfly._lease import Calls, Function, Lease
     from mayfly._library import Library, NativeFunction
+    from mayfly._mpirun import MPICommand
     from mayfly._run import run
     from mayfly._tasks import Executor, Registered
     from mayfly._trigger import Trigger
@@ -79,6 +80,7 @@ __all__ = [
     "LeaseError",
     "Library",
     "LoadError",
+    "MPICommand",
     "NativeFunction",
     "Registered",
     "RemoteError",
@@ -108,6 +110,7 @@ _WHERE = {
     "_gang": ("Gang",),
     "_lease": ("Calls", "Function", "Lease"),
     "_library": ("Library", "NativeFunction"),
+    "_mpirun": ("MPICommand",),
     "_run": ("run",),
     "_tasks": ("Executor", "Registered"),
     "_trigger": ("Trigger",),

@@ -101,11 +101,16 @@ class Command:
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         """Runs it, and answers what it writes on standard output."""
-        line = self.line(*args, **kwargs)
+        return self._run(self.line(*args, **kwargs), {})
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        return os.environ | more | self.variables
+
+    def _run(self, line: str, more: Mapping[str, str]) -> str:
         process = subprocess.Popen(
             [SHELL, "-c", line],
             cwd=self.directory,
-            env=os.environ | self.variables,
+            env=self._environment(more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

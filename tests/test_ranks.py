@@ -186,7 +186,7 @@ def die_with_its_node(path: str) -> int:
 def test_more_ranks_than_an_endpoint_can_have_are_refused_at_once(client: mayfly.Client, endpoint: Any) -> None:
     here = endpoint(*TWO_NODES)
     for asked, words in (
-        ({"ranks": 5}, r"5 workers of 1 cores, packed, and this endpoint has 2 nodes of 2 at most"),
+        ({"ranks": 5}, "5 workers of 1 cores, packed, and this endpoint has 2 nodes of 2 cores at most"),
         ({"ranks": 3, "placement": "together"}, "3 workers of 1 cores, together"),
         ({"cores": 3}, "1 workers of 3 cores"),
     ):

@@ -42,12 +42,13 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def endpoints_of(manager: Daemon, home: Path) -> Iterator[Callable[..., Endpoint]]:
-    """``make("--max-blocks", "2")`` sets one up with two workers on each node, and starts it; all have ended afterwards."""
+    """``make("--max-blocks", "2")`` sets one up, with two workers on each node unless it is said, and starts it."""
     os.environ.setdefault("MAYFLY_BIN", str(program()))
     made: list[Endpoint] = []
 
     def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
-        one = Endpoint(manager, home, name, "--workers-per-node", "2", *setup).set_up()
+        workers = () if "--workers-per-node" in setup else ("--workers-per-node", "2")
+        one = Endpoint(manager, home, name, *workers, *setup).set_up()
         made.append(one)
         if start:
             one.start()

@@ -390,6 +390,15 @@ impl Runtime for PythonRuntime {
         }
     }
 
+    fn set_variable(&mut self, name: &str, value: &str) {
+        // By way of Python, which keeps a copy of the environment.
+        Python::attach(|py| {
+            if let Err(error) = self.worker.bind(py).call_method1("set_variable", (name, value)) {
+                error.print(py);
+            }
+        });
+    }
+
     fn flush(&mut self) {
         // Of extensions and shared libraries, whose printing is not Python's.
         self.native.flush();

@@ -112,6 +112,9 @@ fn source(function: &FunctionStatus) -> Result<String, Failure> {
 fn described(function: &FunctionStatus) -> String {
     let resources = &function.resources;
     let mut needs = output::count(resources.cores.into(), "core");
+    if resources.gpus > 0 {
+        needs += &format!(", {}", output::count(resources.gpus.into(), "GPU"));
+    }
     if resources.ranks > 0 {
         needs = format!(
             "{} of {needs}, {}",

@@ -114,9 +114,12 @@ struct Create {
     /// Workers, 1 to 1,024
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// Cores of each hot worker
+    /// Cores of each worker; a warm one takes the places of as many
     #[arg(long, value_name = "N", default_value_t = 1)]
     cores_per_worker: u16,
+    /// GPUs of each worker, which sees no others
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpus_per_worker: u16,
     /// Memory of the whole lease, such as 512M [default: the node's share for each worker]
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     memory: Option<u64>,
@@ -251,6 +254,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     let request = LeaseRequest {
         cores_per_worker: wanted.cores_per_worker,
         memory_bytes: wanted.memory.unwrap_or(0),
+        gpus_per_worker: wanted.gpus_per_worker,
         sandbox: wanted.sandbox.map(Into::into),
         image: wanted.image.clone(),
         idle_release_ms: wanted.idle_release.as_millis() as u64,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mayfly_client::Choice;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
-use mayfly_node::Options;
 use mayfly_node::images::{Allowed, Reference};
+use mayfly_node::{Options, options};
 use mayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 
@@ -35,6 +35,10 @@ pub struct NodeArguments {
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS))
     )]
     workers: Option<u16>,
+    /// GPUs that leases may have, by commas, as CUDA_VISIBLE_DEVICES names them; `none` for none [default: those that the variable
+    /// names, or that are in /dev]. Where there are any, workers see those that they asked for
+    #[arg(long, value_name = "LIST", value_parser = gpus)]
+    gpus: Option<Gpus>,
     /// Calls of warm workers that may run at once, for each core that they share; 0 for any number. A call that finds no core
     /// goes to another worker, and runs all the same when none has one
     #[arg(
@@ -135,7 +139,7 @@ impl NodeArguments {
         if let Some(name) = &self.name {
             options.name = name.clone();
         }
-        if self.cores.is_some() || self.memory.is_some() || self.workers.is_some() {
+        if self.cores.is_some() || self.memory.is_some() || self.workers.is_some() || self.gpus.is_some() {
             options.resources = Some(self.resources()?);
         }
         options.pythons = self
@@ -226,8 +230,34 @@ impl NodeArguments {
         if let Some(workers) = self.workers {
             resources.workers = workers;
         }
+        resources.gpus = match &self.gpus {
+            Some(Gpus(named)) => named.clone(),
+            None => options::gpus(),
+        };
         Ok(resources)
     }
+}
+
+/// GPUs by name.
+#[derive(Debug, Clone)]
+struct Gpus(Vec<String>);
+
+fn gpus(text: &str) -> Result<Gpus, String> {
+    if text == "none" {
+        return Ok(Gpus(Vec::new()));
+    }
+    let named: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    let is_name = |name: &String| {
+        let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_./:".contains(letter);
+        (1..=64).contains(&name.len()) && name.chars().all(fits) && !name.starts_with('-')
+    };
+    if !named.iter().all(is_name) || named.len() > 1_024 {
+        return Err("name GPUs by number or UUID with commas between, or `none`".into());
+    }
+    if (1..named.len()).any(|at| named[..at].contains(&named[at])) {
+        return Err("a GPU is named twice".into());
+    }
+    Ok(Gpus(named))
 }
 
 /// A rendezvous with its key.

@@ -83,6 +83,7 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
         ("STATE", Align::Left),
         ("HOT CORES", Align::Right),
         ("WARM WORKERS", Align::Right),
+        ("GPUS", Align::Right),
         ("MEMORY", Align::Right),
         ("LEASES", Align::Right),
         ("REACHED BY", Align::Left),
@@ -106,6 +107,10 @@ fn node_table(nodes: &[NodeStatus]) -> Table {
             state,
             of(node.free.cores, node.capacity.cores),
             of(node.free.workers, node.capacity.workers),
+            match node.capacity.gpus {
+                0 => "-".into(),
+                gpus => of(node.free.gpus, gpus),
+            },
             format!(
                 "{} of {} free",
                 output::size(node.free.memory_bytes),

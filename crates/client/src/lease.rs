@@ -29,6 +29,8 @@ pub struct LeaseOptions {
     pub cores_per_worker: u16,
     /// Memory of the whole lease in bytes; 0 for the node's usual share.
     pub memory_bytes: u64,
+    /// GPUs of each worker, which sees no others.
+    pub gpus_per_worker: u16,
     /// How long from first use.
     pub duration: Duration,
     /// Polling or sleeping workers.
@@ -65,6 +67,7 @@ impl LeaseOptions {
             workers,
             cores_per_worker: 1,
             memory_bytes: 0,
+            gpus_per_worker: 0,
             duration: Duration::from_secs(24 * 3600),
             mode: Mode::Auto,
             hot_for: None,
@@ -86,6 +89,7 @@ impl LeaseOptions {
             workers: self.workers,
             cores_per_worker: self.cores_per_worker,
             memory_bytes: self.memory_bytes,
+            gpus_per_worker: self.gpus_per_worker,
             duration_ms: self.duration.as_millis() as u64,
             mode: self.mode,
             hot_for_ms: self

@@ -156,6 +156,7 @@ pub struct Key {
     image: Option<String>,
     cores: u16,
     memory_bytes: u64,
+    gpus: u16,
     ranks: u16,
     placement: Placement,
 }
@@ -168,6 +169,7 @@ impl Key {
             image: program.image.clone(),
             cores: program.resources.cores,
             memory_bytes: program.resources.memory_bytes,
+            gpus: program.resources.gpus,
             ranks: program.resources.ranks,
             placement: program.resources.placement,
         }
@@ -380,11 +382,20 @@ impl Crew {
         }
     }
 
+    /// Cores that a worker is counted for: where it has GPUs, as many as no other can have who wants GPUs, too.
+    fn cores(&self) -> u16 {
+        let own = self.key.cores.max(1);
+        match &self.shared.options.places {
+            Some(places) => places.most().cores_beside(self.key.gpus).max(own),
+            None => own,
+        }
+    }
+
     /// Workers that it may have.
     fn most(&self) -> u32 {
         match self.shared.share(&self.key) {
             0 => 0,
-            cores => (cores / u32::from(self.key.cores.max(1))).max(1),
+            cores => (cores / u32::from(self.cores())).max(1),
         }
     }
 
@@ -412,7 +423,7 @@ impl Crew {
     /// Since when it has found no room, if it does not. Others give up what is more than their part, if it has less than its own,
     /// and in the end all that they have, if it has nothing.
     fn starve(&self, state: &mut State, since: Option<Instant>) {
-        let cores = state.workers().saturating_mul(self.key.cores.max(1).into());
+        let cores = state.workers().saturating_mul(self.cores().into());
         let starved = since.is_some() && cores < self.shared.part();
         change(&mut state.starved, starved, &self.shared.starved);
         let claims = since.is_some_and(|since| since.elapsed() >= PATIENCE);
@@ -546,6 +557,7 @@ impl Crew {
             image: self.key.image.clone(),
             cores_per_worker: self.key.cores,
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
+            gpus_per_worker: self.key.gpus,
             output_by_call: true,
             ..LeaseOptions::native(workers)
         }
@@ -593,7 +605,7 @@ impl Crew {
         let state = self.state();
         let running: usize = state.lanes.iter().map(|lane| lane.running()).sum();
         let tasks = (state.waiting.len() + state.fetching.len() + running) as u64;
-        let cores = u64::from(self.key.cores.max(1)) * u64::from(self.key.ranks.max(1));
+        let cores = u64::from(self.cores()) * u64::from(self.key.ranks.max(1));
         demand.workers += (tasks * cores).min(self.shared.options.most_workers.into());
         let longest = state.waiting.iter().map(|task| task.assigned.walltime_ms).max();
         demand.longest_ms = demand.longest_ms.max(longest.unwrap_or_default().into());

@@ -40,8 +40,40 @@ pub trait Places: Send + Sync {
     /// Workers of one core that there is room for now, whoever has them.
     fn there(&self) -> u32;
 
-    /// Nodes that there may be at a time, and how many workers of one core each has room for.
-    fn most(&self) -> (u32, u16);
+    /// What there may be at a time.
+    fn most(&self) -> Most;
+}
+
+/// Nodes, and what each of them has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Most {
+    /// Nodes at a time.
+    pub nodes: u32,
+    /// Workers of one core that each has room for.
+    pub cores: u16,
+    /// GPUs that each has.
+    pub gpus: u16,
+}
+
+impl Most {
+    /// The part of a node's cores that goes with so many of its GPUs.
+    pub fn cores_beside(&self, gpus: u16) -> u16 {
+        match self.gpus {
+            0 => 0,
+            all => {
+                u16::try_from(u32::from(self.cores) * u32::from(gpus.min(all)) / u32::from(all)).unwrap_or(self.cores)
+            }
+        }
+    }
+
+    /// How many workers of a function one node has room for, when nobody else is there.
+    fn workers_on_one(&self, needed: &Resources) -> u32 {
+        let by_gpus = match needed.gpus {
+            0 => u16::MAX,
+            gpus => self.gpus / gpus,
+        };
+        (self.cores / needed.cores.max(1)).min(by_gpus).into()
+    }
 }
 
 /// Says why no node of the site would run what has this runtime, if that is so.
@@ -250,21 +282,27 @@ impl Dispatching {
 
     /// Why no nodes of this site would ever have room for an execution, if that is so.
     fn too_large(&self, needed: &Resources) -> Option<Failure> {
-        let (nodes, cores) = self.shared.options.places.as_ref()?.most();
-        let on_one = u32::from(cores / needed.cores.max(1));
+        let most = self.shared.options.places.as_ref()?.most();
+        let on_one = most.workers_on_one(needed);
         let room = match needed.placement {
             Placement::Together => on_one,
-            _ => on_one.saturating_mul(nodes),
+            _ => on_one.saturating_mul(most.nodes),
         };
         let workers = needed.workers();
         if u32::from(workers) <= room {
             return None;
         }
+        let with = |cores: u16, gpus: u16| match gpus {
+            0 => format!("{cores} cores"),
+            gpus => format!("{cores} cores and {gpus} GPUs"),
+        };
         let text = format!(
-            "the task needs {workers} workers of {} cores, {}, and this endpoint has {nodes} nodes of {cores} at most: ask for less, \
-             or have the endpoint's owner raise blocks.max, blocks.nodes or blocks.workers_per_node",
-            needed.cores,
+            "the task needs {workers} workers of {}, {}, and this endpoint has {} nodes of {} at most: ask for less, or have the \
+             endpoint's owner raise max, nodes, workers_per_node or gpus_per_node of its blocks",
+            with(needed.cores, needed.gpus),
             needed.placement.name(),
+            most.nodes,
+            with(most.cores, most.gpus),
         );
         Some(Failure::new(Code::TooLarge, text))
     }

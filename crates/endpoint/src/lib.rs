@@ -20,4 +20,4 @@ pub mod provider;
 mod watch;
 
 pub use contents::Contents;
-pub use dispatcher::{Admission, Dispatcher, Handle, Options, Places, Suits, Tenants};
+pub use dispatcher::{Admission, Dispatcher, Handle, Most, Options, Places, Suits, Tenants};

@@ -39,6 +39,12 @@ pub trait Runtime {
     /// Called in a new worker before anything else.
     fn after_fork_in_worker(&mut self) {}
 
+    /// Called in a worker before its first call: functions are to find this in their environment.
+    fn set_variable(&mut self, name: &str, value: &str) {
+        // SAFETY: a worker that has not begun to serve has one thread.
+        unsafe { std::env::set_var(name, value) };
+    }
+
     /// Called where it is told which call printed what, before a call's reply: nothing that it printed may stay behind.
     fn flush(&mut self) {}
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mayfly_fabric::memory::Mapping;
 use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
-use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor};
+use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor, VISIBLE_GPUS};
 use mayfly_protocol::hello::{options, transport};
 use mayfly_protocol::ids::{FunctionIndex, WorkerIndex};
 use mayfly_protocol::slot::{Geometry, Status};
@@ -83,6 +83,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 code_dir,
                 max_output_bytes,
                 worker_memory_bytes,
+                gpus,
+                gpus_per_worker,
                 ..
             },
             [meters, rest @ ..],
@@ -97,6 +99,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
                 maximum: Some(worker_memory_bytes),
             };
             rustix::process::setrlimit(rustix::process::Resource::Data, limit)?;
+        }
+        if let Some(gpus) = gpus {
+            let (first, count) = (
+                usize::from(index.0) * usize::from(gpus_per_worker),
+                usize::from(gpus_per_worker),
+            );
+            let own = gpus.get(first..first + count).unwrap_or_default();
+            runtime.set_variable(VISIBLE_GPUS, &own.join(","));
         }
         let place = match rest.first() {
             // Workers of different leases have the same numbers, and process ids lie side by side.

@@ -234,6 +234,7 @@ mod tests {
             cores: 0,
             workers,
             memory_bytes: u64::MAX,
+            gpus: 0,
         }
     }
 

@@ -126,6 +126,10 @@ fn rooms(request: &LeaseRequest, mode: Mode, up: &[&View], spin: u64, of: fn(&Vi
                 Mode::Hot => capacity.cores,
                 _ => capacity.workers,
             } / request.cores_per_worker;
+            let places = match request.gpus_per_worker {
+                0 => places,
+                gpus => places.min(capacity.gpus / gpus),
+            };
             let fed = capacity.memory_bytes / worker_bytes.max(1);
             let workers = u64::from(places.min(MAX_WORKERS)).min(fed) as u16;
             Room {
@@ -231,6 +235,7 @@ mod tests {
             cores: 8,
             memory_bytes: 4 << 30,
             workers: 64,
+            gpus: 4,
         };
         View {
             node: NodeId([n; 16]),

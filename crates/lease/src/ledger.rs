@@ -30,6 +30,8 @@ pub struct Resources {
     pub memory_bytes: u64,
     /// Warm workers of one core at most.
     pub workers: u16,
+    /// GPUs, as `CUDA_VISIBLE_DEVICES` has them.
+    pub gpus: Vec<String>,
 }
 
 impl Resources {
@@ -42,6 +44,7 @@ impl Resources {
             kept_cores: 1,
             memory_bytes,
             workers,
+            gpus: Vec::new(),
         }
     }
 }
@@ -59,6 +62,8 @@ pub struct Reservation {
     pub cores: Vec<u16>,
     /// Memory in bytes.
     pub memory_bytes: u64,
+    /// GPUs: `gpus_per_worker` for each worker in turn.
+    pub gpus: Vec<String>,
 }
 
 /// Why a lease does not fit.
@@ -155,6 +160,7 @@ pub struct Ledger {
     kept: BTreeSet<u16>,
     free_memory_bytes: u64,
     free_workers: u16,
+    free_gpus: BTreeSet<u16>,
     held: BTreeMap<LeaseId, Reservation>,
 }
 
@@ -168,6 +174,7 @@ impl Ledger {
             kept,
             free_memory_bytes: resources.memory_bytes,
             free_workers: resources.workers,
+            free_gpus: (0..count(&resources.gpus)).collect(),
             held: BTreeMap::new(),
             resources,
         }
@@ -179,6 +186,7 @@ impl Ledger {
             cores: self.leasable_cores(),
             memory_bytes: self.resources.memory_bytes,
             workers: self.resources.workers,
+            gpus: count(&self.resources.gpus),
         }
     }
 
@@ -188,6 +196,7 @@ impl Ledger {
             cores: self.free_cores.len() as u16,
             memory_bytes: self.free_memory_bytes,
             workers: self.free_workers,
+            gpus: count(&self.free_gpus),
         }
     }
 
@@ -230,6 +239,13 @@ impl Ledger {
                 "",
             )?;
         }
+        check(
+            "GPUs",
+            gpus_of(request),
+            self.free_gpus.len() as u64,
+            self.resources.gpus.len() as u64,
+            "",
+        )?;
         let memory_bytes = self.memory_for(request, mode)?;
         // Everything fits: from here on nothing fails, so that nothing is half taken.
         let mut cores = Vec::new();
@@ -243,6 +259,10 @@ impl Ledger {
             places = cores_of(request) as u16;
             self.free_workers -= places;
         }
+        let taken = (0..gpus_of(request)).filter_map(|_| self.free_gpus.pop_first());
+        let gpus = taken
+            .filter_map(|gpu| self.resources.gpus.get(usize::from(gpu)).cloned())
+            .collect();
         self.free_memory_bytes -= memory_bytes;
         let reservation = Reservation {
             mode,
@@ -250,6 +270,7 @@ impl Ledger {
             places,
             cores,
             memory_bytes,
+            gpus,
         };
         Ok(self.held.entry(lease).or_insert(reservation))
     }
@@ -260,6 +281,9 @@ impl Ledger {
         self.free_cores.extend(&reservation.cores);
         self.free_memory_bytes += reservation.memory_bytes;
         self.free_workers += reservation.places;
+        let named = |gpu: &String| self.resources.gpus.iter().position(|one| one == gpu);
+        let given = reservation.gpus.iter().filter_map(named);
+        self.free_gpus.extend(given.filter_map(|at| u16::try_from(at).ok()));
         Some(reservation)
     }
 
@@ -318,6 +342,15 @@ fn share(request: &LeaseRequest, mode: Mode, memory_bytes: u64, all_cores: u64, 
         _ => (cores_of(request), all_workers),
     };
     (u128::from(memory_bytes) * u128::from(asked) / u128::from(all.max(1))).min(u128::from(memory_bytes)) as u64
+}
+
+fn count<T>(all: impl IntoIterator<Item = T>) -> u16 {
+    u16::try_from(all.into_iter().count()).unwrap_or(u16::MAX)
+}
+
+/// GPUs of all workers together.
+pub(crate) fn gpus_of(request: &LeaseRequest) -> u64 {
+    u64::from(request.workers) * u64::from(request.gpus_per_worker)
 }
 
 /// Cores of all workers together.

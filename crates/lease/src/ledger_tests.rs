@@ -138,6 +138,32 @@ fn a_warm_worker_of_several_cores_takes_the_places_of_as_many_single_ones() {
 }
 
 #[test]
+fn a_gpu_is_one_leases_at_a_time() {
+    let mut ledger = Ledger::new(Resources {
+        gpus: ["0", "2", "GPU-7"].map(String::from).to_vec(),
+        ..Resources::of_machine((0..4).collect(), 8 * GIB)
+    });
+    let wanting = |workers, gpus_per_worker| LeaseRequest {
+        gpus_per_worker,
+        ..request(workers, Mode::Warm)
+    };
+    assert_eq!(ledger.reserve(lease(1), &wanting(2, 1)).unwrap().gpus, ["0", "2"]);
+    assert_eq!(ledger.free().gpus, 1);
+    assert_eq!(
+        ledger.reserve(lease(2), &wanting(1, 2)).unwrap_err().code(),
+        Code::NoCapacity
+    );
+    assert_eq!(
+        ledger.reserve(lease(2), &wanting(2, 2)).unwrap_err().code(),
+        Code::TooLarge
+    );
+    assert_eq!(ledger.reserve(lease(2), &wanting(1, 1)).unwrap().gpus, ["GPU-7"]);
+    ledger.release(&lease(1));
+    assert_eq!(ledger.reserve(lease(3), &wanting(1, 2)).unwrap().gpus, ["0", "2"]);
+    assert_eq!(ledger.reserve(lease(4), &wanting(1, 0)).unwrap().gpus, [""; 0]);
+}
+
+#[test]
 fn a_lease_cannot_be_reserved_twice_nor_released_twice() {
     let mut ledger = ledger(4);
     ledger.reserve(lease(1), &request(1, Mode::Warm)).unwrap();

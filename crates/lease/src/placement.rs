@@ -4,7 +4,7 @@ use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::NodeId;
 
-use crate::ledger::{LedgerError, cores_of, validate};
+use crate::ledger::{LedgerError, cores_of, gpus_of, validate};
 
 /// A node as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum PlacementError {
     NoFabric,
     /// Would fit when others are gone.
     #[error(
-        "no node has {workers} {mode} workers of {cores_per_worker} cores with {memory_bytes} bytes free now ({nodes} up); try later or ask for less"
+        "no node has {workers} {mode} workers of {cores_per_worker} cores{gpus} with {memory_bytes} bytes free now ({nodes} up); try later or ask for less"
     )]
     NoCapacity {
         /// Asked.
@@ -47,6 +47,8 @@ pub enum PlacementError {
         mode: &'static str,
         /// Asked.
         cores_per_worker: u16,
+        /// Asked, in words; empty for none.
+        gpus: String,
         /// Asked.
         memory_bytes: u64,
         /// Nodes that are up.
@@ -54,9 +56,9 @@ pub enum PlacementError {
     },
     /// Would fit nowhere, ever.
     #[error(
-        "{workers} {mode} workers of {cores_per_worker} cores with {memory_bytes} bytes are more than any node has \
-         (the largest: {} cores, {} warm workers, {} bytes); ask for less or split the lease",
-        largest.cores, largest.workers, largest.memory_bytes
+        "{workers} {mode} workers of {cores_per_worker} cores{gpus} with {memory_bytes} bytes are more than any node has \
+         (the largest: {} cores, {} warm workers, {} bytes, {} GPUs); ask for less or split the lease",
+        largest.cores, largest.workers, largest.memory_bytes, largest.gpus
     )]
     TooLarge {
         /// Asked.
@@ -65,6 +67,8 @@ pub enum PlacementError {
         mode: &'static str,
         /// Asked.
         cores_per_worker: u16,
+        /// Asked, in words; empty for none.
+        gpus: String,
         /// Asked.
         memory_bytes: u64,
         /// Most that any node has of each.
@@ -173,7 +177,7 @@ pub(crate) fn in_words(mode: Mode) -> &'static str {
 
 /// How a request would run in this capacity, if it fits.
 pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode> {
-    if request.memory_bytes > capacity.memory_bytes {
+    if request.memory_bytes > capacity.memory_bytes || gpus_of(request) > capacity.gpus.into() {
         return None;
     }
     let hot = cores_of(request) <= capacity.cores.into();
@@ -188,11 +192,16 @@ pub(crate) fn mode_on(request: &LeaseRequest, capacity: Capacity) -> Option<Mode
 fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
     let (workers, cores_per_worker, memory_bytes) = (request.workers, request.cores_per_worker, request.memory_bytes);
     let mode = in_words(request.mode);
+    let gpus = match request.gpus_per_worker {
+        0 => String::new(),
+        gpus => format!(" and {gpus} GPUs"),
+    };
     if up.iter().any(|view| mode_on(request, view.capacity).is_some()) {
         return PlacementError::NoCapacity {
             workers,
             mode,
             cores_per_worker,
+            gpus,
             memory_bytes,
             nodes: up.len(),
         };
@@ -202,11 +211,13 @@ fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
         cores: most(|c| c.cores.into()) as u16,
         memory_bytes: most(|c| c.memory_bytes),
         workers: most(|c| c.workers.into()) as u16,
+        gpus: most(|c| c.gpus.into()) as u16,
     };
     PlacementError::TooLarge {
         workers,
         mode,
         cores_per_worker,
+        gpus,
         memory_bytes,
         largest,
     }
@@ -229,6 +240,7 @@ mod tests {
             cores: 8,
             memory_bytes: 1 << 30,
             workers: 64,
+            gpus: 0,
         };
         let free = Capacity {
             cores: free_cores,

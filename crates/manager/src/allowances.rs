@@ -285,6 +285,8 @@ impl Control {
             state: State::Granted,
             workers: start.workers,
             cores_per_worker: start.cores_per_worker,
+            // Those come from the manager alone.
+            gpus_per_worker: 0,
             mode: start.mode,
             sandbox: start.sandbox,
             image: start.image.clone().filter(|image| image.len() <= MOST_IMAGE_BYTES),

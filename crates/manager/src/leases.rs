@@ -215,6 +215,7 @@ impl Control {
             state: State::Granted,
             workers: request.workers,
             cores_per_worker: request.cores_per_worker,
+            gpus_per_worker: request.gpus_per_worker,
             mode: request.mode,
             sandbox: request.sandbox.unwrap_or(Sandbox::Isolated),
             // As its node says when it takes it.

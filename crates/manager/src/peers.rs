@@ -309,12 +309,14 @@ impl World {
             cores: 0,
             memory_bytes: 0,
             workers: 0,
+            gpus: 0,
         };
         let takes = |node: &&Node| node.session.is_some() && !node.reclaimed;
         for node in self.nodes.values().filter(takes) {
             free.cores = free.cores.saturating_add(node.free.cores);
             free.memory_bytes = free.memory_bytes.saturating_add(node.free.memory_bytes);
             free.workers = free.workers.saturating_add(node.free.workers);
+            free.gpus = free.gpus.saturating_add(node.free.gpus);
         }
         free
     }

@@ -99,6 +99,7 @@ impl Node {
                 cores: 0,
                 memory_bytes: 0,
                 workers: 0,
+                gpus: 0,
             },
             session: None,
             heard: now,
@@ -135,6 +136,7 @@ impl Node {
                 .saturating_add(record.memory_bytes)
                 .min(self.capacity.memory_bytes),
             workers: self.free.workers.saturating_add(workers).min(self.capacity.workers),
+            gpus: self.free.gpus.saturating_add(record.gpus()).min(self.capacity.gpus),
         };
     }
 
@@ -144,6 +146,7 @@ impl Node {
             cores: self.free.cores.saturating_sub(cores),
             memory_bytes: self.free.memory_bytes.saturating_sub(record.memory_bytes),
             workers: self.free.workers.saturating_sub(workers),
+            gpus: self.free.gpus.saturating_sub(record.gpus()),
         };
     }
 }
@@ -582,6 +585,7 @@ mod tests {
             cores: 1,
             memory_bytes: 1,
             workers: 1,
+            gpus: 0,
         };
         let record = |n: u16| {
             let mut id = [0; 16];

@@ -96,10 +96,11 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
         node.places.holders().len() as u64,
     );
     type Amount = fn(&Capacity) -> u64;
-    let amounts: [(&str, &str, Amount); 3] = [
+    let amounts: [(&str, &str, Amount); 4] = [
         ("cores", "Cores for hot workers", |c| c.cores.into()),
         ("warm_workers", "Warm workers", |c| c.workers.into()),
         ("memory_bytes", "Memory for leases", |c| c.memory_bytes),
+        ("gpus", "GPUs", |c| c.gpus.into()),
     ];
     for (name, help, amount) in amounts {
         let family = Family::<Part, Gauge>::default();

@@ -312,6 +312,11 @@ impl Node {
         self.books().ledger.shared_cores()
     }
 
+    /// Whether it has GPUs to lease: workers that asked for none see none then.
+    pub(crate) fn counts_gpus(&self) -> bool {
+        self.capacity().gpus > 0
+    }
+
     pub(crate) fn free(&self) -> Capacity {
         self.books().ledger.free()
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mayfly_fabric::Choice;
 use mayfly_lease::ledger::Resources;
 use mayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
+use mayfly_protocol::executor::VISIBLE_GPUS;
 
 use crate::images::Allowed;
 
@@ -207,5 +208,34 @@ fn machine() -> Resources {
     );
     let info = rustix::system::sysinfo();
     let memory = info.totalram as u64 * u64::from(info.mem_unit.max(1));
-    Resources::of_machine(cores, memory / 4 * 3)
+    Resources {
+        gpus: gpus(),
+        ..Resources::of_machine(cores, memory / 4 * 3)
+    }
+}
+
+/// The GPUs that this process may use: those that its environment names, as a batch system sets it, or else those of NVIDIA that
+/// there are.
+pub fn gpus() -> Vec<String> {
+    if let Ok(named) = std::env::var(VISIBLE_GPUS) {
+        // What is no GPU hides those behind it.
+        let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-') && *name != "NoDevFiles";
+        return named
+            .split(',')
+            .map(str::trim)
+            .take_while(is_one)
+            .map(str::to_owned)
+            .collect();
+    }
+    let number = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.strip_prefix("nvidia")?.parse::<u16>().ok()
+    };
+    let mut numbers: Vec<u16> = std::fs::read_dir("/dev")
+        .into_iter()
+        .flatten()
+        .filter_map(number)
+        .collect();
+    numbers.sort_unstable();
+    numbers.into_iter().map(|number| number.to_string()).collect()
 }

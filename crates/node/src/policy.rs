@@ -43,6 +43,14 @@ pub fn kind(
             ),
         ));
     }
+    if sandbox != Sandbox::Process && request.gpus_per_worker > 0 {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "isolated workers see no GPUs; ask for sandbox `process` instead of `{sandbox}`, where the site has it"
+            ),
+        ));
+    }
     if sandbox == Sandbox::Process {
         return match request.files.is_empty() && !request.network {
             true => Ok(Kind {

@@ -150,6 +150,8 @@ async fn start(
         cores: granted.reservation.cores.clone(),
         shared_cores: shared_cores.to_vec(),
         hot_for_ms: run.hot_for_ms(),
+        gpus: node.counts_gpus().then(|| granted.reservation.gpus.clone()),
+        gpus_per_worker: granted.request.gpus_per_worker,
         code_dir: match &executor.enclosure {
             Some(_) => CODE_DIR.into(),
             None => node.options.code_dir().display().to_string(),

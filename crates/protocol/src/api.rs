@@ -133,6 +133,9 @@ pub struct LeaseRequest {
     /// Memory of the whole lease in bytes; 0 for the node's share per worker.
     #[serde(default)]
     pub memory_bytes: u64,
+    /// GPUs of each worker, which sees no others.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub gpus_per_worker: u16,
     /// Length in milliseconds from first use.
     #[schema(minimum = 1)]
     pub duration_ms: u64,
@@ -181,6 +184,7 @@ impl LeaseRequest {
             workers,
             cores_per_worker: one(),
             memory_bytes: 0,
+            gpus_per_worker: 0,
             duration_ms,
             mode,
             hot_for_ms: for_ever(),
@@ -270,6 +274,10 @@ pub const MOST_WAIT_MS: u64 = 20_000;
 fn one() -> u16 {
     1
 }
+/// For numbers that are left out where they are 0.
+pub(crate) fn is_none(count: &u16) -> bool {
+    *count == 0
+}
 fn for_ever() -> u32 {
     u32::MAX
 }
@@ -337,6 +345,9 @@ pub struct Capacity {
     pub memory_bytes: u64,
     /// Warm workers it will run at most.
     pub workers: u16,
+    /// GPUs.
+    #[serde(default)]
+    pub gpus: u16,
 }
 
 /// A node as `GET /v1/nodes` shows it.

@@ -29,6 +29,12 @@ pub enum ToExecutor {
         shared_cores: Vec<u16>,
         /// Milliseconds that a worker polls after an invocation before it sleeps; `u32::MAX` for ever.
         hot_for_ms: u32,
+        /// GPUs of the lease, those of its first worker first, as `CUDA_VISIBLE_DEVICES` has them; none where the node counts none.
+        #[serde(default)]
+        gpus: Option<Vec<String>>,
+        /// GPUs of each worker.
+        #[serde(default)]
+        gpus_per_worker: u16,
         /// Directory of code files, each named by its hash.
         code_dir: String,
         /// Most bytes that one output may have.
@@ -183,6 +189,8 @@ impl Form {
     }
 }
 
+/// The environment variable that says which GPUs a process sees: NVIDIA's, which AMD's libraries follow as well.
+pub const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 /// Bytes of a function's name in a meter.
 pub const METERED_NAME_BYTES: usize = 96;
 /// Hexadecimal digits of its hash at the end of it.

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{Placement, Runtime};
+use crate::api::{Placement, Runtime, is_none};
 use crate::blob::Blob;
 use crate::contents::{Content, Payload};
 use crate::error::{Code, Failure};
@@ -91,6 +91,9 @@ pub struct Resources {
     pub cores: u16,
     /// Memory of its worker in bytes; 0 for the node's usual share.
     pub memory_bytes: u64,
+    /// GPUs of its worker, which sees no others.
+    #[serde(skip_serializing_if = "is_none")]
+    pub gpus: u16,
     /// Milliseconds that one execution may take, after which it is ended with all its processes; 0 for no limit.
     pub walltime_ms: u32,
     /// Workers that one execution has at once, all of them or none: each calls the function, as a rank of one group, and the
@@ -110,9 +113,6 @@ impl Resources {
     }
 }
 
-fn is_none(count: &u16) -> bool {
-    *count == 0
-}
 fn is_usual(placement: &Placement) -> bool {
     *placement == Placement::default()
 }
@@ -122,6 +122,7 @@ impl Default for Resources {
         Self {
             cores: 1,
             memory_bytes: 0,
+            gpus: 0,
             walltime_ms: 0,
             ranks: 0,
             placement: Placement::default(),

@@ -141,6 +141,7 @@ class Client:
         duration: float = DAY,
         memory: int = 0,
         cores: int = 1,
+        gpus: int = 0,
         hot_for: float | None = None,
         runtime: Literal["python", "native"] = "python",
         transport: str = "auto",
@@ -170,6 +171,7 @@ class Client:
             duration: seconds until it ends, from its first use.
             memory: bytes for the whole lease; 0 for the node's usual share.
             cores: cores of each worker; a warm one takes the places of as many.
+            gpus: GPUs of each worker, which ``CUDA_VISIBLE_DEVICES`` names there; it sees no others.
             hot_for: seconds that a hot worker polls after a call before it sleeps; None for ever.
             runtime: ``python`` workers call Python functions and shared libraries, ``native`` ones only the latter.
             transport: how calls travel: ``shm``, ``tcp``, ``tls``, ``libfabric`` or ``libfabric:PROVIDER``; by itself
@@ -292,6 +294,7 @@ class Client:
         description: str | None = None,
         cores: int = 1,
         memory: int = 0,
+        gpus: int = 0,
         walltime: float | None = None,
         repeatable: bool = False,
         share: Iterable[str] = (),
@@ -308,6 +311,7 @@ class Client:
             description: for people; by default its docstring.
             cores: of its worker.
             memory: bytes of its worker; 0 for the node's usual share.
+            gpus: of its worker, which sees no others.
             walltime: seconds that one execution may take, after which it is ended with all its processes.
             repeatable: whether it may be executed again when it may have been executed already.
             share: names of tenants that may run it too, ``"team:NAME"`` for a team, ``"*"`` for everyone.
@@ -327,6 +331,7 @@ class Client:
             description=description,
             cores=cores,
             memory=memory,
+            gpus=gpus,
             walltime=walltime,
             repeatable=repeatable,
             share=share,

@@ -37,6 +37,7 @@ class Direct(Executor):
         image: str | None = None,
         cores: int = 1,
         memory: int = 0,
+        gpus: int = 0,
         **durable_alone: Any,
     ) -> None:
         if asked := sorted(name for name, value in durable_alone.items() if value):
@@ -60,6 +61,7 @@ class Direct(Executor):
                 mode="warm",
                 cores=cores,
                 memory=memory * workers,
+                gpus=gpus,
                 environment=environment,
                 image=image,
                 wait=WAIT,

@@ -85,6 +85,7 @@ class Executor(Watching, cf.Executor):
         image: the container image that they run in instead.
         cores: of the worker that runs one; also for functions that are not registered, as all below.
         memory: bytes of that worker; 0 for the node's usual share.
+        gpus: of that worker, which sees no others.
         ranks: workers that each task has at once, all of them or none. Each of them calls the function, in which
             ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
         placement: on which nodes those are, as of `Client.gang`.
@@ -115,6 +116,7 @@ class Executor(Watching, cf.Executor):
         image: str | None = None,
         cores: int = 1,
         memory: int = 0,
+        gpus: int = 0,
         ranks: int = 0,
         placement: Placement | None = None,
     ) -> None:
@@ -145,6 +147,7 @@ class Executor(Watching, cf.Executor):
             image=image,
             cores=cores,
             memory=memory,
+            gpus=gpus,
             ranks=ranks,
             placement=placement,
         )
@@ -318,6 +321,7 @@ def describe(
     description: str | None = None,
     cores: int = 1,
     memory: int = 0,
+    gpus: int = 0,
     walltime: float | None = None,
     repeatable: bool = False,
     share: Iterable[str] = (),
@@ -343,6 +347,7 @@ def describe(
         "resources": {
             "cores": cores,
             "memory_bytes": memory,
+            "gpus": gpus,
             "walltime_ms": _milliseconds("walltime", walltime),
             "ranks": ranks,
             **({} if placement is None else {"placement": placement}),

@@ -196,6 +196,11 @@ def warm_up() -> None:
     gc.freeze()
 
 
+def set_variable(name: str, value: str) -> None:
+    """Functions find this in their environment, and programs that they start."""
+    os.environ[name] = value
+
+
 def flush() -> None:
     """What a call has printed leaves Python's own buffers."""
     try:

@@ -22,6 +22,7 @@ const CAPACITY: Capacity = Capacity {
     cores: 16,
     memory_bytes: 64 << 30,
     workers: 1_024,
+    gpus: 0,
 };
 /// There are thousands of sockets.
 const SOCKET_BUFFER_BYTES: usize = 4 << 10;

@@ -59,6 +59,8 @@ pub struct BlockConfig {
     pub nodes: u32,
     /// Workers on each node.
     pub workers_per_node: u16,
+    /// GPUs of each node, which its batch system gives it or which are simply there.
+    pub gpus_per_node: u16,
     /// How long a block may last at most; nothing for no limit.
     #[serde(deserialize_with = "length", serialize_with = "of_length")]
     pub walltime: Duration,
@@ -110,6 +112,7 @@ impl Default for BlockConfig {
             max: 1,
             nodes: 1,
             workers_per_node: cores(),
+            gpus_per_node: 0,
             walltime: Duration::ZERO,
             idle: Duration::from_secs(120),
         }

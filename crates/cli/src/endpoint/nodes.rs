@@ -8,7 +8,7 @@ use std::time::Duration;
 use mayfly_client::Client;
 use mayfly_endpoint::blocks::{Site, SiteNode};
 use mayfly_endpoint::provider::{Local, Program, Provider, Trouble};
-use mayfly_endpoint::{Places, Suits};
+use mayfly_endpoint::{Most, Places, Suits};
 use mayfly_node::runtimes;
 use mayfly_protocol::api::NodeStatus;
 use mayfly_protocol::dispatch::FromDispatcher;
@@ -213,14 +213,12 @@ impl Places for Lasting {
         self.seen().workers
     }
 
-    fn most(&self) -> (u32, u16) {
-        let BlockConfig {
-            max,
-            nodes,
-            workers_per_node,
-            ..
-        } = &self.blocks;
-        (max.saturating_mul(*nodes), *workers_per_node)
+    fn most(&self) -> Most {
+        Most {
+            nodes: self.blocks.max.saturating_mul(self.blocks.nodes),
+            cores: self.blocks.workers_per_node,
+            gpus: self.blocks.gpus_per_node,
+        }
     }
 }
 

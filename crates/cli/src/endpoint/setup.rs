@@ -62,6 +62,9 @@ pub struct Arguments {
     /// Workers on each node [default: as many as this machine has cores]
     #[arg(long, value_name = "N")]
     workers_per_node: Option<u16>,
+    /// GPUs that each node has; a batch system is asked for them by --option
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpus_per_node: u16,
     /// How long a block lasts at most [default: no limit for local ones, else an hour]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     walltime: Option<Duration>,
@@ -195,6 +198,7 @@ impl Arguments {
             let _ = writeln!(accounts, "{} = {}", quoted(tenant), quoted(account));
         }
         let workers = self.workers_per_node.unwrap_or(BlockConfig::default().workers_per_node);
+        let gpus = self.gpus_per_node;
         format!(
             "# The endpoint {name}. What is changed here holds from its next start on.\n\
              description = {description}\n\
@@ -215,6 +219,7 @@ impl Arguments {
              max = {max}\n\
              nodes = {nodes}\n\
              workers_per_node = {workers}\n\
+             gpus_per_node = {gpus}\n\
              walltime = {walltime}\n\
              # One that has nothing to do for so long goes.\n\
              idle = \"{idle}s\"\n\n\

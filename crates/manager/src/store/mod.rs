@@ -115,6 +115,8 @@ pub struct LeaseRecord {
     pub workers: u16,
     /// Cores of each.
     pub cores_per_worker: u16,
+    /// GPUs of each.
+    pub gpus_per_worker: u16,
     /// Hot or warm.
     pub mode: Mode,
     /// How isolated its workers are.
@@ -140,6 +142,11 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
+    /// GPUs of all workers together.
+    pub fn gpus(&self) -> u16 {
+        self.workers.saturating_mul(self.gpus_per_worker)
+    }
+
     /// What it holds while it lives.
     pub fn held(&self) -> Held {
         Held::by_one(self.workers, self.cores_per_worker, self.memory_bytes)

@@ -259,4 +259,5 @@ pub const NOTHING: Capacity = Capacity {
     cores: 0,
     memory_bytes: 0,
     workers: 0,
+    gpus: 0,
 };

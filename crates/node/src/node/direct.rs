@@ -92,6 +92,10 @@ impl Books {
                 "this allowance is used up, on all nodes together; release a lease, or ask for a larger one",
             ));
         }
+        if request.gpus_per_worker > 0 {
+            let text = "the lease asks for GPUs, which an allowance does not cover; lease from the manager";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
         let under_it = self.leases.values().filter(|run| {
             let other = run.granted.origin.direct();
             other.is_some_and(|other| other.allowance == direct.allowance)

@@ -138,6 +138,7 @@ pub fn options(dir: &Path) -> Options {
         kept_cores: 1,
         memory_bytes: 1 << 30,
         workers: 8,
+        gpus: Vec::new(),
     });
     options
 }

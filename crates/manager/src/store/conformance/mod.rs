@@ -43,6 +43,7 @@ pub const CAPACITY: Capacity = Capacity {
     cores: 3,
     memory_bytes: 1 << 30,
     workers: 32,
+    gpus: 2,
 };
 
 pub fn address(port: u16) -> NodeAddress {
@@ -66,6 +67,7 @@ pub fn record() -> LeaseRecord {
         state: State::Granted,
         workers: 2,
         cores_per_worker: 1,
+        gpus_per_worker: 1,
         mode: Mode::Hot,
         sandbox: Sandbox::Isolated,
         image: None,
@@ -606,12 +608,13 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
-        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
     let store = SqliteStore::open(&path, None).unwrap();
     let expected = LeaseRecord {
         sandbox: Sandbox::Process,
+        gpus_per_worker: 0,
         prices: Prices::default(),
         ..record()
     };

@@ -19,7 +19,7 @@ macro_rules! lease_columns {
     () => {
         "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
-         allocation_price, computing_price, polling_price, image, functions"
+         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker"
     };
 }
 pub(super) use lease_columns;
@@ -36,7 +36,7 @@ pub(super) use node_columns;
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
-    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)"
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)"
 );
 
 /// What may change of a lease, from [`lease_changes`].
@@ -113,6 +113,7 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
         },
         image: row.try_get(22)?,
         functions: parsed(row, 23)?,
+        gpus_per_worker: small(row, 24)?,
     })
 }
 
@@ -160,6 +161,7 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         number(record.prices.polling_per_s),
         Box::new(record.image.clone()),
         Box::new(json(&record.functions)),
+        number(record.gpus_per_worker),
     ]);
     parameters
 }

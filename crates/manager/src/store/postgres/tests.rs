@@ -41,7 +41,8 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
         Ok(vec![Noted::Kept])
     );
     drop(store);
-    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; DROP TABLE mayfly.tasks_owner, mayfly.functions,
+    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions;
+        ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
         mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage;
         UPDATE mayfly.version SET version = 1;";
     database.execute(earlier).await;

@@ -38,7 +38,8 @@ CREATE TABLE leases (
     computing_us INTEGER NOT NULL DEFAULT 0, polling_us INTEGER NOT NULL DEFAULT 0,
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
     sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
-    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT, functions TEXT NOT NULL DEFAULT '[]'
+    computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT,
+    functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
@@ -61,7 +62,7 @@ const SCHEMA: Schema = Schema {
     upgrades: &UPGRADES,
 };
 
-const UPGRADES: [&str; 4] = [
+const UPGRADES: [&str; 5] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
@@ -82,6 +83,7 @@ const UPGRADES: [&str; 4] = [
     )",
     "ALTER TABLE leases ADD COLUMN image TEXT",
     "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'",
+    "ALTER TABLE leases ADD COLUMN gpus_per_worker INTEGER NOT NULL DEFAULT 0",
 ];
 
 /// A store in a file. Dropping it commits what waits and closes the file.
@@ -365,8 +367,9 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
         Change::Offered(record) => transaction
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
-                 duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+                 duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price,
+                 gpus_per_worker)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -385,7 +388,8 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
                 record.sandbox.number(),
                 signed(record.prices.allocation_per_gib_s),
                 signed(record.prices.computing_per_s),
-                signed(record.prices.polling_per_s)
+                signed(record.prices.polling_per_s),
+                record.gpus_per_worker
             ])?,
         Change::Taken { lease, mode, image } => transaction
             .prepare_cached(&format!(
@@ -496,7 +500,7 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
 /// Columns in the order in which [`lease_of`] reads them.
 const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
     granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
-    allocation_price, computing_price, polling_price, image, functions";
+    allocation_price, computing_price, polling_price, image, functions, gpus_per_worker";
 
 fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     Ok(LeaseRecord {
@@ -529,6 +533,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
         },
         image: row.get(22)?,
         functions: parsed(row, 23)?,
+        gpus_per_worker: row.get(24)?,
     })
 }
 

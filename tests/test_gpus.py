@@ -1,0 +1,98 @@
+"""GPUs, counted: which ones a worker sees, and that nobody else does at the same time.
+
+The names are a node's own words, so that it is seen without a GPU who is given which.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cloudpickle
+import mayfly
+import pytest
+from harness.daemons import Daemon, free_port
+from harness.endpoints import endpoints_of, manager_alone
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def seen() -> tuple[str, str]:
+    """The GPUs that a worker sees, and those that a program sees that it starts."""
+    program = subprocess.run(["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], capture_output=True, text=True, check=True)
+    return os.environ["CUDA_VISIBLE_DEVICES"], program.stdout.strip()
+
+
+def test_each_worker_sees_the_gpus_that_it_asked_for_and_no_others(start: Callable[..., Daemon]) -> None:
+    site = start("up", "--listen", "127.0.0.1:0", "--gpus", "0,GPU-beef,2,3")
+    with mayfly.connect(site.state) as client:
+        assert [node["capacity"]["gpus"] for node in client.nodes()] == [4]
+        with client.lease(2, mode="warm", gpus=1) as one, client.lease(1, mode="warm", gpus=2) as two:
+            of_each = {one.options(worker=worker).call(seen) for worker in range(2)}
+            assert of_each == {("0", "0"), ("GPU-beef", "GPU-beef")}
+            assert two.call(seen) == ("2,3", "2,3")
+            # A worker that takes the place of another has its GPUs.
+            with pytest.raises(mayfly.WorkerDied):
+                two.call(os._exit, 1)
+            assert two.call(seen) == ("2,3", "2,3")
+            with client.lease(1, mode="warm") as none:
+                assert none.call(seen) == ("", "")
+            with pytest.raises(mayfly.CapacityError, match="1 cores and 1 GPUs"):
+                client.lease(1, mode="warm", gpus=1)
+        with pytest.raises(mayfly.Error, match="the largest: .* 4 GPUs") as refused:
+            client.lease(1, mode="warm", gpus=5)
+        assert refused.value.code == "too_large"
+        with pytest.raises(mayfly.Error, match="isolated workers see no GPUs"):
+            client.lease(1, mode="warm", gpus=1, sandbox="isolated")
+        with client.gang(4, gpus=1, mode="warm") as gang:
+            assert sorted(gang.rank(rank).call(seen)[0] for rank in range(4)) == ["0", "2", "3", "GPU-beef"]
+    assert "4 of 4 free" in subprocess.run(
+        ["mayfly", "status"], env=site.client_environment(), capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_gpus_are_those_that_a_batch_system_names(start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    site = start("up", "--listen", "127.0.0.1:0")
+    with mayfly.connect(site.state) as client, client.lease(1, mode="warm", gpus=1) as lease:
+        assert lease.call(seen) == ("5", "5")
+    refused = subprocess.run(["mayfly", "up", "--gpus", "1,1"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "named twice" in refused.stderr
+
+
+def hold(directory: str, seconds: float) -> str:
+    """Fails if another task has the same GPU at the same time."""
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    mine = Path(directory, gpu)
+    os.close(os.open(mine, os.O_CREAT | os.O_EXCL))
+    time.sleep(seconds)
+    mine.unlink()
+    return gpu
+
+
+def test_tasks_of_an_endpoint_share_its_gpus_and_no_two_have_the_same(state: Path, tmp_path: Path) -> None:
+    with (
+        manager_alone(state / "manager", free_port()) as manager,
+        endpoints_of(manager, state / "home") as endpoint,
+        mayfly.connect(config=manager.state) as client,
+    ):
+        here = endpoint("--workers-per-node", "4", "--gpus-per-node", "2", start=False)
+        configuration = here.directory / "endpoint.toml"
+        assert "gpus_per_node = 2" in configuration.read_text()
+        configuration.write_text(configuration.read_text().replace("arguments = []", 'arguments = ["--gpus", "0,1"]'))
+        here.start()
+        function = client.register(hold, gpus=1)
+        assert function.status["resources"]["gpus"] == 1
+        batch = client.map(function, [str(tmp_path)] * 20, [0.02] * 20, endpoint="here")
+        assert set(batch.results(60)) == {"0", "1"}
+        assert client.batch(endpoint="here").submit(seen).result(30) == ("", "")
+        both = client.batch(endpoint="here", gpus=2).submit(hold, str(tmp_path), 0.01)
+        assert both.result(30) == "0,1"
+        with pytest.raises(mayfly.Error, match="1 workers of 1 cores and 3 GPUs") as refused:
+            client.batch(endpoint="here", gpus=3).submit(abs, 1).result(30)
+        assert refused.value.code == "too_large"

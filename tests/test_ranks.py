@@ -301,7 +301,7 @@ def test_an_mpi_program_runs_on_the_ranks_of_a_task_and_needs_no_ssh_between_hos
     script.write_text(
         "#!/bin/sh\n"
         "export OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_btl_tcp_if_include=lo\n"
-        f"exec unshare --uts sh -c 'hostname host-$MAYFLY_RANK; exec {shutil.which('mayfly')} \"$@\"' mayfly \"$@\"\n"
+        f'exec unshare --uts sh -c \'hostname host-$MAYFLY_RANK; exec {shutil.which("mayfly")} "$@"\' mayfly "$@"\n'
     )
     script.chmod(0o755)
     here = endpoint(*TWO_NODES, start=False)

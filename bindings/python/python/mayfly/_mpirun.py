@@ -82,7 +82,10 @@ class MPICommand(Command):
         with _leading(comm):
             if self.launcher is not None:
                 return self._run(f"{self.launcher.format(**ranks)} {line}", {})
-            with tempfile.TemporaryDirectory(prefix="mayfly-mpi-") as place, _Agents(comm, hosts, Path(place)) as agents:
+            with (
+                tempfile.TemporaryDirectory(prefix="mayfly-mpi-") as place,
+                _Agents(comm, hosts, Path(place)) as agents,
+            ):
                 return self._run(f"{LAUNCHER.format(**ranks)} {line}", agents.variables())
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Durable tasks of several ranks, and tasks that find room beside them: on an endpoint whose nodes come when they are needed."""
+"""Durable tasks of several ranks, and tasks that find room beside them, on an endpoint."""
 
 from __future__ import annotations
 
 import base64
 import concurrent.futures as cf
+import itertools
 import json
 import os
 import shutil
@@ -217,7 +218,7 @@ def test_a_task_of_several_cores_leaves_no_more_tasks_beside_it_than_there_are_c
     endpoint("--max-blocks", "1")
     wide = client.map(note, [str(tmp_path)] * 4, range(4), [0.2] * 4, endpoint="here", cores=2)
     times = sorted(wide.results(60))
-    for (_, before), (after, _) in zip(times, times[1:], strict=False):
+    for (_, before), (after, _) in itertools.pairwise(times):
         assert before <= after, "two at once on the cores of one"
 
 

@@ -42,10 +42,10 @@ class MPICommand(Command):
     >>> client.run(solver, "case.dat").result()[0]  # doctest: +SKIP
     'converged after 12 steps'
 
-    Its ranks have the workers of one task at once. The task's first worker calls the ``mpirun`` of its node, that of Open
-    MPI or of MPICH, which starts the program's ranks where the task's are: on other hosts through the workers there, so
-    that neither ssh nor a batch system is needed, and what it started ends with the task. Its result stands first in
-    the task's, whose others are None.
+    Its ranks have the workers of one task at once. The task's first worker calls the ``mpirun`` of its node, that of
+    Open MPI or of MPICH, which starts the program's ranks where the task's are: on other hosts through the workers
+    there, so that neither ssh nor a batch system is needed, and what it started ends with the task. Its result stands
+    first in the task's, whose others are None.
 
     Args:
         command: as of `Command`, without a launcher.
@@ -77,7 +77,8 @@ class MPICommand(Command):
         comm = MPI.COMM_WORLD
         hosts: list[str] = comm.allgather(os.uname().nodename)
         if comm.rank != 0:
-            return _serve(comm)
+            _serve(comm)
+            return None
         ranks = {"ranks": comm.size, "hosts": ",".join(hosts)}
         with _leading(comm):
             if self.launcher is not None:
@@ -93,7 +94,7 @@ class MPICommand(Command):
         given = {name: value for name, value in os.environ.items() if name != GROUP_VARIABLE}
         if self.launcher is None:
             given = {name: value for name, value in given.items() if not name.startswith(BATCH)}
-        return given | more | self.variables
+        return {**given, **more, **self.variables}
 
     def __repr__(self) -> str:
         return f"<mayfly.MPICommand {self.command!r}>"
@@ -196,7 +197,7 @@ def _leading(comm: Any) -> Iterator[None]:
 
 
 def _serve(comm: Any) -> None:
-    """What the other ranks do: they have their cores for the program, and start on their hosts what the first one says."""
+    """What the other ranks do: keep cores for the program, and start on their hosts what the first one says."""
     running: dict[int, subprocess.Popen[bytes]] = {}
     try:
         while True:

@@ -30,7 +30,7 @@ GROUP_VARIABLE = "MAYFLY_GROUP"
 
 
 def enter_group(invitation: str) -> None:
-    """``MPI.COMM_WORLD`` is this group from now on, here and in programs that the function starts, for whichever asks."""
+    """``MPI.COMM_WORLD`` is this group from now on, here or in a program that the function starts."""
     leave_group()
     os.environ[GROUP_VARIABLE] = invitation
 

@@ -15,6 +15,7 @@ import pytest
 from harness import daemons
 from harness.daemons import Daemon, private_directory
 from harness.leaks import Snapshot, become_subreaper, descendants, kill
+from harness.postgres import Postgres
 from harness.programs import bin_dir
 
 Start = Callable[..., Daemon]
@@ -93,6 +94,14 @@ def leakless() -> Iterator[Callable[..., None]]:
     before = Snapshot()
     yield before.assert_no_leaks
     before.assert_no_leaks()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """A PostgreSQL of the module's own."""
+    server = Postgres()
+    yield server
+    server.end()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from harness.album import Album
 from harness.daemons import Daemon, free_port
 from harness.endpoints import Endpoint, Way, endpoints_of, manager_alone
 from harness.leaks import wait_until
-from harness.marks import executions, leave_a_mark, leave_a_mark_behind, outcomes
+from harness.marks import executions, go_on, leave_a_mark, leave_a_mark_behind, outcomes
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -111,8 +111,7 @@ def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
     with mayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
         for _ in range(3):
-            done = batch.done()
-            wait_until(lambda done=done: batch.done() > min(done + 100, count - 1), "tasks go on", 60)
+            go_on(batch, 100)
             way.cut()
             wait_until(lambda: here.seen["state"] == "down", "the break is noticed")
             way.mend()

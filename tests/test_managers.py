@@ -24,13 +24,6 @@ from harness.programs import program, run
 pytestmark = pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.end()
-
-
 class Site:
     """Two managers and some nodes."""
 

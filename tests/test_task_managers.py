@@ -16,19 +16,12 @@ from harness import postgres
 from harness.daemons import Daemon, free_port
 from harness.endpoints import Endpoint
 from harness.leaks import descendants, wait_until
-from harness.marks import executions, leave_a_mark, outcomes
+from harness.marks import executions, go_on, leave_a_mark, outcomes
 from harness.postgres import Postgres
 from harness.programs import bin_dir, program, run
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.end()
 
 
 class Site:
@@ -176,14 +169,12 @@ def test_when_the_manager_that_has_the_tasks_ends_another_goes_on_with_them(
     with mayfly.connect(config=other.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
         for _ in range(2):
-            done = batch.done()
-            wait_until(lambda done=done: batch.done() > min(done + 200, count - 1), "tasks go on", 60)
+            go_on(batch, 200)
             owner = here.owner()
             begun = time.monotonic()
             owner.kill() if how == "kill" else owner.stop(20)
             left = [manager for manager in here.managers if manager.alive]
-            done = batch.done()
-            wait_until(lambda done=done: batch.done() > min(done + 10, count - 1), "tasks go on elsewhere", 60)
+            go_on(batch, 10)
             print(f"{how}: tasks went on after {time.monotonic() - begun:.2f} s")
             assert here.owner(among=left) in left
             here.restart(owner)
@@ -201,8 +192,7 @@ def test_the_database_restarts_under_tasks_and_none_is_lost(site: Make, tmp_path
         with mayfly.connect(config=here.another().state) as client:
             batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
             for how in ("stop", "kill"):
-                done = batch.done()
-                wait_until(lambda done=done: batch.done() > min(done + 200, count - 1), "tasks go on", 60)
+                go_on(batch, 200)
                 server.tell(how)
                 server.tell("start")
             assert outcomes(batch) == {"well": count}

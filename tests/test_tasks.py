@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from harness.daemons import private_directory
-from harness.leaks import wait_until
 from harness.managers import Manager
-from harness.marks import executions, leave_a_mark, outcomes
+from harness.marks import executions, go_on, leave_a_mark, outcomes
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -32,8 +31,7 @@ def test_tasks_survive_the_death_of_everything_and_none_is_executed_twice(manage
     with mayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count))
         for _ in range(3):
-            done = batch.done()
-            wait_until(lambda done=done: batch.done() > min(done + 100, count - 1), "tasks go on", timeout=60)
+            go_on(batch, 100)
             manager.again()
         ended = outcomes(batch)
     assert set(ended) <= {"well", "maybe_executed"}
@@ -49,8 +47,7 @@ def test_repeatable_tasks_all_end_well_whatever_dies(manager: Manager, tmp_path:
     count = 2_000
     with mayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), repeatable=True)
-        done = batch.done()
-        wait_until(lambda: batch.done() > done + 50, "tasks go on", timeout=60)
+        go_on(batch, 50)
         manager.again()
         assert list(batch.results(timeout=120)) == list(range(count))
     assert len(executions(tmp_path)) == count

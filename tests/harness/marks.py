@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.leaks import wait_until
+
 if TYPE_CHECKING:
     import mayfly
 
@@ -30,6 +32,12 @@ def leave_a_mark_behind(gate: str, path: str, task: int) -> int:
 def executions(directory: Path) -> Counter[int]:
     """How often each task was executed."""
     return Counter({int(mark.name): mark.stat().st_size for mark in directory.iterdir()})
+
+
+def go_on(batch: mayfly.Batch, more: int) -> None:
+    """Returns when so many more tasks have ended, or all but the last."""
+    wanted = min(batch.done() + more, len(batch) - 1)
+    wait_until(lambda: batch.done() > wanted, "tasks go on", 60)
 
 
 def outcomes(batch: mayfly.Batch, limit: float = 120) -> Counter[str]:

@@ -54,6 +54,16 @@ pub enum State {
     Down(String),
 }
 
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connecting => f.write_str("connecting"),
+            Self::Up => f.write_str("up"),
+            Self::Down(why) => f.write_str(why),
+        }
+    }
+}
+
 /// Why a connection ended, or was never one.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
@@ -223,6 +233,11 @@ impl Keeper {
                     if begun.elapsed() > CONNECT_DEADLINE || !matches!(lost, Lost::Refused(_)) {
                         patience.renew();
                     }
+                    // What was said on the way to its end is in doubt; what comes from now on is added.
+                    let ended = self.book().ended();
+                    if let Some(outbox) = &mut *self.outbox() {
+                        outbox.hold(&ended);
+                    }
                     lost
                 }
                 Err(lost) => lost,
@@ -236,10 +251,6 @@ impl Keeper {
             self.managers().rotate_left(1);
             tracing::warn!(manager, %lost, retry_ms = wait.as_millis() as u64, "not connected to the manager");
             self.state.send_replace(State::Down(lost.to_string()));
-            let ended = self.book().ended();
-            if let Some(outbox) = &mut *self.outbox() {
-                outbox.hold(&ended);
-            }
             let until = tokio::time::Instant::now() + wait;
             // Meanwhile nothing that is said is lost.
             while let Ok(message) = tokio::time::timeout_at(until, said.recv()).await {

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::contents::{Carrier, Fetched, is_apart, stopping};
+use crate::crowd::{Crowd, Standing};
 use crate::dispatcher::{Options, Places};
 use crate::lane::Lane;
 use crate::lane::gang::Gang;
@@ -26,8 +27,6 @@ const BLOCK: u16 = 4;
 const RETRY: Duration = Duration::from_millis(250);
 /// Tasks that are looked at for one that fits.
 const LOOKED_AT: usize = 64;
-/// Others give up more than their share is for a crew that has found no room for so long: what they left may be in pieces.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// By what part the room must have changed to be told anew.
 const SAY_ROOM_AT: f64 = 0.2;
 
@@ -39,13 +38,7 @@ pub struct Shared {
     said: UnboundedSender<FromDispatcher>,
     window: Mutex<(Window, u32)>,
     workers: AtomicU32,
-    /// Crews that have tasks or workers, and those that have less than their part and find no room for more.
-    active: AtomicU32,
-    starved: AtomicU32,
-    /// Lanes that have not ended.
-    lanes: AtomicU32,
-    /// The crew that all others make room for.
-    claim: Mutex<Option<Key>>,
+    crowd: Crowd<Key>,
 }
 
 impl Shared {
@@ -57,10 +50,7 @@ impl Shared {
             said,
             window: Mutex::default(),
             workers: AtomicU32::new(0),
-            active: AtomicU32::new(0),
-            starved: AtomicU32::new(0),
-            lanes: AtomicU32::new(0),
-            claim: Mutex::default(),
+            crowd: Crowd::default(),
         }
     }
 
@@ -103,41 +93,11 @@ impl Shared {
         }
     }
 
-    /// Cores that the workers of one crew may take: its part of those that are there, where others find no room; none while all
-    /// make room for one.
-    fn share(&self, of: &Key) -> u32 {
-        let most = u32::from(self.options.most_workers);
-        if !self.is_crowded() {
-            return most;
-        }
-        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        if claim.as_ref().is_some_and(|one| one != of) {
-            return 0;
-        }
-        self.part()
-    }
-
-    /// One crew's part of the cores that are there.
-    fn part(&self) -> u32 {
+    /// Cores that there are now for workers of all crews.
+    fn there(&self) -> u32 {
         let most = u32::from(self.options.most_workers);
         let there = |places: &Arc<dyn Places>| places.there().min(most);
-        let there = self.options.places.as_ref().map_or(most, there);
-        (there / self.active.load(Ordering::Relaxed).max(1)).max(1)
-    }
-
-    /// All others are to make room for a crew, or are not any more. One at a time.
-    fn claim(&self, crew: &Key, wanted: bool) {
-        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        match wanted {
-            true if claim.is_none() => *claim = Some(crew.clone()),
-            false if claim.as_ref() == Some(crew) => *claim = None,
-            _ => {}
-        }
-    }
-
-    /// Whether a crew finds no room for workers beside others.
-    fn is_crowded(&self) -> bool {
-        self.starved.load(Ordering::Relaxed) > 0 && self.active.load(Ordering::Relaxed) > 1
+        self.options.places.as_ref().map_or(most, there)
     }
 
     fn workers_changed(&self, by: i64, trouble: Option<String>) {
@@ -207,10 +167,7 @@ struct State {
     lanes: Vec<Arc<dyn Lane>>,
     /// Whether a thread is leasing.
     leasing: bool,
-    /// Whether it finds no room.
-    starved: bool,
-    /// Whether it counts among those that have tasks or workers.
-    active: bool,
+    standing: Standing,
     closed: bool,
 }
 
@@ -244,16 +201,6 @@ impl From<Error> for Refusal {
             error,
         }
     }
-}
-
-/// Changes a flag, and how many of its kind are set.
-fn change(flag: &mut bool, value: bool, count: &AtomicU32) {
-    match (*flag, value) {
-        (false, true) => drop(count.fetch_add(1, Ordering::Relaxed)),
-        (true, false) => drop(count.fetch_sub(1, Ordering::Relaxed)),
-        _ => {}
-    }
-    *flag = value;
 }
 
 /// The workers of one tenant and one runtime, and the tasks that wait for them.
@@ -393,7 +340,12 @@ impl Crew {
 
     /// Workers that it may have.
     fn most(&self) -> u32 {
-        match self.shared.share(&self.key) {
+        let shared = &self.shared;
+        let cores = match shared.crowd.is_crowded() {
+            true => shared.crowd.share(&self.key, shared.there()),
+            false => shared.options.most_workers.into(),
+        };
+        match cores {
             0 => 0,
             cores => (cores / u32::from(self.cores())).max(1),
         }
@@ -401,7 +353,7 @@ impl Crew {
 
     /// Has lanes end where others find no room and this crew has more than its share.
     fn make_room(&self, state: &mut State) {
-        if !self.shared.is_crowded() {
+        if !self.shared.crowd.is_crowded() {
             return;
         }
         let most = self.most();
@@ -417,17 +369,16 @@ impl Crew {
     fn count(&self, state: &mut State) {
         let has_any = !state.waiting.is_empty() || !state.lanes.is_empty();
         let active = has_any && !state.closed;
-        change(&mut state.active, active, &self.shared.active);
+        self.shared.crowd.count(&mut state.standing, active);
     }
 
-    /// Since when it has found no room, if it does not. Others give up what is more than their part, if it has less than its own,
-    /// and in the end all that they have, if it has nothing.
+    /// Since when it has found no room, if it does not.
     fn starve(&self, state: &mut State, since: Option<Instant>) {
-        let cores = state.workers().saturating_mul(self.cores().into());
-        let starved = since.is_some() && cores < self.shared.part();
-        change(&mut state.starved, starved, &self.shared.starved);
-        let claims = since.is_some_and(|since| since.elapsed() >= PATIENCE);
-        self.shared.claim(&self.key, claims && state.lanes.is_empty());
+        let has = state.workers().saturating_mul(self.cores().into());
+        let shared = &self.shared;
+        shared
+            .crowd
+            .starve(&self.key, &mut state.standing, since, has, shared.there());
     }
 
     /// Leases until there are workers, or no task waits any more.
@@ -439,7 +390,7 @@ impl Crew {
                 ranks => ranks,
             });
             // What nobody has nobody can give up.
-            let is_held = self.shared.lanes.load(Ordering::Relaxed) > 0;
+            let is_held = self.shared.crowd.holds_any();
             let opened = match wanted {
                 Some(wanted) => self.open(wanted, needed),
                 None => Err(Refusal::of_none("others are to have workers first")),
@@ -455,11 +406,11 @@ impl Crew {
                     }
                     self.shared.workers_changed(workers.into(), None);
                     state.lanes.push(Arc::clone(&lane));
-                    self.shared.lanes.fetch_add(1, Ordering::Relaxed);
+                    self.shared.crowd.takes();
                     self.feed(&mut state);
                     drop(state);
                     lane.run(&self);
-                    self.shared.lanes.fetch_sub(1, Ordering::Relaxed);
+                    self.shared.crowd.gives();
                     return;
                 }
                 Err(Refusal { error, is_full }) => {
@@ -654,7 +605,7 @@ impl Crew {
     /// Whether a lane that has been idle for so long, or whose lease is over, should end.
     pub fn lets_go(&self, lane: &Arc<dyn Lane>, idle: Duration) -> bool {
         let mut state = self.state();
-        let is_awaited = self.shared.is_crowded() && state.waiting.is_empty();
+        let is_awaited = self.shared.crowd.is_crowded() && state.waiting.is_empty();
         if (idle >= self.shared.options.idle || is_awaited) && lane.running() == 0 {
             self.remove(&mut state, lane);
             self.count(&mut state);

@@ -5,7 +5,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
 
@@ -31,10 +31,19 @@ impl Outbox {
         (outbox, left)
     }
 
-    /// The connection broke: these are in doubt.
+    /// The connection broke: these are in doubt, and what is in the file is among them.
     pub fn hold(&mut self, ended: &[Ended]) {
-        self.clear();
-        self.add(ended);
+        if ended.is_empty() {
+            return self.clear();
+        }
+        // In its place once it is whole, so that nothing is ever in neither.
+        let fresh = self.path.with_extension("new");
+        let _ = std::fs::remove_file(&fresh);
+        self.file = None;
+        let kept = self
+            .write(&fresh, ended)
+            .and_then(|()| std::fs::rename(&fresh, &self.path));
+        self.tell(kept);
     }
 
     /// Some more.
@@ -42,18 +51,24 @@ impl Outbox {
         if ended.is_empty() {
             return;
         }
-        if let Err(error) = self.write(ended) {
+        let kept = self.write(&self.path.clone(), ended);
+        self.tell(kept);
+    }
+
+    fn tell(&self, kept: std::io::Result<()>) {
+        if let Err(error) = kept {
             let path = self.path.display();
             tracing::error!(%path, %error, "outcomes are in memory alone; they are lost if this endpoint ends before its manager is back");
         }
     }
 
-    fn write(&mut self, ended: &[Ended]) -> std::io::Result<()> {
+    /// Adds them to the file that is open, or else to the one at this path.
+    fn write(&mut self, path: &Path, ended: &[Ended]) -> std::io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
                 let mut options = OpenOptions::new();
-                let file = options.create(true).append(true).mode(0o600).open(&self.path)?;
+                let file = options.create(true).append(true).mode(0o600).open(path)?;
                 none.insert(file)
             }
         };

@@ -58,6 +58,17 @@ pub type Api = Arc<Control>;
 
 /// All routes.
 pub fn router(control: Api) -> Router {
+    let about_tasks = Router::new()
+        .merge(tasks::routes())
+        .merge(endpoints::routes())
+        .merge(contents::routes())
+        .merge(triggers::routes())
+        .merge(flows::routes())
+        .merge(sharing::routes())
+        .route_layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            relay::where_the_tasks_are,
+        ));
     Router::new()
         .route("/v1/version", get(version))
         .route("/v1/health", get(health))
@@ -85,12 +96,7 @@ pub fn router(control: Api) -> Router {
         .route("/v1/prices", get(accounts::show_prices).put(accounts::set_prices))
         .route("/v1/bill", get(accounts::show_bill))
         .route("/v1/audit", get(accounts::show_audit))
-        .merge(tasks::routes())
-        .merge(endpoints::routes())
-        .merge(contents::routes())
-        .merge(triggers::routes())
-        .merge(flows::routes())
-        .merge(sharing::routes())
+        .merge(about_tasks)
         .route("/v1/events", get(watch_events))
         .route("/v1/metrics", get(seeing::metrics))
         .route("/v1/history", get(seeing::history))

@@ -194,6 +194,12 @@ impl OnBehalf {
         }
         headers.get(AUTHORIZATION).cloned().map(Self)
     }
+
+    /// Whether there may be anybody to pass a request of its on to. Strangers are told so here, and cost nobody anything.
+    fn may_be_passed_on(&self, control: &Control) -> bool {
+        let token = self.0.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
+        control.peers.are_possible() && token.is_some_and(|token| control.authenticate(token.trim()).is_some())
+    }
 }
 
 /// What a path is about.
@@ -349,28 +355,26 @@ impl Control {
 
 /// Lets the manager that owns a lease's or a node's affairs answer; that may be this one.
 pub async fn at_its_owner(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
-    let asker = OnBehalf::of(request.headers());
-    let path = request.uri().path();
-    // The address of a hook is a token by itself.
-    let is_hook = path.starts_with("/v1/hooks/") && !request.headers().contains_key(PASSED_ON);
-    let about_tasks = through::is_about_tasks(path);
-    let about = about(path);
-    let may_pass = control.peers.are_possible() && (asker.is_some() || is_hook);
-    if !may_pass || !(about_tasks || about.is_some()) {
-        return next.run(request).await;
-    }
-    // Strangers are told so here, and cost nobody anything.
-    let token = asker.as_ref().and_then(|asker| asker.0.to_str().ok());
-    let token = token.and_then(|value| value.strip_prefix("Bearer "));
-    if !is_hook && token.and_then(|token| control.authenticate(token.trim())).is_none() {
-        return next.run(request).await;
-    }
-    let passed = match (asker, about) {
-        _ if about_tasks => through::to_the_tasks(&control, request).await,
+    let asker = OnBehalf::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
+    let passed = match (asker, about(request.uri().path())) {
         (Some(asker), Some(about)) => pass_on(&control, asker, &about, request).await,
         _ => Passed::Mine(request),
     };
     match passed {
+        Passed::Answered(response) => response,
+        Passed::Mine(request) => next.run(request).await,
+    }
+}
+
+/// Lets the manager that has the tasks answer; that may be this one.
+pub async fn where_the_tasks_are(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
+    // The address of a hook is a token by itself.
+    let is_hook = request.uri().path().starts_with("/v1/hooks/") && !request.headers().contains_key(PASSED_ON);
+    let asker = OnBehalf::of(request.headers()).filter(|asker| asker.may_be_passed_on(&control));
+    if asker.is_none() && !(is_hook && control.peers.are_possible()) {
+        return next.run(request).await;
+    }
+    match through::to_the_tasks(&control, request).await {
         Passed::Answered(response) => response,
         Passed::Mine(request) => next.run(request).await,
     }

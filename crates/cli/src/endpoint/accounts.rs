@@ -115,11 +115,7 @@ pub async fn serve(
                 if changed.is_err() {
                     break;
                 }
-                let text = match &*seen.borrow_and_update() {
-                    State::Connecting => "connecting".to_owned(),
-                    State::Up => "up".to_owned(),
-                    State::Down(why) => why.clone(),
-                };
+                let text = seen.borrow_and_update().to_string();
                 board.show(|status| status.connection = text);
             },
             _ = ending.told() => break,

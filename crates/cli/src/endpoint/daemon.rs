@@ -107,11 +107,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     });
     let showing = async {
         loop {
-            let text = match &*seen.borrow_and_update() {
-                State::Connecting => "connecting".to_owned(),
-                State::Up => "up".to_owned(),
-                State::Down(why) => why.clone(),
-            };
+            let text = seen.borrow_and_update().to_string();
             board.show(|status| status.connection = text);
             if seen.changed().await.is_err() {
                 std::future::pending::<()>().await;

@@ -113,7 +113,7 @@ pub(crate) async fn remove_endpoint(
     caller.changes_as(Role::User)?;
     let tasks = control.tasks()?;
     let EndpointRecord { id, name, .. } = own_endpoint(&control, &caller, &named(path)?)?;
-    let status = tasks.endpoints(None).into_iter().find(|status| status.id == id);
+    let status = tasks.endpoint_status(id);
     control.audit(&caller, "endpoint.remove", &name, &()).await?;
     for EndpointRecord { id, tenant, .. } in tasks.remove_endpoint(id).await? {
         for hash in bearers_of(&control, tenant, &id.to_string()) {

@@ -35,27 +35,6 @@ const OF_ONE_CONNECTION: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// Whether a path is about tasks, and what belongs to them.
-pub fn is_about_tasks(path: &str) -> bool {
-    let Some(rest) = path.strip_prefix("/v1/") else {
-        return false;
-    };
-    let first = rest.split('/').next().unwrap_or(rest);
-    matches!(
-        first,
-        "functions"
-            | "tasks"
-            | "outcomes"
-            | "endpoints"
-            | "contents"
-            | "triggers"
-            | "hooks"
-            | "flows"
-            | "teams"
-            | "usage"
-    )
-}
-
 /// Lets the manager that has the tasks answer; that may be this one.
 pub async fn to_the_tasks(control: &Api, request: Request) -> Passed {
     let until = tokio::time::Instant::now() + PATIENCE;

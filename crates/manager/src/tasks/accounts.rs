@@ -54,7 +54,7 @@ impl Tasks {
                 },
                 of: Some(of),
             };
-            if self.is_named(&record.name) {
+            if self.state().endpoint_named(&record.name).is_some() {
                 continue;
             }
             let kept = self.store.endpoint(record).wait().await?;
@@ -71,21 +71,11 @@ impl Tasks {
         Err(Failure::new(Code::Internal, text))
     }
 
-    fn is_named(&self, name: &str) -> bool {
-        self.state()
-            .endpoints
-            .values()
-            .any(|endpoint| endpoint.record.name == name)
-    }
-
     /// A tenant's endpoint below another one.
     pub fn account(&self, above: EndpointId, tenant: TenantId) -> Result<EndpointStatus, Failure> {
         let state = self.state();
         let below = state.below(above, tenant);
-        let status = below.and_then(|id| {
-            let is_it = |endpoint: &Endpoint| endpoint.record.id == id;
-            state.endpoint_statuses(is_it, &self.names).into_iter().next()
-        });
+        let status = below.and_then(|id| state.endpoint_status(id, &self.names));
         let text = "this tenant has submitted nothing to this endpoint, or it has no accounts of its own";
         status.ok_or_else(|| Failure::new(Code::NotFound, text))
     }

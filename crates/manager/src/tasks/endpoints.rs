@@ -7,7 +7,7 @@ use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
 
 use super::submit::{Submitter, plainly_named};
-use super::{Endpoint, State, Tasks};
+use super::{Endpoint, Names, State, Tasks};
 use crate::random;
 use crate::store::tasks::EndpointRecord;
 
@@ -71,9 +71,8 @@ impl Tasks {
             Some(known) => known.record = kept,
             None => drop(state.endpoints.insert(id, Endpoint::new(kept))),
         }
-        let status = state.endpoint_statuses(|endpoint| endpoint.record.id == id, &self.names);
         let gone = || Failure::new(Code::NotFound, "the endpoint was removed meanwhile");
-        status.into_iter().next().ok_or_else(gone)
+        state.endpoint_status(id, &self.names).ok_or_else(gone)
     }
 
     /// Forgets an endpoint, and those below it, if no task is to be run there any more. Their dispatchers are cut off. Answers
@@ -128,14 +127,20 @@ impl Tasks {
         let shown = |endpoint: &Endpoint| of.is_none_or(|by| may_use(&endpoint.record, by));
         self.state().endpoint_statuses(shown, &self.names)
     }
+
+    /// How one of them does.
+    pub fn endpoint_status(&self, id: EndpointId) -> Option<EndpointStatus> {
+        self.state().endpoint_status(id, &self.names)
+    }
 }
 
 impl State {
-    pub(super) fn endpoint_statuses(
-        &self,
-        shown: impl Fn(&Endpoint) -> bool,
-        names: impl Fn(TenantId) -> String,
-    ) -> Vec<EndpointStatus> {
+    pub(super) fn endpoint_status(&self, id: EndpointId, names: &Names) -> Option<EndpointStatus> {
+        let is_it = |endpoint: &Endpoint| endpoint.record.id == id;
+        self.endpoint_statuses(is_it, names).pop()
+    }
+
+    fn endpoint_statuses(&self, shown: impl Fn(&Endpoint) -> bool, names: &Names) -> Vec<EndpointStatus> {
         let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
         for live in self.live.values() {
             counts.entry(live.endpoint).or_default().count(live.state());
@@ -163,7 +168,7 @@ impl State {
         endpoints.into_iter().map(status).collect()
     }
 
-    fn endpoint_named(&self, wanted: &str) -> Option<&Endpoint> {
+    pub(super) fn endpoint_named(&self, wanted: &str) -> Option<&Endpoint> {
         let mut all = self.endpoints.values();
         all.find(|one| one.record.name == wanted || one.record.id.to_string() == wanted)
     }

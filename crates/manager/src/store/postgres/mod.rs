@@ -3,6 +3,7 @@
 //! Three connections each: one that writes, one that reads, one that listens. [`books`] has what grants and bookings do; the rest is
 //! seldom and simple.
 
+mod backlog;
 mod books;
 mod connect;
 mod faults;

@@ -10,10 +10,11 @@ use mayfly_protocol::ids::PublicKey;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::backlog::{self, Backlog};
 use super::books::{self, Done, Entry};
 use super::connect::{Address, Link};
 use super::faults::Fault;
-use super::{FIRST_WAIT, LAST_WAIT, STATEMENT_DEADLINE};
+use super::{LAST_WAIT, STATEMENT_DEADLINE};
 use crate::store::{StoreError, WRITE_DEADLINE};
 
 /// Most entries in one transaction: bounds how long the first of them waits.
@@ -86,122 +87,121 @@ impl What {
 }
 
 /// Writes until nobody can ask any more.
-pub async fn write(address: Address, me: PublicKey, mut queue: mpsc::UnboundedReceiver<Write>) {
-    let mut waiting = VecDeque::new();
-    let mut link = None;
-    let mut wait = FIRST_WAIT;
-    loop {
-        if waiting.is_empty() {
-            match queue.recv().await {
-                Some(write) => waiting.push_back(write),
-                None => return,
-            }
-        }
-        while let Ok(write) = queue.try_recv() {
-            waiting.push_back(write);
-        }
-        let fault = match attempt(&address, &mut link, me, &mut waiting).await {
-            Ok(()) => {
-                wait = FIRST_WAIT;
-                continue;
-            }
-            Err(fault) => fault,
-        };
-        if let Fault::Lost(why) = &fault {
-            tracing::warn!(
-                database = address.describe(),
-                why,
-                "the connection to the database is lost"
-            );
-            link = None;
-        }
-        give_up_late(&mut waiting, &fault);
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LAST_WAIT);
-    }
-}
-
-/// Whoever has waited for too long hears why.
-fn give_up_late(waiting: &mut VecDeque<Write>, fault: &Fault) {
-    let now = Instant::now();
-    while waiting
-        .front()
-        .is_some_and(|write| now.duration_since(write.since) + LAST_WAIT > WRITE_DEADLINE)
-    {
-        if let Some(write) = waiting.pop_front() {
-            write.what.fail(fault.told());
-        }
-    }
-}
-
-/// Writes what waits, in order. A fault leaves what was not written.
-async fn attempt(
-    address: &Address,
-    link: &mut Option<Link>,
-    me: PublicKey,
-    waiting: &mut VecDeque<Write>,
-) -> Result<(), Fault> {
-    let link = match link {
-        Some(open) if !open.is_closed() => open,
-        other => match Link::open(address, None).await {
-            Ok(open) => other.insert(open),
-            Err(Fault::Refused(error)) => {
-                // Nothing can be written as things are: a wrong password, another release's tables.
-                for write in waiting.drain(..) {
-                    write.what.fail(error.clone());
-                }
-                return Ok(());
-            }
-            Err(fault) => return Err(fault),
-        },
+pub async fn write(address: Address, me: PublicKey, asked: mpsc::UnboundedReceiver<Write>) {
+    let writes = Writes {
+        address,
+        me,
+        link: None,
+        waiting: VecDeque::new(),
     };
-    while let Some(first) = waiting.pop_front() {
-        let Write { since, what } = first;
-        match what {
-            What::Alone(mut alone) => {
-                let result = in_time(link, async {
-                    link.batch("BEGIN").await?;
-                    alone.run(link).await?;
-                    Ok(link.batch("COMMIT").await?)
-                });
-                let result = result.await;
-                match result {
-                    Ok(()) => alone.finish(Ok(())),
-                    Err(Fault::Refused(error)) => alone.finish(Err(error)),
-                    Err(fault) => {
-                        waiting.push_front(Write {
-                            since,
-                            what: What::Alone(alone),
-                        });
-                        return Err(fault);
+    backlog::work(writes, asked).await;
+}
+
+/// What is to be written, and over which connection.
+struct Writes {
+    address: Address,
+    me: PublicKey,
+    link: Option<Link>,
+    waiting: VecDeque<Write>,
+}
+
+impl Backlog<Write> for Writes {
+    fn push(&mut self, one: Write) {
+        self.waiting.push_back(one);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    async fn attempt(&mut self) -> Result<(), Fault> {
+        let Self {
+            address,
+            me,
+            link,
+            waiting,
+        } = self;
+        let link = match link {
+            Some(open) if !open.is_closed() => open,
+            other => match Link::open(address, None).await {
+                Ok(open) => other.insert(open),
+                Err(Fault::Refused(error)) => {
+                    // Nothing can be written as things are: a wrong password, another release's tables.
+                    for write in waiting.drain(..) {
+                        write.what.fail(error.clone());
                     }
+                    return Ok(());
+                }
+                Err(fault) => return Err(fault),
+            },
+        };
+        while let Some(first) = waiting.pop_front() {
+            let Write { since, what } = first;
+            match what {
+                What::Alone(mut alone) => {
+                    let result = in_time(link, async {
+                        link.batch("BEGIN").await?;
+                        alone.run(link).await?;
+                        Ok(link.batch("COMMIT").await?)
+                    });
+                    let result = result.await;
+                    match result {
+                        Ok(()) => alone.finish(Ok(())),
+                        Err(Fault::Refused(error)) => alone.finish(Err(error)),
+                        Err(fault) => {
+                            waiting.push_front(Write {
+                                since,
+                                what: What::Alone(alone),
+                            });
+                            return Err(fault);
+                        }
+                    }
+                }
+                What::Together(entry, reply) => {
+                    let mut group = vec![entry];
+                    let mut replies = vec![(since, reply)];
+                    while group.len() < GROUP
+                        && let Some(next) = waiting.pop_front()
+                    {
+                        match next.what {
+                            What::Together(entry, reply) => {
+                                group.push(entry);
+                                replies.push((next.since, reply));
+                            }
+                            what => {
+                                waiting.push_front(Write {
+                                    since: next.since,
+                                    what,
+                                });
+                                break;
+                            }
+                        }
+                    }
+                    together(link, *me, group, replies, waiting).await?;
                 }
             }
-            What::Together(entry, reply) => {
-                let mut group = vec![entry];
-                let mut replies = vec![(since, reply)];
-                while group.len() < GROUP
-                    && let Some(next) = waiting.pop_front()
-                {
-                    match next.what {
-                        What::Together(entry, reply) => {
-                            group.push(entry);
-                            replies.push((next.since, reply));
-                        }
-                        what => {
-                            waiting.push_front(Write {
-                                since: next.since,
-                                what,
-                            });
-                            break;
-                        }
-                    }
-                }
-                together(link, me, group, replies, waiting).await?;
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, why: &str) {
+        tracing::warn!(
+            database = self.address.describe(),
+            why,
+            "the connection to the database is lost"
+        );
+        self.link = None;
+    }
+
+    fn give_up_late(&mut self, fault: &Fault) {
+        let now = Instant::now();
+        let is_late = |write: &Write| now.duration_since(write.since) + LAST_WAIT > WRITE_DEADLINE;
+        while self.waiting.front().is_some_and(is_late) {
+            if let Some(write) = self.waiting.pop_front() {
+                write.what.fail(fault.told());
             }
         }
     }
-    Ok(())
 }
 
 /// Who waits, and since when.

@@ -10,11 +10,12 @@ use mayfly_protocol::ids::PublicKey;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::super::LAST_WAIT;
+use super::super::backlog::{self, Backlog};
 use super::super::connect::{Address, Link};
 use super::super::faults::Fault;
 use super::super::rows::signed;
 use super::super::writer::{Alone, in_time};
-use super::super::{FIRST_WAIT, LAST_WAIT};
 use crate::random;
 use crate::store::{LOAD_DEADLINE, StoreError, WRITE_DEADLINE};
 
@@ -61,8 +62,8 @@ struct Queue {
 }
 
 /// Works until nobody can ask any more.
-pub async fn run(address: Address, epoch: Epoch, mut commands: mpsc::UnboundedReceiver<Command>) {
-    let mut queue = Queue {
+pub async fn run(address: Address, epoch: Epoch, commands: mpsc::UnboundedReceiver<Command>) {
+    let queue = Queue {
         address,
         epoch,
         link: None,
@@ -70,36 +71,18 @@ pub async fn run(address: Address, epoch: Epoch, mut commands: mpsc::UnboundedRe
         doubt: None,
         over: false,
     };
-    let mut wait = FIRST_WAIT;
-    loop {
-        if queue.waiting.is_empty() {
-            match commands.recv().await {
-                Some(command) => queue.waiting.push_back(command),
-                None => return,
-            }
-        }
-        while let Ok(command) = commands.try_recv() {
-            queue.waiting.push_back(command);
-        }
-        let fault = match queue.attempt().await {
-            Ok(()) => {
-                wait = FIRST_WAIT;
-                continue;
-            }
-            Err(fault) => fault,
-        };
-        if let Fault::Lost(why) = &fault {
-            tracing::warn!(why, "the connection to the tasks in the database is lost");
-            queue.link = None;
-        }
-        queue.give_up_late(&fault);
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LAST_WAIT);
-    }
+    backlog::work(queue, commands).await;
 }
 
-impl Queue {
-    /// Does the first that wait. A fault leaves what was not done.
+impl Backlog<Command> for Queue {
+    fn push(&mut self, one: Command) {
+        self.waiting.push_back(one);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     async fn attempt(&mut self) -> Result<(), Fault> {
         if self.link.as_ref().is_none_or(Link::is_closed) {
             match open(&self.address).await {
@@ -136,6 +119,31 @@ impl Queue {
         }
     }
 
+    fn lose(&mut self, why: &str) {
+        tracing::warn!(why, "the connection to the tasks in the database is lost");
+        self.link = None;
+    }
+
+    fn give_up_late(&mut self, fault: &Fault) {
+        let now = Instant::now();
+        while let Some(first) = self.waiting.front() {
+            let patience = match first.kind {
+                Kind::Load => LOAD_DEADLINE,
+                _ => WRITE_DEADLINE,
+            };
+            if now.duration_since(first.since) + LAST_WAIT <= patience {
+                return;
+            }
+            // It may stand; whoever sends it again hears that it is known.
+            self.doubt = None;
+            if let Some(late) = self.waiting.pop_front() {
+                late.job.finish(Err(fault.told()));
+            }
+        }
+    }
+}
+
+impl Queue {
     /// Writes so many of the first that wait.
     async fn write(&mut self, count: usize) -> Result<(), Fault> {
         let doubt = self.doubt.take();
@@ -182,25 +190,6 @@ impl Queue {
             command.job.finish(result.clone());
         }
         Ok(())
-    }
-
-    /// Whoever has waited for too long hears why.
-    fn give_up_late(&mut self, fault: &Fault) {
-        let now = Instant::now();
-        while let Some(first) = self.waiting.front() {
-            let patience = match first.kind {
-                Kind::Load => LOAD_DEADLINE,
-                _ => WRITE_DEADLINE,
-            };
-            if now.duration_since(first.since) + LAST_WAIT <= patience {
-                return;
-            }
-            // It may stand; whoever sends it again hears that it is known.
-            self.doubt = None;
-            if let Some(late) = self.waiting.pop_front() {
-                late.job.finish(Err(fault.told()));
-            }
-        }
     }
 }
 

@@ -14,7 +14,8 @@ from harness.daemons import Daemon, private_directory
 from harness.endpoints import Endpoint, manager_alone
 from harness.leaks import wait_until
 from harness.marks import executions, leave_a_mark, outcomes
-from harness.programs import bin_dir
+from harness.programs import bin_dir, program
+from harness.sites import several_nodes, up
 from harness.slurm import Slurm, slurm_cluster
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
@@ -170,3 +171,57 @@ def test_the_job_over_real_files_is_the_same_on_slurm(manager: Daemon, endpoint:
 def test_an_option_that_is_none_is_named_at_setup(endpoint: Make) -> None:
     with pytest.raises(AssertionError, match="partitoin"):
         endpoint("partitoin=idle", start=False)
+
+
+def linger() -> int:
+    time.sleep(300)
+    return os.getpid()
+
+
+def test_a_prolog_takes_nodes_back_before_a_job_begins_and_an_epilog_gives_them_again(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    manager, _ = several_nodes(start, nodes=2, workers=2)
+    scripts = {}
+    for name, command in (("Prolog", 'reclaim "$SLURMD_NODENAME" --grace 1s'), ("Epilog", 'resume "$SLURMD_NODENAME"')):
+        script = scripts[name] = tmp_path / name
+        script.write_text(
+            f"#!/bin/sh\n{program()} --manager {manager.state} node {command} >> {tmp_path}/log 2>&1 || true\n"
+        )
+        script.chmod(0o755)
+    settings = {**{name: str(script) for name, script in scripts.items()}, "PrologFlags": "Alloc"}
+    with (
+        private_directory() as directory,
+        slurm_cluster(Path(directory), settings=settings) as cluster,
+        mayfly.connect(config=manager.state) as client,
+    ):
+        ids = {node["address"]["name"]: node["address"]["id"] for node in client.nodes()}
+        leases = {name: client.lease(1, mode="warm", node=node) for name, node in ids.items()}
+        pids = {name: lease.call(os.getpid) for name, lease in leases.items()}
+        calls = {name: lease.submit(linger) for name, lease in leases.items()}
+        wait_until(lambda: all(call.running() for call in calls.values()), "all nodes are at work")
+        begun = time.monotonic()
+        look = " ".join(f"test -d /proc/{pid} && echo {name} is at work;" for name, pid in pids.items())
+        job = cluster.submit(f"{look} echo begun; sleep 2", "batch")
+        cluster.wait_for(job, "RUNNING")
+        # A second of grace, and Slurm's own look for jobs.
+        assert time.monotonic() - begun < 8
+        taken = cluster.about(job)["NodeList"]
+        other = next(name for name in ids if name != taken)
+        assert isinstance(calls[taken].exception(10), mayfly.Error)
+
+        def states() -> dict[str, str]:
+            return {node["address"]["name"]: node["state"] for node in client.nodes()}
+
+        wait_until(lambda: states() == {taken: "reclaimed", other: "up"}, "the node is taken back", 10)
+        cluster.wait_for(job, "COMPLETED")
+        # Nothing of the leases was left when it began; the other node is at work.
+        said = (Path(directory) / f"job-{job}.out").read_text().splitlines()
+        assert said == [f"{other} is at work", "begun"]
+        wait_until(lambda: len(up(manager)) == 2, "the node is lent again")
+        with client.lease(1, mode="warm", node=ids[taken]) as again:
+            assert again.call(abs, -1) == 1
+        calls[other].kill()
+        for lease in leases.values():
+            lease.shutdown(cancel_futures=True)
+        assert "cannot" not in (tmp_path / "log").read_text()

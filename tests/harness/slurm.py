@@ -52,7 +52,7 @@ def _program(name: str) -> str | None:
 class Slurm:
     """One cluster, of nodes named n0, n1 and so on. Made by `slurm_cluster`."""
 
-    def __init__(self, directory: Path, nodes: int, partitions: dict[str, str]) -> None:
+    def __init__(self, directory: Path, nodes: int, partitions: dict[str, str], settings: dict[str, str]) -> None:
         self.directory = directory
         self.nodes = [f"n{number}" for number in range(nodes)]
         self.conf = directory / "slurm.conf"
@@ -63,9 +63,9 @@ class Slurm:
         self._key.write_bytes(os.urandom(128))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         (directory / "state").mkdir()
-        self.conf.write_text(self._settings(partitions))
+        self.conf.write_text(self._settings(partitions, settings))
 
-    def _settings(self, partitions: dict[str, str]) -> str:
+    def _settings(self, partitions: dict[str, str], more: dict[str, str]) -> str:
         host, user, place = socket.gethostname().partition(".")[0], getpass.getuser(), self.directory
         settings = {
             "ClusterName": "harness",
@@ -99,6 +99,7 @@ class Slurm:
             "MinJobAge": 300,
             "ReturnToService": 2,
             "InactiveLimit": 0,
+            **more,
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
         about = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs={CPUS} State=UNKNOWN"
@@ -268,10 +269,12 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm_cluster(directory: Path, nodes: int = 2, partitions: dict[str, str] | None = None) -> Iterator[Slurm]:
+def slurm_cluster(
+    directory: Path, nodes: int = 2, partitions: dict[str, str] | None = None, settings: dict[str, str] | None = None
+) -> Iterator[Slurm]:
     """A Slurm that is ready for jobs, all below ``directory``, which needs a short path and must be empty. Another may
-    be there at the same time. ``partitions`` are settings by name, in the words of slurm.conf."""
-    cluster = Slurm(directory, nodes, PARTITIONS if partitions is None else partitions)
+    be there at the same time. ``partitions`` are settings of slurm.conf by name, ``settings`` more of them."""
+    cluster = Slurm(directory, nodes, PARTITIONS if partitions is None else partitions, settings or {})
     try:
         cluster.start()
         yield cluster

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use mayfly_client::Client;
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::api::{JoinToken, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
@@ -29,8 +30,8 @@ const MANAGER_FILE: &str = "manager.json";
   mayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
                        the same, piece by piece
   mayfly node          joins the manager that it joined before; with none, it is a node on its own
-  mayfly node reclaim 5f0c... --grace 2s      ends its leases, and keeps new ones away
-  mayfly node resume 5f0c...                  gives it to leases again
+  mayfly node reclaim rack3-07 --grace 2s     ends its leases, and keeps new ones away
+  mayfly node resume rack3-07                 gives it to leases again
 
 A node on its own writes `allowance.json` into its state directory: clients of yours lease from it with that file.
 It needs no access from its manager, only to it; clients reach it on --listen-tcp, or share memory with it.")]
@@ -85,14 +86,15 @@ enum What {
 /// Take a node back for its owner: its leases end, and it gets no new ones.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly node reclaim 5f0c...                 at once
+  mayfly node reclaim rack3-07                at once
   mayfly node reclaim 5f0c... --grace 30s     calls that run may end within half a minute
 
 Returns when the node is empty and the last bill is booked. For a batch system, the same as one request:
 DELETE /v1/nodes/ID?grace=SECONDS.")]
 struct Reclaim {
-    /// Which, as `mayfly status` shows it
-    node: NodeId,
+    /// Which: its name, if no other node has it, or its id
+    #[arg(value_name = "NAME_OR_ID")]
+    node: String,
     /// How long running calls may go on
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     grace: Duration,
@@ -101,12 +103,13 @@ struct Reclaim {
 /// Give a node that was taken back, or is suspended, to leases again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly node resume 5f0c...
+  mayfly node resume rack3-07
 
 For a batch system, the same as one request: PUT /v1/nodes/ID.")]
 struct Resume {
-    /// Which, as `mayfly status` shows it
-    node: NodeId,
+    /// Which: its name, if no other node has it, or its id
+    #[arg(value_name = "NAME_OR_ID")]
+    node: String,
 }
 
 /// A node is of use without its manager, so that whoever starts it does not wait for one for longer.
@@ -124,7 +127,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         Some(What::Reclaim(wanted)) => {
             let client = connect::manager(global)?;
             let reclaimed = client
-                .reclaim_node(wanted.node, wanted.grace)
+                .reclaim_node(named(&client, &wanted.node)?, wanted.grace)
                 .map_err(|error| error.0)?;
             output::line(&match global.json {
                 true => output::json(&reclaimed)?,
@@ -139,12 +142,41 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         }
         Some(What::Resume(wanted)) => {
             let client = connect::manager(global)?;
-            let status = client.resume_node(wanted.node).map_err(|error| error.0)?;
+            let node = named(&client, &wanted.node)?;
+            let status = client.resume_node(node).map_err(|error| error.0)?;
             output::line(&match global.json {
                 true => output::json(&status)?,
                 false => format!("The node {} is {}.", status.address.name, status.state),
             });
             Ok(())
+        }
+    }
+}
+
+/// The node of this name or id. Of several with one name, those that left do not count where another has not.
+fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
+    if let Ok(id) = wanted.parse() {
+        return Ok(id);
+    }
+    let mut nodes = client.nodes().map_err(|error| error.0)?;
+    nodes.retain(|node| node.address.name == wanted);
+    if nodes.iter().any(|node| node.state != "left") {
+        nodes.retain(|node| node.state != "left");
+    }
+    match &nodes[..] {
+        [node] => Ok(node.address.id),
+        [] => Err(Failure::new(
+            Code::NotFound,
+            format!("no node is called `{wanted}`; `mayfly status` lists those there are"),
+        )),
+        several => {
+            let ids: Vec<String> = several.iter().map(|node| node.address.id.to_string()).collect();
+            let text = format!(
+                "{} nodes are called `{wanted}`; name one by its id: {}",
+                ids.len(),
+                ids.join(", ")
+            );
+            Err(Failure::new(Code::InvalidRequest, text))
         }
     }
 }

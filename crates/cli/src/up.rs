@@ -210,7 +210,7 @@ async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Resu
     Dispatcher::start(options, conversation.heard, conversation.said)
 }
 
-/// What the manager knows of the node, once it does.
+/// What the manager knows of the node, once both know of each other.
 async fn joined(manager: &mayfly_manager::Handle, node: &mayfly_node::Handle) -> Result<NodeStatus, Failure> {
     let mut events = manager.events();
     let id = node.address().id;
@@ -218,13 +218,15 @@ async fn joined(manager: &mayfly_manager::Handle, node: &mayfly_node::Handle) ->
         loop {
             let up = |status: &NodeStatus| status.address.id == id && status.state == "up";
             if let Some(status) = manager.nodes().into_iter().find(up) {
-                return status;
+                // Until it has the manager's answer, it knows nobody who may lease from it.
+                return node.joined(JOIN_LIMIT).await.map(|()| status);
             }
             // Whatever happened, look again; nothing else happens before the first node is there.
             let _ = events.recv().await;
         }
     };
-    tokio::time::timeout(JOIN_LIMIT, known).await.map_err(|_| {
+    let known = tokio::time::timeout(JOIN_LIMIT, known).await.ok().and_then(Result::ok);
+    known.ok_or_else(|| {
         let limit = JOIN_LIMIT.as_secs();
         let text = format!(
             "the node did not reach its manager at {} within {limit} s; see the log above",

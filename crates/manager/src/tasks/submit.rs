@@ -239,7 +239,7 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
     }
     if ranks > 0 && !matches!(given.form, Form::Python { .. } | Form::Source { .. }) {
         let text = "ranks are called through Python: register a Python function, or a `mayfly.Command` for a program";
-        return Err(Failure::new(Code::InvalidRequest, text));
+        return Err(Failure::new(Code::LoadFailed, text));
     }
     if let Some(image) = &given.image {
         named("the image's name", image)?;

@@ -588,7 +588,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 5 })
+        Some(StoreError::Schema { found: 99, known: 6 })
     );
 }
 

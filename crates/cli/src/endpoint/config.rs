@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mayfly_lease::ledger::MAX_WORKERS;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_tasks::BlockTerms;
 use serde::{Deserialize, Serialize};
@@ -197,6 +198,11 @@ impl Config {
         }
         if *nodes == 0 || *workers_per_node == 0 {
             return Err("blocks.nodes and blocks.workers_per_node must be at least 1".into());
+        }
+        if *workers_per_node > MAX_WORKERS {
+            return Err(format!(
+                "blocks.workers_per_node is {workers_per_node}; a node has {MAX_WORKERS} at most"
+            ));
         }
         if self.provider.kind != super::nodes::LOCAL && walltime.is_zero() {
             return Err("a batch system wants to know blocks.walltime, such as \"1h\"".into());

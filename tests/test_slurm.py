@@ -11,10 +11,10 @@ import pytest
 from harness import slurm
 from harness.album import Album
 from harness.daemons import Daemon, private_directory
-from harness.endpoints import Endpoint, manager_alone
+from harness.endpoints import Endpoint, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.marks import executions, leave_a_mark, outcomes
-from harness.programs import bin_dir, program
+from harness.programs import program
 from harness.sites import several_nodes, up
 from harness.slurm import Slurm, slurm_cluster
 
@@ -47,32 +47,14 @@ def manager(cluster: Slurm, state: Path) -> Iterator[Daemon]:
 @pytest.fixture
 def endpoint(cluster: Slurm, manager: Daemon, state: Path) -> Iterator[Make]:
     """``endpoint("partition=idle")`` sets one up for a job of both nodes at a time, and starts it."""
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    made: list[Endpoint] = []
+    with endpoints_of(manager, state / "home", **cluster.environment) as set_up:
 
-    def make(*options: str, start: bool = True, more: tuple[str, ...] = ("--nodes-per-block", "2")) -> Endpoint:
-        given = [word for option in ("exclusive=true", *options) for word in ("--option", option)]
-        setup = (
-            "--provider",
-            "slurm",
-            "--address",
-            "127.0.0.1",
-            "--workers-per-node",
-            "2",
-            "--walltime",
-            "10m",
-            *given,
-        )
-        one = Endpoint(manager, state / "home", "cluster", *setup, *more, **cluster.environment).set_up()
-        made.append(one)
-        if start:
-            one.start()
-        return one
+        def make(*options: str, start: bool = True, more: tuple[str, ...] = ("--nodes-per-block", "2")) -> Endpoint:
+            given = [word for option in ("exclusive=true", *options) for word in ("--option", option)]
+            setup = ("--provider", "slurm", "--address", "127.0.0.1", "--walltime", "10m", *given, *more)
+            return set_up(*setup, start=start, name="cluster")
 
-    yield make
-    for one in made:
-        print(one.log())
-        one.stop()
+        yield make
 
 
 def node_of_slurm() -> str:

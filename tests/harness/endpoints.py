@@ -41,14 +41,14 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def endpoints_of(manager: Daemon, home: Path) -> Iterator[Callable[..., Endpoint]]:
+def endpoints_of(manager: Daemon, home: Path, **variables: str) -> Iterator[Callable[..., Endpoint]]:
     """``make("--max-blocks", "2")`` sets one up, with two workers on each node unless it is said, and starts it."""
     os.environ.setdefault("MAYFLY_BIN", str(program()))
     made: list[Endpoint] = []
 
     def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
         workers = () if "--workers-per-node" in setup else ("--workers-per-node", "2")
-        one = Endpoint(manager, home, name, *workers, *setup).set_up()
+        one = Endpoint(manager, home, name, *workers, *setup, **variables).set_up()
         made.append(one)
         if start:
             one.start()

@@ -196,16 +196,7 @@ impl NodeArguments {
     }
 
     fn resources(&self) -> Result<Resources, Failure> {
-        let usable: Vec<u16> = rustix::thread::sched_getaffinity(None).map_or_else(
-            |_| vec![0],
-            |set| {
-                let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
-                cores.map(|core| core as u16).collect()
-            },
-        );
-        let info = rustix::system::sysinfo();
-        let memory = info.totalram as u64 * u64::from(info.mem_unit.max(1));
-        let mut resources = Resources::of_machine(usable, self.memory.unwrap_or(memory / 4 * 3));
+        let mut resources = options::machine();
         if let Some(cores) = self.cores {
             let most = (resources.cores.len() as u16).saturating_sub(1);
             if cores > most {
@@ -220,20 +211,23 @@ impl NodeArguments {
             }
             resources.kept_cores = resources.cores.len() as u16 - cores;
         }
-        if let Some(memory) = self.memory.filter(|wanted| *wanted > memory) {
-            let text = format!(
-                "--memory {memory} is more than the machine's {}",
-                crate::output::size(memory)
-            );
-            return Err(Failure::new(Code::InvalidRequest, text));
+        if let Some(memory) = self.memory {
+            let all = options::memory_bytes();
+            if memory > all {
+                let text = format!(
+                    "--memory {memory} is more than the machine's {}",
+                    crate::output::size(all)
+                );
+                return Err(Failure::new(Code::InvalidRequest, text));
+            }
+            resources.memory_bytes = memory;
         }
         if let Some(workers) = self.workers {
             resources.workers = workers;
         }
-        resources.gpus = match &self.gpus {
-            Some(Gpus(named)) => named.clone(),
-            None => options::gpus(),
-        };
+        if let Some(Gpus(named)) = &self.gpus {
+            resources.gpus = named.clone();
+        }
         Ok(resources)
     }
 }

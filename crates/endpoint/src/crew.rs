@@ -580,13 +580,13 @@ impl Crew {
             self.shared.carrier.store(self.key.tenant, ended, output, done);
         }
         let mut state = self.state();
-        let is_whole = back.is_empty();
-        if !is_whole {
-            for task in back.into_iter().rev() {
-                self.line_up(&mut state, task, VecDeque::push_front);
-            }
+        if !back.is_empty() {
+            lane.retire();
         }
-        if lane.is_retired() || !is_whole {
+        for task in back.into_iter().rev() {
+            self.line_up(&mut state, task, VecDeque::push_front);
+        }
+        if lane.is_retired() {
             self.remove(&mut state, lane);
         }
         self.feed(&mut state);

@@ -63,7 +63,7 @@ impl<K: Clone + PartialEq> Crowd<K> {
     }
 
     /// One's part of so many cores.
-    pub fn part(&self, there: u32) -> u32 {
+    fn part(&self, there: u32) -> u32 {
         (there / self.active.load(Ordering::Relaxed).max(1)).max(1)
     }
 

@@ -196,7 +196,7 @@ fn beside(name: &str) -> PathBuf {
 }
 
 /// The cores that this process may use, and three quarters of the memory.
-fn machine() -> Resources {
+pub fn machine() -> Resources {
     let cores = rustix::thread::sched_getaffinity(None).map_or_else(
         |_| vec![0],
         |set| {
@@ -206,17 +206,21 @@ fn machine() -> Resources {
                 .collect()
         },
     );
-    let info = rustix::system::sysinfo();
-    let memory = info.totalram as u64 * u64::from(info.mem_unit.max(1));
     Resources {
         gpus: gpus(),
-        ..Resources::of_machine(cores, memory / 4 * 3)
+        ..Resources::of_machine(cores, memory_bytes() / 4 * 3)
     }
+}
+
+/// All of the machine's memory.
+pub fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit.max(1))
 }
 
 /// The GPUs that this process may use: those that its environment names, as a batch system sets it, or else those of NVIDIA that
 /// there are.
-pub fn gpus() -> Vec<String> {
+fn gpus() -> Vec<String> {
     if let Ok(named) = std::env::var(VISIBLE_GPUS) {
         // What is no GPU hides those behind it.
         let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-') && *name != "NoDevFiles";

@@ -17,7 +17,7 @@ use mayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, Lane, REMEMBERED, RENEW_EVERY, channels, heard, is_over, renew, told, was_begun};
+use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told, was_begun};
 use crate::contents::{Fetched, at_hand};
 use crate::crew::{Crew, Task};
 
@@ -436,9 +436,7 @@ impl Lane for Gang {
                 heard::listen(Arc::downgrade(&self), printed, Arc::clone(&crew.shared), whose);
             }
         }
-        let mut idle_since = Instant::now();
-        let mut renewed = Instant::now();
-        loop {
+        let turn = || {
             let turn = match (self.running(), self.parts.len()) {
                 (0, parts) => LOOK / u32::try_from(parts).unwrap_or(u32::MAX),
                 (_, 1) => LOOK,
@@ -449,23 +447,15 @@ impl Lane for Gang {
                     self.on_ended((at, call));
                 }
             }
-            if let Some(running) = self.done() {
+            let done = self.done();
+            let ended = done.is_some();
+            if let Some(running) = done {
                 self.conclude(crew, running);
-                idle_since = Instant::now();
-                continue;
             }
-            if self.running() > 0 {
-                idle_since = Instant::now();
-            }
-            self.mind(crew);
-            if crew.lets_go(&lane, idle_since.elapsed()) {
-                return;
-            }
-            if renewed.elapsed() > RENEW_EVERY {
-                renewed = Instant::now();
-                self.parts.iter().for_each(|part| renew(&part.lease));
-            }
-        }
+            ended
+        };
+        let leases = || self.parts.iter().map(|part| &part.lease).collect();
+        keep(&lane, crew, leases, turn, || self.mind(crew));
     }
 }
 

@@ -7,7 +7,7 @@ pub mod single;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mayfly_client::{
     CallError, ChannelOptions, Code, Error, Geometry, Lease, Outcome, Output, Pool, PoolOptions, Status,
@@ -80,10 +80,37 @@ fn channels(lease: &Lease) -> Result<Pool, Error> {
     })
 }
 
-/// Makes a lease last, if it has been there for long.
-fn renew(lease: &Lease) {
-    if let Err(error) = lease.renew(LENGTH) {
-        tracing::warn!(%error, "a lease cannot be renewed");
+/// Takes turns until the lane is empty and gets no more tasks, and makes its leases last meanwhile. A turn answers whether an
+/// execution ended; after one in which none did, it is time for `mind`.
+fn keep<'a>(
+    lane: &Arc<dyn Lane>,
+    crew: &Crew,
+    leases: impl Fn() -> Vec<&'a Lease>,
+    turn: impl Fn() -> bool,
+    mind: impl Fn(),
+) {
+    let mut idle_since = Instant::now();
+    let mut renewed = Instant::now();
+    loop {
+        if turn() {
+            idle_since = Instant::now();
+            continue;
+        }
+        if lane.running() > 0 {
+            idle_since = Instant::now();
+        }
+        mind();
+        if crew.lets_go(lane, idle_since.elapsed()) {
+            return;
+        }
+        if renewed.elapsed() > RENEW_EVERY {
+            renewed = Instant::now();
+            for lease in leases() {
+                if let Err(error) = lease.renew(LENGTH) {
+                    tracing::warn!(%error, "a lease cannot be renewed");
+                }
+            }
+        }
     }
 }
 

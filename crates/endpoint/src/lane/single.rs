@@ -11,7 +11,7 @@ use mayfly_protocol::ids::NodeId;
 use mayfly_tasks::{Busy, Cost, gives};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{LOOK, Lane, REMEMBERED, RENEW_EVERY, channels, heard, is_over, renew, told};
+use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told};
 use crate::contents::{Fetched, at_hand};
 use crate::crew::{Crew, Task};
 
@@ -282,27 +282,15 @@ impl Lane for Single {
                 Self::printed_by,
             );
         }
-        let mut idle_since = Instant::now();
-        let mut renewed = Instant::now();
-        loop {
+        let turn = || {
             let ended = self.pool.drive(LOOK);
-            if !ended.is_empty() {
-                let (ended, long, back) = self.collect(&ended);
-                crew.ended(&lane, ended, long, back);
-                idle_since = Instant::now();
-                continue;
+            if ended.is_empty() {
+                return false;
             }
-            if self.running() > 0 {
-                idle_since = Instant::now();
-            }
-            self.tell_running(crew);
-            if crew.lets_go(&lane, idle_since.elapsed()) {
-                return;
-            }
-            if renewed.elapsed() > RENEW_EVERY {
-                renewed = Instant::now();
-                renew(&self.lease);
-            }
-        }
+            let (ended, long, back) = self.collect(&ended);
+            crew.ended(&lane, ended, long, back);
+            true
+        };
+        keep(&lane, crew, || vec![&self.lease], turn, || self.tell_running(crew));
     }
 }

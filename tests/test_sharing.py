@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from harness.leaks import wait_until
 from harness.managers import Manager, tenant
 from harness.programs import program, run
 
@@ -145,3 +146,42 @@ def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
     assert csv.splitlines()[0] == "what,tasks,failed,took_ms"
     assert 'double (default)",2,0,' in csv
     assert json.loads(run(program(), "usage", "--until", "2001-01-01", "--json", env=environment).stdout) == []
+
+
+def test_who_has_spent_a_budget_or_is_suspended_submits_nothing_until_that_changes(
+    manager: Manager, state: Path
+) -> None:
+    def set_astro(*spec: str) -> None:
+        manager.daemon.cli("tenant", "set", "astro", *spec)
+
+    def spent() -> int:
+        return next(one["spent"] for one in manager.daemon.cli("tenant", "list") if one["name"] == "astro")
+
+    def refusal() -> str:
+        with pytest.raises(mayfly.Error) as refused:
+            astro.run(function, 1).result(30)
+        assert refused.value.code == "quota_exceeded"
+        return str(refused.value)
+
+    with mayfly.connect(config=tenant(manager.daemon, "astro", state)) as astro:
+        function = astro.register(double)
+        set_astro("--price-computing", "100", "--budget", "5")
+        assert astro.run(sleep, 0.1).result(30) is None
+        # Nodes say what was used every two seconds.
+        wait_until(lambda: spent() > 5 * 10**9, "it is in the books", 30)
+        assert "has spent" in refusal()
+        steps = [mayfly.Step("one", function)]
+        with pytest.raises(mayfly.Error, match="has spent"):
+            astro.flow(steps, 1)
+        # What happens meanwhile is not lost, and says what it waits for.
+        timer = astro.trigger("each-second", function, timer="* * * * * *", keywords={})
+        wait_until(lambda: "has spent" in str(timer.refresh()["trouble"]), "the trigger says why it waits", 30)
+        assert timer.status["started"] == 0
+        set_astro("--no-budget")
+        assert astro.run(function, 2).result(30) == 4
+        wait_until(lambda: timer.refresh()["started"] >= 1, "what waited starts", 30)
+        timer.remove()
+        set_astro("--suspend")
+        assert "is suspended" in refusal()
+        set_astro("--resume")
+        assert astro.flow(steps, 3).result(30) == 6

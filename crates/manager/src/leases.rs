@@ -423,7 +423,8 @@ impl Control {
         Ok(self.lease(lease).unwrap_or(record))
     }
 
-    fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
+    /// Refuses a tenant that is suspended, or has spent its budget.
+    pub fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
         let world = self.world();
         Ok(world.tenants.get(&tenant).map_or(Ok(()), Account::may_spend)?)
     }

@@ -158,7 +158,7 @@ impl Manager {
         let contents = content_options(&control.options)?;
         let common = match task_store {
             TaskKind::Own(store) => {
-                let tasks = tasks::Tasks::start(store, &contents, control.names()).await?;
+                let tasks = tasks::Tasks::start(store, &contents, control.accounts()).await?;
                 control.task_owner.keep(tasks);
                 None
             }

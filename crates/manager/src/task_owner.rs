@@ -1,7 +1,7 @@
 //! Which manager has the durable tasks: this one, where it has a store of its own; one of those that share a database, and another
 //! when that one dies. Requests about tasks go to whoever has them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use crate::peers::SILENT;
 use crate::random;
 use crate::store::tasks::TaskStore;
 use crate::store::{PostgresTasks, SharedTasks};
-use crate::tasks::{Names, Tasks};
+use crate::tasks::{Tasks, Tenants};
 
 /// Between two looks at who has them.
 const EVERY: Duration = Duration::from_secs(1);
@@ -99,6 +99,20 @@ impl TaskOwner {
     }
 }
 
+/// The tenants of a manager, as its tasks know them.
+struct Accounts(Weak<Control>);
+
+impl Tenants for Accounts {
+    fn name(&self, tenant: TenantId) -> String {
+        let control = self.0.upgrade();
+        control.map_or_else(|| tenant.to_string(), |control| control.tenant_name(tenant))
+    }
+
+    fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
+        self.0.upgrade().map_or(Ok(()), |control| control.may_spend(tenant))
+    }
+}
+
 impl Control {
     /// Durable tasks, where they are this manager's.
     pub fn tasks(&self) -> Result<Arc<Tasks>, Failure> {
@@ -156,7 +170,12 @@ impl Control {
                 objects.put(CONTENTS_NAME, Bytes::copy_from_slice(&name)).await?;
                 store.contents_are(name).wait().await?;
             }
-            Tasks::start(Arc::clone(&store) as Arc<dyn TaskStore>, &common.contents, self.names()).await
+            Tasks::start(
+                Arc::clone(&store) as Arc<dyn TaskStore>,
+                &common.contents,
+                self.accounts(),
+            )
+            .await
         };
         match started.await {
             Ok(tasks) => {
@@ -173,14 +192,9 @@ impl Control {
         }
     }
 
-    /// Tenants' names, for people.
-    pub fn names(self: &Arc<Self>) -> Names {
-        let giver = Arc::downgrade(self);
-        Box::new(move |tenant: TenantId| {
-            giver
-                .upgrade()
-                .map_or_else(|| tenant.to_string(), |control| control.tenant_name(tenant))
-        })
+    /// What the tasks ask about tenants.
+    pub fn accounts(self: &Arc<Self>) -> Box<dyn Tenants> {
+        Box::new(Accounts(Arc::downgrade(self)))
     }
 
     /// Nobody here has anything to do with the tasks any more.

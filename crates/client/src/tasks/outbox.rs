@@ -211,10 +211,7 @@ impl Inner {
 
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
-        let accepted: Result<Accepted, Error> = self.patiently(
-            |error| error.retry() == Retry::Later,
-            || self.manager.post_packed("/v1/tasks", submission),
-        );
+        let accepted: Result<Accepted, Error> = self.patiently(|| self.manager.post_packed("/v1/tasks", submission));
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
             self.contents.forget();
@@ -245,9 +242,7 @@ impl Inner {
                 state = wait(&self.to_store, state, RETRY);
             };
             drop(state);
-            // A tenant's quota has room again when its tasks have ended, not in a moment.
-            let passes = |error: &Error| error.retry() == Retry::Later && error.code() != Code::QuotaExceeded;
-            let stored = self.patiently(passes, || self.contents.store(&arguments));
+            let stored = self.patiently(|| self.contents.store(&arguments));
             if let Some(unsent) = self.state().outbox.get(id) {
                 unsent.way = stored.map_or_else(Way::Refused, Way::Stored);
             }
@@ -256,7 +251,9 @@ impl Inner {
     }
 
     /// Asks until there is an answer: the same tasks again are the same, and so are the same bytes.
-    fn patiently<T>(&self, passes: fn(&Error) -> bool, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        // A tenant's quota has room again when its tasks have ended, and its budget when somebody says so: not in a moment.
+        let passes = |error: &Error| error.retry() == Retry::Later && error.code() != Code::QuotaExceeded;
         let since = Instant::now();
         loop {
             match ask() {

@@ -12,7 +12,7 @@ use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
 
 use super::submit::Submitter;
-use super::{Endpoint, Names, Place, State, Tasks};
+use super::{Endpoint, Place, State, Tasks, Tenants};
 use crate::random;
 use crate::store::tasks::{AccountOf, EndpointRecord};
 
@@ -75,7 +75,7 @@ impl Tasks {
     pub fn account(&self, above: EndpointId, tenant: TenantId) -> Result<EndpointStatus, Failure> {
         let state = self.state();
         let below = state.below(above, tenant);
-        let status = below.and_then(|id| state.endpoint_status(id, &self.names));
+        let status = below.and_then(|id| state.endpoint_status(id, &*self.tenants));
         let text = "this tenant has submitted nothing to this endpoint, or it has no accounts of its own";
         status.ok_or_else(|| Failure::new(Code::NotFound, text))
     }
@@ -111,14 +111,14 @@ impl State {
     }
 
     /// Tells whoever starts it that an endpoint has tasks, unless it is there.
-    pub(super) fn want(&self, id: EndpointId, names: &Names) {
+    pub(super) fn want(&self, id: EndpointId, tenants: &dyn Tenants) {
         let Some(endpoint) = self.endpoints.get(&id).filter(|endpoint| endpoint.link.is_none()) else {
             return;
         };
         if let Some(of) = endpoint.record.of {
             let wanted = ToDispatcher::Wanted {
                 tenant: of.tenant,
-                name: names(of.tenant),
+                name: tenants.name(of.tenant),
                 endpoint: endpoint.record.name.clone(),
             };
             self.tell(of.endpoint, wanted);
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// The same for all that have tasks: below one endpoint, or below any.
-    pub(super) fn want_all(&self, above: Option<EndpointId>, names: &Names) {
+    pub(super) fn want_all(&self, above: Option<EndpointId>, tenants: &dyn Tenants) {
         let of = |endpoint: &&Endpoint| {
             endpoint
                 .record
@@ -147,7 +147,7 @@ impl State {
             .map(|live| live.endpoint)
             .filter(|id| away.contains(id))
             .collect();
-        wanted.into_iter().for_each(|id| self.want(id, names));
+        wanted.into_iter().for_each(|id| self.want(id, tenants));
     }
 }
 

@@ -7,7 +7,7 @@ use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
 
 use super::submit::{Submitter, plainly_named};
-use super::{Endpoint, Names, State, Tasks};
+use super::{Endpoint, State, Tasks, Tenants};
 use crate::random;
 use crate::store::tasks::EndpointRecord;
 
@@ -72,7 +72,7 @@ impl Tasks {
             None => drop(state.endpoints.insert(id, Endpoint::new(kept))),
         }
         let gone = || Failure::new(Code::NotFound, "the endpoint was removed meanwhile");
-        state.endpoint_status(id, &self.names).ok_or_else(gone)
+        state.endpoint_status(id, &*self.tenants).ok_or_else(gone)
     }
 
     /// Forgets an endpoint, and those below it, if no task is to be run there any more. Their dispatchers are cut off. Answers
@@ -125,22 +125,22 @@ impl Tasks {
     /// Endpoints that somebody may run tasks at, or all.
     pub fn endpoints(&self, of: Option<&Submitter>) -> Vec<EndpointStatus> {
         let shown = |endpoint: &Endpoint| of.is_none_or(|by| may_use(&endpoint.record, by));
-        self.state().endpoint_statuses(shown, &self.names)
+        self.state().endpoint_statuses(shown, &*self.tenants)
     }
 
     /// How one of them does.
     pub fn endpoint_status(&self, id: EndpointId) -> Option<EndpointStatus> {
-        self.state().endpoint_status(id, &self.names)
+        self.state().endpoint_status(id, &*self.tenants)
     }
 }
 
 impl State {
-    pub(super) fn endpoint_status(&self, id: EndpointId, names: &Names) -> Option<EndpointStatus> {
+    pub(super) fn endpoint_status(&self, id: EndpointId, tenants: &dyn Tenants) -> Option<EndpointStatus> {
         let is_it = |endpoint: &Endpoint| endpoint.record.id == id;
-        self.endpoint_statuses(is_it, names).pop()
+        self.endpoint_statuses(is_it, tenants).pop()
     }
 
-    fn endpoint_statuses(&self, shown: impl Fn(&Endpoint) -> bool, names: &Names) -> Vec<EndpointStatus> {
+    fn endpoint_statuses(&self, shown: impl Fn(&Endpoint) -> bool, tenants: &dyn Tenants) -> Vec<EndpointStatus> {
         let mut counts: HashMap<EndpointId, TaskCounts> = HashMap::new();
         for live in self.live.values() {
             counts.entry(live.endpoint).or_default().count(live.state());
@@ -152,7 +152,7 @@ impl State {
             name: endpoint.record.name.clone(),
             owner: match endpoint.record.tenant {
                 NOBODY => String::new(),
-                tenant => names(tenant),
+                tenant => tenants.name(tenant),
             },
             spec: endpoint.record.spec.clone(),
             state: endpoint.state().into(),

@@ -386,6 +386,7 @@ fn shown(record: &FlowRecord, steps: Vec<StepStatus>) -> FlowStatus {
 impl Tasks {
     /// Starts a flow: when this returns it is on the disk. One that was started with this id is answered as it is.
     pub async fn start_flow(self: &Arc<Self>, by: Submitter, mut request: FlowRequest) -> Result<FlowStatus, Failure> {
+        self.tenants.may_spend(by.tenant)?;
         let id = request.id.take();
         {
             let state = self.state();

@@ -102,7 +102,7 @@ impl Tasks {
                 FromDispatcher::Hello { instance, holds, .. } => {
                     came = (endpoint.instance != Some(instance)).then_some(instance);
                     ended.extend(state.on_holds(id, instance, &holds));
-                    state.want_all(Some(id), &self.names);
+                    state.want_all(Some(id), &*self.tenants);
                 }
                 FromDispatcher::Room { tasks } => {
                     endpoint.room = tasks;

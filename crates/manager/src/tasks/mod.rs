@@ -75,8 +75,14 @@ const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most that are cancelled under one hold of the lock.
 const CANCELLED_AT_ONCE: usize = 10_000;
 
-/// Tenants' names, for people.
-pub type Names = Box<dyn Fn(TenantId) -> String + Send + Sync>;
+/// What is known of tenants where the accounts are.
+pub trait Tenants: Send + Sync {
+    /// Its name, for people.
+    fn name(&self, tenant: TenantId) -> String;
+
+    /// Refuses a tenant that is suspended, or has spent its budget.
+    fn may_spend(&self, tenant: TenantId) -> Result<(), Failure>;
+}
 
 /// The tasks of one manager.
 pub struct Tasks {
@@ -88,7 +94,7 @@ pub struct Tasks {
     trouble: Mutex<Option<StoreError>>,
     /// How many bytes each tenant's flows have in memory.
     flow_bytes: Mutex<HashMap<TenantId, usize>>,
-    names: Names,
+    tenants: Box<dyn Tenants>,
 }
 
 #[derive(Default)]
@@ -270,7 +276,7 @@ impl Tasks {
     pub async fn start(
         store: Arc<dyn TaskStore>,
         contents: &ContentOptions,
-        names: Names,
+        tenants: Box<dyn Tenants>,
     ) -> Result<Arc<Self>, Failure> {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
         let used = std::mem::take(&mut snapshot.contents);
@@ -287,7 +293,7 @@ impl Tasks {
             finishing,
             trouble: Mutex::default(),
             flow_bytes: Mutex::default(),
-            names,
+            tenants,
         });
         tasks.end_those_that_cannot_be();
         tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
@@ -466,7 +472,7 @@ impl Tasks {
             tags.retain(|_, tag| Arc::strong_count(tag) > 1 || tag.is_fresh());
         }
         state.tags.retain(|_, tags| !tags.is_empty());
-        state.want_all(None, &self.names);
+        state.want_all(None, &*self.tenants);
     }
 }
 

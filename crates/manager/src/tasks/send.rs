@@ -233,7 +233,7 @@ impl Tasks {
             if link.tenants.insert(live.tenant) {
                 messages.push(ToDispatcher::Tenant {
                     tenant: live.tenant,
-                    name: (self.names)(live.tenant),
+                    name: self.tenants.name(live.tenant),
                 });
             }
             live.place = Place::Sent;

@@ -75,7 +75,7 @@ impl Teams {
 impl Tasks {
     /// A tenant, for whom something is submitted.
     pub fn submitter(&self, tenant: TenantId) -> Submitter {
-        let name = (self.names)(tenant);
+        let name = self.tenants.name(tenant);
         let teams = self.state().teams.of.get(&name).cloned().unwrap_or_default();
         Submitter { tenant, name, teams }
     }
@@ -140,14 +140,14 @@ impl Tasks {
     fn shown_team(&self, team: &TeamRecord) -> Team {
         Team {
             name: team.name.clone(),
-            owner: (self.names)(team.owner),
+            owner: self.tenants.name(team.owner),
             spec: team.spec.clone(),
         }
     }
 
     /// Teams that somebody has, or is in, by name.
     pub fn teams(&self, of: TenantId) -> Vec<Team> {
-        let name = (self.names)(of);
+        let name = self.tenants.name(of);
         let own: Vec<TeamRecord> = {
             let state = self.state();
             let among = state.teams.of.get(&name).cloned().unwrap_or_default();
@@ -200,7 +200,7 @@ impl Tasks {
             .await?;
         let names: HashMap<TenantId, String> = used
             .iter()
-            .map(|(key, _)| (key.tenant, (self.names)(key.tenant)))
+            .map(|(key, _)| (key.tenant, self.tenants.name(key.tenant)))
             .collect();
         let state = self.state();
         let line = |(key, usage): (UsageKey, Usage)| UsageLine {

@@ -24,7 +24,7 @@ use crate::random;
 use crate::store::StoreError;
 use crate::store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
 
-/// Tasks that one tenant may have waiting.
+/// Tasks of all tenants that may wait at a time.
 const MOST_WAITING: usize = 10_000_000;
 
 /// Who submits.
@@ -112,6 +112,7 @@ impl Tasks {
 
     /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
     pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
+        self.tenants.may_spend(by.tenant)?;
         named("the tag", &submission.tag)?;
         if submission.tasks.is_empty() || submission.tasks.len() > MOST_TASKS {
             let count = submission.tasks.len();
@@ -141,7 +142,7 @@ impl Tasks {
         let kept = tokio::spawn(async move { tasks.keep(by.tenant, admitted).await });
         kept.await
             .map_err(|error| Failure::new(Code::Internal, format!("accepting tasks failed: {error}")))??;
-        self.state().want(accepted.endpoint, &self.names);
+        self.state().want(accepted.endpoint, &*self.tenants);
         Ok(accepted)
     }
 
@@ -311,7 +312,7 @@ impl State {
         let options = submission.options;
         if self.live.len() + ids.len() > MOST_WAITING {
             return Err(Failure::new(
-                Code::QuotaExceeded,
+                Code::NoCapacity,
                 format!("{MOST_WAITING} tasks wait already; submit more when some have ended"),
             ));
         }

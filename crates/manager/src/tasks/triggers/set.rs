@@ -188,7 +188,7 @@ impl Tasks {
     /// The same, where nobody else changes triggers.
     async fn keep_this(&self, record: TriggerRecord) -> Result<TriggerStatus, Failure> {
         let kept = self.store.trigger(record).wait().await?;
-        let owner = (self.names)(kept.tenant);
+        let owner = self.tenants.name(kept.tenant);
         let mut state = self.state();
         let new = Trigger::new(kept, 0);
         let (id, now) = (new.record.id, new.record.watched_at);
@@ -212,7 +212,7 @@ impl Tasks {
 
     /// Triggers of a tenant's, by name.
     pub fn triggers(&self, tenant: TenantId) -> Vec<TriggerStatus> {
-        let owner = (self.names)(tenant);
+        let owner = self.tenants.name(tenant);
         let state = self.state();
         let own = state.triggers.all.values().filter(|one| one.record.tenant == tenant);
         let mut shown: Vec<_> = own.map(|one| state.trigger_status(one, owner.clone())).collect();
@@ -222,7 +222,7 @@ impl Tasks {
 
     /// One of them, by its name or its id.
     pub fn trigger(&self, tenant: TenantId, wanted: &str) -> Result<TriggerStatus, Failure> {
-        let owner = (self.names)(tenant);
+        let owner = self.tenants.name(tenant);
         let state = self.state();
         let found = state.triggers.find(tenant, wanted);
         found.map(|found| state.trigger_status(found, owner)).ok_or_else(|| {

@@ -301,6 +301,7 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
     println!("32 ranks in 8 networks: {} ms", took.as_millis());
     assert!(took < Duration::from_secs(5), "{took:?}");
     exchange(&mut ranks);
+    let mut lucky = Vec::new();
     for ((low, high), via) in vias(&ranks) {
         let ((site, kind, _), (other_site, other, _)) = (&hosts[low as usize], &hosts[high as usize]);
         let symmetric = [kind, other].iter().filter(|kind| ***kind == Kind::Symmetric).count();
@@ -311,11 +312,15 @@ fn thirty_two_ranks_in_eight_networks_are_connected_within_five_seconds() {
             1 if !port_restricted => Via::Punched,
             _ => Via::Relay,
         };
-        assert_eq!(
-            via, expected,
-            "{kind:?} in site {site} to {other:?} in site {other_site}"
-        );
+        let pair = format!("{kind:?} in site {site} to {other:?} in site {other_site}");
+        if (via, expected) == (Via::Punched, Via::Relay) {
+            lucky.push(pair);
+        } else {
+            assert_eq!(via, expected, "{pair}");
+        }
     }
+    // A port that a symmetric NAT picks at random is sometimes the very one that the other side was told of.
+    assert!(lucky.len() <= 1, "{lucky:?}");
     drop(sites);
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from harness.endpoints import endpoints_of
 from harness.leaks import wait_until
 from harness.managers import Manager, tenant
 from harness.programs import program, run
@@ -143,7 +144,7 @@ def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
     shown = run(program(), "usage", "--everybody", "--by", "tenant", env=environment).stdout
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [["alice", "1"], ["default", "7"]]
     csv = run(program(), "usage", "--csv", env=environment).stdout
-    assert csv.splitlines()[0] == "what,tasks,failed,took_ms"
+    assert csv.splitlines()[0] == "what,tasks,failed,took_ms,cost"
     assert 'double (default)",2,0,' in csv
     assert json.loads(run(program(), "usage", "--until", "2001-01-01", "--json", env=environment).stdout) == []
 
@@ -185,3 +186,46 @@ def test_who_has_spent_a_budget_or_is_suspended_submits_nothing_until_that_chang
         assert "is suspended" in refusal()
         set_astro("--resume")
         assert astro.flow(steps, 3).result(30) == 6
+
+
+def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_budget_is_spent(
+    manager: Manager, state: Path
+) -> None:
+    def of_astro() -> dict[str, Any]:
+        found: list[dict[str, Any]] = manager.daemon.cli("tenant", "list")
+        return next(one for one in found if one["name"] == "astro")
+
+    def cost(client: mayfly.Client) -> int:
+        return sum(line["cost"] for line in client.usage())
+
+    astro_at = tenant(manager.daemon, "astro", state)
+    manager.daemon.cli("tenant", "set", "astro", "--price-computing", "100")
+    with endpoints_of(manager.daemon, state) as make:
+        here = make("--share-with", "astro", "--min-blocks", "1", "--workers-per-node", "1")
+        with mayfly.connect(config=astro_at) as astro:
+            for future in [astro.batch(endpoint="here").submit(sleep, 0.2) for _ in range(5)]:
+                future.result(60)
+            # A second of computing, for a hundred each.
+            before = cost(astro)
+            assert 100 * 10**9 <= before < 400 * 10**9
+            wait_until(lambda: of_astro()["spent_on_tasks"] == before, "it is charged", 30)
+            assert (of_astro()["spent"], manager.daemon.cli("bill", "--tenant", "astro")) == (before, [])
+        # It is neither lost nor charged again when the manager dies.
+        manager.again()
+        with mayfly.connect(config=astro_at) as astro, mayfly.connect(config=manager.state) as owner:
+            assert (cost(astro), of_astro()["spent_on_tasks"], of_astro()["spent"]) == (before, before, before)
+            manager.daemon.cli("tenant", "set", "astro", "--budget", str(before // 10**9 + 30))
+            futures = [astro.batch(endpoint="here").submit(sleep, 0.5) for _ in range(40)]
+            wait_until(lambda: of_astro()["spent"] > of_astro()["budget"], "the budget is spent", 60)
+            with pytest.raises(mayfly.Error, match="has spent"):
+                astro.batch(endpoint="here").submit(double, 1).result(30)
+            # What the endpoint has is executed; the rest waits, as it would for nodes here, and goes on with the budget.
+            wait_until(lambda: here.seen["tasks"]["waiting"] + here.seen["tasks"]["running"] == 0, "all rests", 60)
+            assert 0 < sum(future.done() for future in futures) < 40
+            # It holds up nobody else. Whose an endpoint is has no use of it to pay here.
+            owner.batch(endpoint="here").submit(sleep, 0.1).result(60)
+            assert [line["cost"] for line in owner.usage()] == [0]
+            manager.daemon.cli("tenant", "set", "astro", "--no-budget")
+            for future in futures:
+                assert future.result(60) is None
+            wait_until(lambda: of_astro()["spent"] == cost(astro), "it is charged", 30)

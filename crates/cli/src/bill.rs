@@ -23,7 +23,7 @@ use crate::{Global, connect, output, values};
 
 A lease counts when it lived within the time asked for, and then with all that it cost. Leases that live are billed for what
 was metered until some seconds ago. Dates are those of UTC. By function, what no function is charged with (memory held, polling, loading
-code) stands in a line of its own.")]
+code) stands in a line of its own. What durable tasks cost at endpoints elsewhere is in `mayfly usage`.")]
 pub struct Arguments {
     /// One tenant's [default: yours; everybody's for operators]
     #[arg(long, value_parser = values::name)]

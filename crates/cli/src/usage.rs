@@ -17,8 +17,8 @@ use crate::{Global, connect, output, values};
   mayfly usage --by day --from 2026-11-01 --until 2026-12-01
   mayfly usage --everybody --by tenant --csv > usage.csv
 
-A task counts on the day of its end, in UTC, with the time that all of its executions had workers, whichever site's they were. What
-leases cost, in units of account, is in `mayfly bill` of the site where they were.")]
+A task counts on the day of its end, in UTC, with the time that all of its executions had workers, whichever site's they were. What it
+cost, in units of account, is of executions at endpoints elsewhere that are another tenant's; here leases cost, as `mayfly bill` says.")]
 pub struct Arguments {
     /// What each line is about
     #[arg(long, value_enum, default_value = "function")]
@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Everybody's, for operators
     #[arg(long)]
     everybody: bool,
-    /// Print comma-separated values, with times in milliseconds
+    /// Print comma-separated values, with times in milliseconds and amounts in billionths of the unit of account
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 }
@@ -56,6 +56,7 @@ struct Line {
     tasks: u64,
     failed: u64,
     took_ms: u64,
+    cost: u64,
 }
 
 fn gather(lines: &[UsageLine], by: By) -> Vec<Line> {
@@ -72,6 +73,7 @@ fn gather(lines: &[UsageLine], by: By) -> Vec<Line> {
         sum.tasks += line.tasks;
         sum.failed += line.failed;
         sum.took_ms += line.took_ms;
+        sum.cost = sum.cost.saturating_add(line.cost);
     }
     sums.into_values().collect()
 }
@@ -92,10 +94,13 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
     let lines = gather(&lines, arguments.by);
     if arguments.csv {
-        output::line("what,tasks,failed,took_ms");
+        output::line("what,tasks,failed,took_ms,cost");
         for line in &lines {
             let what = output::plain(&line.what).replace('"', "\"\"");
-            output::line(&format!("\"{what}\",{},{},{}", line.tasks, line.failed, line.took_ms));
+            output::line(&format!(
+                "\"{what}\",{},{},{},{}",
+                line.tasks, line.failed, line.took_ms, line.cost
+            ));
         }
         return Ok(());
     }
@@ -109,13 +114,20 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         By::Endpoint => "ENDPOINT",
         By::Day => "DAY",
     };
-    let mut table = output::Table::new(&[(title, Left), ("TASKS", Right), ("FAILED", Right), ("TOOK", Right)]);
+    let mut table = output::Table::new(&[
+        (title, Left),
+        ("TASKS", Right),
+        ("FAILED", Right),
+        ("TOOK", Right),
+        ("COST", Right),
+    ]);
     for line in &lines {
         table.row([
             output::plain(&line.what),
             line.tasks.to_string(),
             line.failed.to_string(),
             output::span(line.took_ms),
+            output::amount(line.cost),
         ]);
     }
     output::line(&table.text(output::colours(&std::io::stdout())));
@@ -139,11 +151,14 @@ mod tests {
             tasks: 2,
             failed: 1,
             took_ms,
+            cost: 3,
         };
         let lines = [line(0, "a", "f", 5), line(1, "a", "g", 7), line(1, "b", "f", 9)];
         let sums = |by| -> Vec<(String, u64, u64)> {
             let sums = gather(&lines, by);
-            sums.into_iter().map(|sum| (sum.what, sum.tasks, sum.took_ms)).collect()
+            sums.into_iter()
+                .map(|sum| (sum.what, sum.tasks, sum.took_ms + sum.cost))
+                .collect()
         };
         assert_eq!(sums(By::Tenant), [("a".into(), 4, 12), ("b".into(), 2, 9)]);
         assert_eq!(

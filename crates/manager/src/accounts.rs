@@ -106,11 +106,11 @@ impl Control {
             check_prices(prices)?;
         }
         self.audit(caller, "tenant.set", &name, &spec).await?;
-        let record = self.store.tenant(TenantId(random()), name, spec).wait().await?;
+        let record = self.store.tenant(TenantId(random()), name.clone(), spec).wait().await?;
         let id = record.id;
-        let tenant = self.world().set_tenant(record).shown();
-        self.enforce(id);
-        Ok(tenant)
+        self.on_tenant(record);
+        let shown = self.world().tenants.get(&id).map(Account::shown);
+        shown.ok_or_else(|| Failure::new(Code::NotFound, no_such_tenant(&name)))
     }
 
     /// Tenants that the caller may see.
@@ -296,6 +296,16 @@ impl Control {
         }
     }
 
+    /// A tenant has other limits, or has spent more.
+    pub fn on_tenant(self: &Arc<Self>, record: TenantRecord) {
+        let id = record.id;
+        self.world().set_tenant(record);
+        self.enforce(id);
+        if let Some(tasks) = self.task_owner.mine() {
+            tasks.go_on_for(id);
+        }
+    }
+
     /// Revokes every lease of a tenant that may not go on.
     pub fn enforce(self: &Arc<Self>, tenant: TenantId) {
         let (reason, leases) = {
@@ -344,6 +354,7 @@ impl Account {
             name: self.record.name.clone(),
             spec: self.record.spec,
             spent: self.record.spent,
+            spent_on_tasks: self.record.spent_on_tasks,
             leases: self.held.leases,
             workers: self.held.workers,
         }
@@ -358,7 +369,14 @@ impl World {
         account.record.spec = record.spec;
         // Bookings may have been heard of in another order than the store's.
         account.record.spent = account.record.spent.max(record.spent);
+        account.record.spent_on_tasks = account.record.spent_on_tasks.max(record.spent_on_tasks);
         account
+    }
+
+    /// What a tenant pays.
+    pub fn prices_of(&self, tenant: TenantId) -> Prices {
+        let own = self.tenants.get(&tenant).and_then(|account| account.record.spec.prices);
+        own.unwrap_or(self.prices)
     }
 
     /// The tenant of this name.

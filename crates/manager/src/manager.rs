@@ -183,6 +183,7 @@ impl Manager {
             control.store.tell(vec![News::Manager]);
             tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
         }
+        tokio::spawn(task_owner::keep_charging(Arc::clone(&control)));
         if let Some(common) = common {
             // The first of all managers has them when it answers for the first time.
             control.look_after_tasks(&common).await;

@@ -265,11 +265,7 @@ impl Control {
     fn on_news(self: &Arc<Self>, news: News) {
         match news {
             News::Manager => self.peers.new.notify_one(),
-            News::Tenant(record) => {
-                let id = record.id;
-                self.world().set_tenant(record);
-                self.enforce(id);
-            }
+            News::Tenant(record) => self.on_tenant(record),
             News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
             News::Prices(prices) => self.world().prices = prices,
             News::Bearer(bearer) => self.world().keep(bearer),
@@ -292,11 +288,7 @@ impl Control {
                 world.bearers = bearers.into_iter().map(|bearer| (bearer.hash, bearer)).collect();
                 world.prices = prices;
                 drop(world);
-                for record in tenants {
-                    let id = record.id;
-                    self.world().set_tenant(record);
-                    self.enforce(id);
-                }
+                tenants.into_iter().for_each(|record| self.on_tenant(record));
             }
         }
     }

@@ -1,13 +1,16 @@
 //! Which manager has the durable tasks: this one, where it has a store of its own; one of those that share a database, and another
 //! when that one dies. Requests about tasks go to whoever has them.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{PublicKey, TenantId};
 use mayfly_storage::Objects;
+use tokio::sync::Notify;
 
 use crate::control::{Control, stopped};
 use crate::options::ContentOptions;
@@ -19,6 +22,8 @@ use crate::tasks::{Tasks, Tenants};
 
 /// Between two looks at who has them.
 const EVERY: Duration = Duration::from_secs(1);
+/// Between two charges of what tasks cost.
+const CHARGED_EVERY: Duration = Duration::from_millis(250);
 /// In a content store that managers share: what tells it from another.
 const CONTENTS_NAME: &str = "store";
 
@@ -44,6 +49,9 @@ pub struct TaskOwner {
     whose: Mutex<Whose>,
     /// Why this manager cannot have them, as it was said last.
     trouble: Mutex<Option<String>>,
+    /// What tasks cost and is not charged yet: totals of tenants.
+    charges: Mutex<HashMap<TenantId, u64>>,
+    charged: Notify,
 }
 
 /// The tasks that managers have in common.
@@ -87,6 +95,17 @@ impl TaskOwner {
         }
     }
 
+    /// Has these totals charged, and later ones of the same tenants instead of them.
+    fn charge(&self, totals: Vec<(TenantId, u64)>) {
+        let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tenant, total) in totals {
+            let known = charges.entry(tenant).or_default();
+            *known = total.max(*known);
+        }
+        drop(charges);
+        self.charged.notify_one();
+    }
+
     /// Says why this manager cannot have them, once.
     fn say(&self, trouble: Option<String>) {
         let mut said = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,6 +129,17 @@ impl Tenants for Accounts {
 
     fn may_spend(&self, tenant: TenantId) -> Result<(), Failure> {
         self.0.upgrade().map_or(Ok(()), |control| control.may_spend(tenant))
+    }
+
+    fn prices(&self, tenant: TenantId) -> Prices {
+        let control = self.0.upgrade();
+        control.map_or_else(Prices::default, |control| control.world().prices_of(tenant))
+    }
+
+    fn charge(&self, totals: Vec<(TenantId, u64)>) {
+        if let Some(control) = self.0.upgrade() {
+            control.task_owner.charge(totals);
+        }
     }
 }
 
@@ -215,6 +245,34 @@ impl Control {
         {
             tracing::warn!(%error, "the tasks go to another manager when this one has been silent for a while");
         }
+    }
+}
+
+/// Charges what tasks cost, until this manager stops. What it has not charged by then is told anew by whoever has the tasks next.
+pub async fn keep_charging(control: Arc<Control>) {
+    let mut stopping = control.stopping.subscribe();
+    let owner = &control.task_owner;
+    let mut failing = false;
+    loop {
+        tokio::select! {
+            () = owner.charged.notified() => {}
+            () = stopped(&mut stopping) => return,
+        }
+        let totals = std::mem::take(&mut *owner.charges.lock().unwrap_or_else(PoisonError::into_inner));
+        match control.store.charge(Vec::from_iter(totals.clone())).wait().await {
+            Ok(charged) => {
+                failing = false;
+                charged.into_iter().for_each(|tenant| control.on_tenant(tenant));
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(%error, "what tasks cost cannot be charged; it is when the store can write");
+                }
+                owner.charge(Vec::from_iter(totals));
+            }
+        }
+        // Tasks end by the thousand; their cost is known soon enough.
+        tokio::time::sleep(CHARGED_EVERY).await;
     }
 }
 

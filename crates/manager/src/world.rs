@@ -361,6 +361,7 @@ impl World {
 
     /// A node is to be asked for a lease: sets its tenant's share aside, if that may have it, and answers the prices.
     pub fn ask_for(&mut self, lease: LeaseId, tenant: TenantId, wanted: Held) -> Result<Prices, Failure> {
+        let prices = self.prices_of(tenant);
         let unknown = || Failure::new(Code::Unauthorized, format!("there is no tenant {tenant} (any more)"));
         let account = self.tenants.get_mut(&tenant).ok_or_else(unknown)?;
         account.may_spend()?;
@@ -368,7 +369,7 @@ impl World {
         quota::may_hold(&record.name, &record.spec, held.plus(*asked), wanted)?;
         *asked = asked.plus(wanted);
         self.asked.insert(lease, (tenant, wanted));
-        Ok(record.spec.prices.unwrap_or(self.prices))
+        Ok(prices)
     }
 
     /// Sets a tenant's share aside, without asking whether it may have it.

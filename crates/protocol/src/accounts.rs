@@ -105,6 +105,9 @@ pub struct Tenant {
     pub spec: TenantSpec,
     /// What it has spent, in billionths.
     pub spent: u64,
+    /// What of that durable tasks cost at others' endpoints elsewhere; the rest is what leases cost.
+    #[serde(default)]
+    pub spent_on_tasks: u64,
     /// Leases that it holds now.
     pub leases: u32,
     /// Workers of all of them.

@@ -499,6 +499,10 @@ pub struct UsageLine {
     pub failed: u64,
     /// Milliseconds on workers, of all their executions.
     pub took_ms: u64,
+    /// What of that was charged, in billionths of the site's unit of account: executions at others' endpoints elsewhere. Those here
+    /// are charged as leases are, and those at one's own endpoints are not.
+    #[serde(default)]
+    pub cost: u64,
 }
 
 /// Several tenants under one name, which functions and endpoints are shared with as `team:NAME`.

@@ -93,8 +93,22 @@ impl<T> Queue<T> {
 
     /// The next one.
     pub fn pop(&mut self) -> Option<T> {
-        let waiting = self.lines.values_mut().filter(|line| line.length > 0);
-        let line = waiting.min_by_key(|line| line.virtual_us)?;
+        self.pop_but(&[])
+    }
+
+    /// Who has tasks that wait.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantId> {
+        let waiting = self.lines.iter().filter(|(_, line)| line.length > 0);
+        waiting.map(|(tenant, _)| *tenant)
+    }
+
+    /// The next one of those whose tenants are not among these.
+    pub fn pop_but(&mut self, held_up: &[TenantId]) -> Option<T> {
+        let mut lines = self.lines.iter_mut();
+        let waiting = lines
+            .by_ref()
+            .filter(|(tenant, line)| line.length > 0 && !held_up.contains(tenant));
+        let line = waiting.map(|(_, line)| line).min_by_key(|line| line.virtual_us)?;
         self.now_us = self.now_us.max(line.virtual_us);
         line.virtual_us += line.mean_us.max(1);
         line.length -= 1;
@@ -141,6 +155,18 @@ mod tests {
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, ["b", "d", "a", "c", "e"]);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_tenant_that_is_held_up_holds_up_nobody_else_and_goes_on_where_it_was() {
+        let mut queue = Queue::default();
+        for (who, task) in [(1, "a"), (2, "b"), (1, "c")] {
+            queue.push(tenant(who), 0, task);
+        }
+        assert_eq!(queue.tenants().collect::<Vec<_>>(), [tenant(1), tenant(2)]);
+        assert_eq!(queue.pop_but(&[tenant(1)]), Some("b"));
+        assert_eq!((queue.pop_but(&[tenant(1)]), queue.len()), (None, 2));
+        assert_eq!((queue.pop(), queue.pop()), (Some("a"), Some("c")));
     }
 
     #[test]

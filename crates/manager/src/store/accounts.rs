@@ -40,6 +40,8 @@ pub struct Usage {
     pub failed: u64,
     /// Microseconds on workers, of all their executions.
     pub took_us: u64,
+    /// What of that is charged, in billionths of the site's unit of account. It is added to the tenant's total in the same step.
+    pub cost: u64,
 }
 
 /// The manager's memory of teams, and of what tasks cost.

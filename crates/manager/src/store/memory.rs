@@ -134,6 +134,19 @@ impl Store for MemoryStore {
         Pending::ready(Ok(booked))
     }
 
+    fn charge(&self, totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>> {
+        let mut kept = self.kept();
+        let mut charged = Vec::new();
+        for (id, total) in totals {
+            if let Some(tenant) = kept.tenants.get_mut(&id).filter(|tenant| tenant.spent_on_tasks < total) {
+                tenant.spent = tenant.spent.saturating_add(total - tenant.spent_on_tasks);
+                tenant.spent_on_tasks = total;
+                charged.push(tenant.clone());
+            }
+        }
+        Pending::ready(Ok(charged))
+    }
+
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         let mut kept = self.kept();
         if bearer.speaks.is_named() {
@@ -153,9 +166,17 @@ impl Store for MemoryStore {
     fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
         let mut kept = self.kept();
         let known = kept.tenants.values().find(|tenant| tenant.name == name);
-        let (id, spent) = known.map_or((new, 0), |tenant| (tenant.id, tenant.spent));
-        let record = TenantRecord { id, name, spec, spent };
-        kept.tenants.insert(id, record.clone());
+        let record = match known.cloned() {
+            Some(known) => TenantRecord { spec, ..known },
+            None => TenantRecord {
+                id: new,
+                name,
+                spec,
+                spent: 0,
+                spent_on_tasks: 0,
+            },
+        };
+        kept.tenants.insert(record.id, record.clone());
         Pending::ready(Ok(record))
     }
 

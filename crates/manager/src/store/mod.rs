@@ -275,8 +275,10 @@ pub struct TenantRecord {
     pub name: String,
     /// Its limits and prices.
     pub spec: TenantSpec,
-    /// What its leases cost so far, in billionths; only bookings change it.
+    /// What it was charged so far, in billionths; only bookings and charges change it.
     pub spent: u64,
+    /// What of that its tasks cost: the last total that was [charged](Store::charge).
+    pub spent_on_tasks: u64,
 }
 
 /// What was booked.
@@ -432,6 +434,10 @@ pub trait Store: Notes {
     /// that is not above it was booked before, and changes nothing, whichever manager brings it. What the leases cost is
     /// added, in the same step, to what their tenants have spent: neither is ever without the other.
     fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked>;
+
+    /// Charges tenants with what their tasks cost: totals, which grow. What was charged already changes nothing, so that a total may be
+    /// said any number of times. Durable. Answers the tenants that were charged.
+    fn charge(&self, totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>>;
 
     /// A node was taken back by its owner, or given again. Durable.
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;

@@ -242,6 +242,8 @@ pub struct TaskSnapshot {
     pub endings: Vec<(TaskId, Option<Failure>)>,
     /// How many bytes of contents tenants have.
     pub contents: Vec<(TenantId, u64)>,
+    /// What tenants' tasks cost in all, in billionths.
+    pub costs: Vec<(TenantId, u64)>,
 }
 
 /// The manager's memory of functions and tasks. Writes take effect in the order of the calls; each is kept entirely or not at all.

@@ -111,8 +111,9 @@ impl Tasks {
         }
     }
 
-    fn publish(&self, tasks: Vec<EndedTask>, kept: Option<(EndpointId, Vec<Attempt>)>) {
+    fn publish(&self, tasks: Vec<EndedTask>, usage: &[(UsageKey, Usage)], kept: Option<(EndpointId, Vec<Attempt>)>) {
         let mut state = self.state();
+        let charged = state.add_costs(usage);
         let mut told: Vec<Arc<super::Tag>> = Vec::new();
         let mut awaited = Vec::new();
         for task in tasks {
@@ -140,6 +141,9 @@ impl Tasks {
         }
         self.go_on(&mut state, &awaited);
         drop(state);
+        if !charged.is_empty() {
+            self.tenants.charge(charged);
+        }
         for tag in told {
             tag.tell();
         }
@@ -202,7 +206,7 @@ pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishin
             }
         }
         let Some(tasks) = tasks.upgrade() else { return };
-        tasks.publish(ended, kept);
+        tasks.publish(ended, &usage, kept);
     }
 }
 

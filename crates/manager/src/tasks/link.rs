@@ -138,6 +138,7 @@ impl Tasks {
     /// Executions ended, well or not.
     fn on_ended(&self, state: &mut State, id: EndpointId, ended: Vec<Ended>) {
         let now_ms = now_ms();
+        let mut pay = state.charges_at(id);
         let mut last = Vec::with_capacity(ended.len());
         let mut stale = Vec::new();
         for mut one in ended {
@@ -168,9 +169,11 @@ impl Tasks {
                     .saturating_sub(live.submitted_at_ms)
                     .saturating_add(1_000)
                     .saturating_mul(1_000);
-                cost.took_us = cost
-                    .took_us
-                    .saturating_add(one.took_us.min(most_us).saturating_mul(workers));
+                let took_us = one.took_us.min(most_us);
+                cost.took_us = cost.took_us.saturating_add(took_us.saturating_mul(workers));
+                let resources = &live.function.spec.resources;
+                let charged = pay.cost(&*self.tenants, tenant, took_us, resources);
+                cost.cost = cost.cost.saturating_add(charged);
             }
             if let Fate::Again { retry, fault } = fate {
                 live.tries.retries_left -= u16::from(retry);

@@ -40,6 +40,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
@@ -82,6 +83,12 @@ pub trait Tenants: Send + Sync {
 
     /// Refuses a tenant that is suspended, or has spent its budget.
     fn may_spend(&self, tenant: TenantId) -> Result<(), Failure>;
+
+    /// What a tenant pays.
+    fn prices(&self, tenant: TenantId) -> Prices;
+
+    /// What the tasks of tenants cost in all, in billionths: written down, and charged from here on. A total may be said again.
+    fn charge(&self, totals: Vec<(TenantId, u64)>);
 }
 
 /// The tasks of one manager.
@@ -117,6 +124,8 @@ struct State {
     teams: sharing::Teams,
     /// What tasks cost since that was written down last.
     usage: HashMap<UsageKey, Usage>,
+    /// What tasks of each tenant cost in all, as far as it is written down, in billionths.
+    costs: HashMap<TenantId, u64>,
     /// When the manager started. Wall clock.
     started_at_ms: u64,
     /// Bumped whenever tasks have printed.
@@ -280,6 +289,7 @@ impl Tasks {
     ) -> Result<Arc<Self>, Failure> {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
         let used = std::mem::take(&mut snapshot.contents);
+        tenants.charge(snapshot.costs.clone());
         let contents = Contents::open(&contents.place, contents.most_bytes, Arc::clone(&store), used)?;
         let (finishing, finished) = mpsc::unbounded_channel();
         let mut state = State::remembered(snapshot);
@@ -315,6 +325,15 @@ impl Tasks {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tenant may have got what it needs to go on.
+    pub fn go_on_for(&self, tenant: TenantId) {
+        if self.tenants.may_spend(tenant).is_ok() {
+            for endpoint in self.state().endpoints.values() {
+                endpoint.wake.notify_one();
+            }
+        }
     }
 
     /// What the store said, while it cannot write.
@@ -503,6 +522,7 @@ impl State {
             last_number: snapshot.last_number,
             published: snapshot.last_number,
             started_at_ms: now_ms(),
+            costs: snapshot.costs.into_iter().collect(),
             ..Self::default()
         };
         let functions = snapshot.functions.into_iter();

@@ -6,11 +6,11 @@ use std::time::Duration;
 use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Assigned, Program, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId};
+use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
 use tokio::sync::Notify;
 
 use super::after::forgotten;
-use super::{Endpoint, Live, Place, State, Tasks, cancelled_before, late};
+use super::{Endpoint, Live, Place, State, Tasks, Tenants, cancelled_before, late};
 use crate::control::now_ms;
 use crate::store::tasks::{FunctionRecord, Given, Tries};
 
@@ -41,12 +41,7 @@ impl Endpoint {
     }
 
     /// Whether tasks of this tenant and function can be sent as soon as they are accepted.
-    pub(super) fn takes_at_once(
-        &self,
-        tenant: mayfly_protocol::ids::TenantId,
-        function: FunctionId,
-        count: usize,
-    ) -> bool {
+    pub(super) fn takes_at_once(&self, tenant: TenantId, function: FunctionId, count: usize) -> bool {
         let Some(link) = &self.link else { return false };
         self.queue.is_empty()
             && self.free() >= count
@@ -56,16 +51,18 @@ impl Endpoint {
 }
 
 impl State {
-    /// Takes the next tasks out of an endpoint's queue.
-    fn take(&mut self, id: EndpointId) -> Option<Batch> {
+    /// Takes the next tasks out of an endpoint's queue. Those of tenants that may not spend stay there until they may.
+    fn take(&mut self, id: EndpointId, tenants: &dyn Tenants) -> Option<Batch> {
         let endpoint = self.endpoints.get_mut(&id)?;
         let link = endpoint.link.as_ref()?;
         let mut batch = Batch {
             link: link.number,
             ..Batch::default()
         };
+        let may_not = |tenant: &TenantId| tenants.may_spend(*tenant).is_err();
+        let held_up: Vec<TenantId> = endpoint.queue.tenants().filter(may_not).collect();
         while batch.tasks.len() < AT_ONCE.min(endpoint.free() + batch.tasks.len())
-            && let Some(task) = endpoint.queue.pop()
+            && let Some(task) = endpoint.queue.pop_but(&held_up)
         {
             // One that was cancelled, or is late, has its outcome already.
             let Some(live) = self.live.get_mut(&task).filter(|live| live.place == Place::Queued) else {
@@ -105,7 +102,7 @@ impl State {
 impl Tasks {
     /// Sends what there is room for.
     async fn send(&self, id: EndpointId) -> Result<bool, Failure> {
-        let Some(batch) = self.state().take(id) else {
+        let Some(batch) = self.state().take(id, &*self.tenants) else {
             return Ok(false);
         };
         match self.prepare(&batch).await {

@@ -1,16 +1,20 @@
 //! Who shares with whom, and what tasks cost.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use mayfly_lease::Cost;
+use mayfly_protocol::accounts::Prices;
+use mayfly_protocol::api;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TenantId;
-use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, TEAM, Team, TeamSpec, UsageLine};
+use mayfly_protocol::ids::{EndpointId, TenantId};
+use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
 
 use super::submit::plainly_named;
 use super::triggers::to_its_end;
-use super::{Submitter, Tasks};
+use super::{LOCAL, State, Submitter, Tasks, Tenants};
 use crate::store::accounts::{TeamRecord, Usage, UsageKey};
+use crate::store::tasks::EndpointRecord;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// What tasks cost is known for so many days.
@@ -69,6 +73,63 @@ impl Teams {
                 }
             }
         }
+    }
+}
+
+/// Who pays for executions at one endpoint.
+pub struct Charges {
+    /// Whose it is, if it is elsewhere: here leases are charged.
+    owner: Option<TenantId>,
+    /// What the tenant pays whose task was the last.
+    last: Option<(TenantId, Prices)>,
+}
+
+impl Charges {
+    /// What one execution is charged: nothing to whoever the endpoint belongs to.
+    pub fn cost(&mut self, tenants: &dyn Tenants, tenant: TenantId, took_us: u64, resources: &Resources) -> u64 {
+        if self.owner.is_none_or(|owner| owner == tenant) {
+            return 0;
+        }
+        let prices = match self.last {
+            Some((last, prices)) if last == tenant => prices,
+            _ => self.last.insert((tenant, tenants.prices(tenant))).1,
+        };
+        let workers = resources.workers();
+        let us = took_us.saturating_mul(workers.into());
+        let used = api::Usage {
+            computing_us: us,
+            allocated_us: us,
+            ..api::Usage::default()
+        };
+        let memory_bytes = resources.memory_bytes.saturating_mul(workers.into());
+        Cost::of(&prices, &used, memory_bytes, workers).total()
+    }
+}
+
+impl State {
+    /// Who pays for what is executed at an endpoint.
+    pub(super) fn charges_at(&self, id: EndpointId) -> Charges {
+        let record = |id| self.endpoints.get(&id).map(|endpoint| &endpoint.record);
+        let record_of_owner = |at: &EndpointRecord| match at.of {
+            Some(of) => record(of.endpoint).map(|above| above.tenant),
+            None => Some(at.tenant),
+        };
+        let at = record(id).filter(|at| at.name != LOCAL);
+        Charges {
+            owner: at.and_then(record_of_owner),
+            last: None,
+        }
+    }
+
+    /// This is written down; answers what the tenants' tasks cost in all that it made dearer.
+    pub(super) fn add_costs(&mut self, usage: &[(UsageKey, Usage)]) -> Vec<(TenantId, u64)> {
+        let mut charged = BTreeMap::new();
+        for (key, usage) in usage.iter().filter(|(_, usage)| usage.cost > 0) {
+            let total = self.costs.entry(key.tenant).or_default();
+            *total = total.saturating_add(usage.cost);
+            charged.insert(key.tenant, *total);
+        }
+        charged.into_iter().collect()
     }
 }
 
@@ -212,6 +273,7 @@ impl Tasks {
             tasks: usage.tasks,
             failed: usage.failed,
             took_ms: usage.took_us / 1000,
+            cost: usage.cost,
         };
         Ok(used.into_iter().map(line).collect())
     }

@@ -39,6 +39,7 @@ pub async fn what_tasks_cost_is_added_up_by_day_tenant_function_and_endpoint(sto
         tasks,
         failed: 1,
         took_us: 10 * tasks,
+        cost: 100 * tasks,
     };
     let some = vec![(key(7, 1), usage(2)), (key(7, 2), usage(5))];
     store.end(Vec::new(), some).wait().await.unwrap();
@@ -52,7 +53,15 @@ pub async fn what_tasks_cost_is_added_up_by_day_tenant_function_and_endpoint(sto
     assert_eq!(all, [(key(7, 1), both), (key(7, 2), usage(5)), (key(8, 1), usage(1))]);
     let own = store.usage(7, 8, Some(TenantId([1; 16])), 9).wait().await.unwrap();
     assert_eq!(own, [(key(7, 1), both)]);
+    let costs = |totals: [(u8, u64); 2]| totals.map(|(tenant, total)| (TenantId([tenant; 16]), total));
+    let mut totals = store.load().wait().await.unwrap().costs;
+    totals.sort_unstable();
+    assert_eq!(totals, costs([(1, 600), (2, 500)]));
     store.forget_usage(8).wait().await.unwrap();
+    // What it cost in all is not forgotten with it: charges are told by their sum.
+    let mut totals = store.load().wait().await.unwrap().costs;
+    totals.sort_unstable();
+    assert_eq!(totals, costs([(1, 600), (2, 500)]));
     assert_eq!(
         store.usage(0, u32::MAX, None, 9).wait().await.unwrap(),
         [(key(8, 1), usage(1))]

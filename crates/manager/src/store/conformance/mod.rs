@@ -409,6 +409,7 @@ async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices(s
         name: "astro".into(),
         spec,
         spent: 0,
+        spent_on_tasks: 0,
     };
     assert_eq!(store.tenant(TENANT, "astro".into(), spec).wait().await, Ok(new));
     noted(store, vec![Change::Offered(Box::new(record()))]).await;
@@ -446,9 +447,40 @@ async fn what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices(s
         name: "astro".into(),
         spec: other,
         spent: 25,
+        spent_on_tasks: 0,
     };
     assert_eq!(set, kept, "a name has one id for ever");
     assert_eq!(load(store).await.tenants, vec![kept], "new limits forgive nothing");
+}
+
+async fn what_tasks_cost_is_charged_once_however_often_it_is_told(store: &dyn Store) {
+    let spec = TenantSpec::default();
+    store.tenant(TENANT, "astro".into(), spec).wait().await.unwrap();
+    register(store, address(1)).await;
+    noted(store, vec![Change::Offered(Box::new(record()))]).await;
+    booked(store, 1, vec![(LEASE, used(10, 1))]).await;
+    let charged = async |total| {
+        let nobodys = (TenantId([99; 16]), 7);
+        let charged = store.charge(vec![(TENANT, total), nobodys]).wait().await.unwrap();
+        Vec::from_iter(charged.into_iter().map(|tenant| (tenant.spent, tenant.spent_on_tasks)))
+    };
+    assert_eq!(charged(5).await, [(15, 5)]);
+    assert_eq!(charged(5).await, [], "a repetition");
+    assert_eq!(charged(3).await, [], "one that comes late");
+    assert_eq!(charged(12).await, [(22, 12)]);
+    assert_eq!(
+        booked(store, 2, vec![(LEASE, used(11, 2))]).await.spent,
+        vec![(TENANT, 23)],
+        "what leases cost is added to it"
+    );
+    let set = store.tenant(TENANT, "astro".into(), spec).wait().await.unwrap();
+    assert_eq!((set.spent, set.spent_on_tasks), (23, 12));
+    assert_eq!(load(store).await.tenants, vec![set]);
+    assert_eq!(
+        charged(1 << 62).await,
+        [((1 << 62) + 11, 1 << 62)],
+        "as much as there can be"
+    );
 }
 
 async fn the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended(store: &dyn Store) {
@@ -534,6 +566,7 @@ macro_rules! suite {
 }
 
 suite!(
+    what_tasks_cost_is_charged_once_however_often_it_is_told,
     a_nodes_epoch_grows_with_each_registration,
     a_node_that_was_taken_back_stays_so_when_it_registers_anew,
     a_lease_is_kept_through_its_life_and_ends_once,
@@ -588,7 +621,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 6 })
+        Some(StoreError::Schema { found: 99, known: 7 })
     );
 }
 

@@ -16,7 +16,7 @@ use tokio_postgres::types::ToSql;
 use super::connect::Link;
 use super::faults::Fault;
 use super::listener::{self, NOTIFY};
-use super::rows::{self, Params, lease_columns, signed};
+use super::rows::{self, Params, lease_columns, signed, tenant_columns};
 use crate::store::apply::{apply, lease_of};
 use crate::store::{Booked, Change, LeaseRecord, News, Note, Noted, TenantRecord};
 
@@ -44,8 +44,12 @@ pub enum Done {
 
 const LOCK_NODES: &str = "SELECT id, epoch, booked FROM nodes WHERE id = ANY($1) ORDER BY id FOR UPDATE";
 const READ_LEASES: &str = concat!("SELECT ", lease_columns!(), " FROM leases WHERE id = ANY($1)");
-const LOCK_TENANTS: &str = "SELECT id, name, spec, spent, leases, workers, cores, memory_bytes FROM tenants
-    WHERE id = ANY($1) OR id IN (SELECT tenant FROM leases WHERE id = ANY($2)) ORDER BY id FOR UPDATE";
+const LOCK_TENANTS: &str = concat!(
+    "SELECT ",
+    tenant_columns!(),
+    ", leases, workers, cores, memory_bytes FROM tenants
+    WHERE id = ANY($1) OR id IN (SELECT tenant FROM leases WHERE id = ANY($2)) ORDER BY id FOR UPDATE"
+);
 const DELETE_LEASE: &str = "DELETE FROM leases WHERE id = $1";
 const UPDATE_NODE: &str = "UPDATE nodes SET booked = $2 WHERE id = $1";
 const UPDATE_TENANT: &str = "UPDATE tenants SET spent = $2, leases = $3, workers = $4, cores = $5, memory_bytes = $6
@@ -161,7 +165,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
     for row in &tenants {
         let tenant = Tenant {
             record: rows::tenant(row)?,
-            held: rows::held(row, 4)?,
+            held: rows::held(row, 5)?,
             changed: false,
         };
         pages.tenants.insert(tenant.record.id, tenant);

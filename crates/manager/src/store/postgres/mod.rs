@@ -37,7 +37,7 @@ use self::connect::{Address, Link};
 use self::faults::Fault;
 use self::listener::NOTIFY;
 use self::reader::Reader;
-use self::rows::{json, lease_columns, node_columns, signed};
+use self::rows::{json, lease_columns, node_columns, signed, tenant_columns};
 use self::writer::{Action, What, Write};
 use super::{
     Adopted, As, Bearer, BillQuery, Booked, LeaseRecord, News, Note, Noted, Notes, Peer, Pending, Presence, Registered,
@@ -294,6 +294,31 @@ impl Store for PostgresStore {
         })
     }
 
+    fn charge(&self, mut totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>> {
+        let me = self.me;
+        // In the order in which bookings lock them.
+        totals.sort_unstable();
+        self.alone(move |link| {
+            let totals = totals.clone();
+            async move {
+                let sql = concat!(
+                    "UPDATE tenants SET spent = least(spent::NUMERIC + $2::BIGINT - spent_on_tasks, 9223372036854775807)::BIGINT,
+                    spent_on_tasks = $2 WHERE id = $1 AND spent_on_tasks < $2 RETURNING ",
+                    tenant_columns!()
+                );
+                let mut charged = Vec::new();
+                for (tenant, total) in totals {
+                    let found = link.query(sql, &[&tenant.0.as_slice(), &signed(total)]).await?;
+                    charged.extend(found.first().map(rows::tenant).transpose()?);
+                }
+                let news: Vec<News> = charged.iter().cloned().map(News::Tenant).collect();
+                tell(link, me, &news).await?;
+                Ok(charged)
+            }
+            .boxed()
+        })
+    }
+
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
         let me = self.me;
         self.alone(move |link| {
@@ -348,8 +373,11 @@ impl Store for PostgresStore {
         self.alone(move |link| {
             let name = name.clone();
             async move {
-                let sql = "INSERT INTO tenants (id, name, spec) VALUES ($1, $2, $3)
-                    ON CONFLICT (name) DO UPDATE SET spec = $3 RETURNING id, name, spec, spent";
+                let sql = concat!(
+                    "INSERT INTO tenants (id, name, spec) VALUES ($1, $2, $3)
+                    ON CONFLICT (name) DO UPDATE SET spec = $3 RETURNING ",
+                    tenant_columns!()
+                );
                 let kept = link.query(sql, &[&new.0.as_slice(), &name, &json(&spec)]).await?;
                 let missing = || Fault::Refused(StoreError::Broken("a tenant was not kept".into()));
                 let record = rows::tenant(kept.first().ok_or_else(missing)?)?;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::connect::{Address, Link};
 use super::faults::Fault;
-use super::rows::{self, lease_columns, node_columns, signed};
+use super::rows::{self, lease_columns, node_columns, signed, tenant_columns};
 use super::{FIRST_WAIT, STATEMENT_DEADLINE};
 use crate::store::{BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WRITE_DEADLINE};
 
@@ -97,7 +97,9 @@ pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: Option<u64>) -
     };
     let sql = "SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers";
     let bearers = link.query(sql, &[]).await?;
-    let tenants = link.query("SELECT id, name, spec, spent FROM tenants", &[]).await?;
+    let tenants = link
+        .query(concat!("SELECT ", tenant_columns!(), " FROM tenants"), &[])
+        .await?;
     let prices = link.query("SELECT prices FROM site", &[]).await?;
     Ok(Snapshot {
         nodes: nodes.iter().map(rows::node).collect::<Result<_, _>>()?,

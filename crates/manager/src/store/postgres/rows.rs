@@ -212,12 +212,21 @@ pub fn bearer(row: &Row) -> Result<Bearer, Fault> {
 }
 
 /// `id, name, spec, spent`.
+macro_rules! tenant_columns {
+    () => {
+        "id, name, spec, spent, spent_on_tasks"
+    };
+}
+pub(super) use tenant_columns;
+
+/// A row of [`tenant_columns`].
 pub fn tenant(row: &Row) -> Result<TenantRecord, Fault> {
     Ok(TenantRecord {
         id: TenantId(bytes(row, 0)?),
         name: row.try_get(1)?,
         spec: parsed(row, 2)?,
         spent: unsigned(row, 3)?,
+        spent_on_tasks: unsigned(row, 4)?,
     })
 }
 

@@ -7,7 +7,7 @@ use super::tasks;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 4;
+pub const SCHEMA: i64 = 5;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -15,7 +15,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (4);
+INSERT INTO mayfly.version VALUES (5);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -44,7 +44,7 @@ CREATE INDEX bearers_by_tenant ON mayfly.bearers (tenant, name);
 CREATE INDEX bearers_by_node ON mayfly.bearers (node);
 CREATE TABLE mayfly.tenants (
     id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent BIGINT NOT NULL DEFAULT 0,
-    leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0, cores BIGINT NOT NULL DEFAULT 0,
+    spent_on_tasks BIGINT NOT NULL DEFAULT 0, leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0, cores BIGINT NOT NULL DEFAULT 0,
     memory_bytes BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE TABLE mayfly.site (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), prices TEXT NOT NULL);
@@ -55,10 +55,15 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 3] = [
+const UPGRADES: [&str; 4] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
     "ALTER TABLE mayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE mayfly.version SET version = 4;",
+    concat!(
+        "ALTER TABLE mayfly.tenants ADD COLUMN spent_on_tasks BIGINT NOT NULL DEFAULT 0;",
+        tasks::costs!(),
+        "UPDATE mayfly.version SET version = 5;"
+    ),
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
@@ -75,7 +80,7 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
         }
         Some(found) => known(found),
         None => {
-            let tables = [TABLES, tasks::tables!()].concat();
+            let tables = [TABLES, tasks::tables!(), tasks::costs!()].concat();
             client.batch_execute(&tables).await.map_err(Fault::from)
         }
     };

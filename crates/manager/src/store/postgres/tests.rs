@@ -43,8 +43,8 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
     drop(store);
     let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions;
         ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
-        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage;
-        UPDATE mayfly.version SET version = 1;";
+        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs;
+        ALTER TABLE mayfly.tenants DROP COLUMN spent_on_tasks; UPDATE mayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
     // What an earlier release knew nothing of it had none of.
@@ -320,7 +320,7 @@ async fn tables_of_a_later_release_are_left_alone() {
         .await
         .unwrap();
     let found = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
-    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 4 }));
+    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 5 }));
 }
 
 #[tokio::test]

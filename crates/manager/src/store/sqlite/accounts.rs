@@ -18,6 +18,11 @@ CREATE TABLE usage (
     failed INTEGER NOT NULL, took_us INTEGER NOT NULL, PRIMARY KEY (day, tenant, function, endpoint)
 ) WITHOUT ROWID";
 
+/// What they became.
+pub const COSTS: &str = "
+ALTER TABLE usage ADD COLUMN cost INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE costs (tenant BLOB PRIMARY KEY, total INTEGER NOT NULL) WITHOUT ROWID";
+
 impl SharingStore for SqliteTasks {
     fn teams(&self) -> Pending<Vec<TeamRecord>> {
         self.0.read(|connection| {
@@ -47,7 +52,7 @@ impl SharingStore for SqliteTasks {
         self.0.read(move |connection| {
             connection
                 .prepare_cached(
-                    "SELECT day, tenant, function, endpoint, tasks, failed, took_us FROM usage
+                    "SELECT day, tenant, function, endpoint, tasks, failed, took_us, cost FROM usage
                      WHERE day >= ?1 AND day < ?2 AND (?3 IS NULL OR tenant = ?3)
                      ORDER BY day, tenant, function, endpoint LIMIT ?4",
                 )?
@@ -69,8 +74,12 @@ impl SharingStore for SqliteTasks {
 /// Adds what tasks cost, together with their ends.
 pub fn add_usage(transaction: &Transaction<'_>, usage: &[(UsageKey, Usage)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare_cached(
-        "INSERT INTO usage (day, tenant, function, endpoint, tasks, failed, took_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-         ON CONFLICT DO UPDATE SET tasks = tasks + ?5, failed = failed + ?6, took_us = min(took_us + ?7, 1 << 62)",
+        "INSERT INTO usage (day, tenant, function, endpoint, tasks, failed, took_us, cost) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+         ON CONFLICT DO UPDATE SET tasks = tasks + ?5, failed = failed + ?6, took_us = min(took_us + ?7, 1 << 62),
+         cost = min(cost + ?8, 1 << 62)",
+    )?;
+    let mut cost = transaction.prepare_cached(
+        "INSERT INTO costs (tenant, total) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET total = min(total + ?2, 1 << 62)",
     )?;
     for (key, usage) in usage {
         add.execute(params![
@@ -80,8 +89,12 @@ pub fn add_usage(transaction: &Transaction<'_>, usage: &[(UsageKey, Usage)]) -> 
             key.endpoint.0,
             signed(usage.tasks),
             signed(usage.failed),
-            signed(usage.took_us.min(1 << 61))
+            signed(usage.took_us.min(1 << 61)),
+            signed(usage.cost.min(1 << 61))
         ])?;
+        if usage.cost > 0 {
+            cost.execute(params![key.tenant.0, signed(usage.cost.min(1 << 61))])?;
+        }
     }
     Ok(())
 }
@@ -106,6 +119,7 @@ fn used(row: &Row<'_>) -> rusqlite::Result<(UsageKey, Usage)> {
         tasks: unsigned(row, 4)?,
         failed: unsigned(row, 5)?,
         took_us: unsigned(row, 6)?,
+        cost: unsigned(row, 7)?,
     };
     Ok((key, usage))
 }

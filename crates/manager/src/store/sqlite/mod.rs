@@ -48,7 +48,8 @@ CREATE TABLE bearers (
     name TEXT NOT NULL DEFAULT '', read_only INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE tenants (
-    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0
+    id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0,
+    spent_on_tasks INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE site (one INTEGER PRIMARY KEY CHECK (one = 1), prices TEXT NOT NULL);
 CREATE TABLE audit (
@@ -62,7 +63,7 @@ const SCHEMA: Schema = Schema {
     upgrades: &UPGRADES,
 };
 
-const UPGRADES: [&str; 5] = [
+const UPGRADES: [&str; 6] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
@@ -84,6 +85,7 @@ const UPGRADES: [&str; 5] = [
     "ALTER TABLE leases ADD COLUMN image TEXT",
     "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'",
     "ALTER TABLE leases ADD COLUMN gpus_per_worker INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE tenants ADD COLUMN spent_on_tasks INTEGER NOT NULL DEFAULT 0",
 ];
 
 /// A store in a file. Dropping it commits what waits and closes the file.
@@ -192,6 +194,23 @@ impl Store for SqliteStore {
         })
     }
 
+    fn charge(&self, totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>> {
+        self.write(true, move |transaction| {
+            let mut charge = transaction.prepare_cached(&format!(
+                "UPDATE tenants SET spent = min(spent + ?2 - spent_on_tasks, 9223372036854775807), spent_on_tasks = ?2
+                 WHERE id = ?1 AND spent_on_tasks < ?2 RETURNING {TENANT}"
+            ))?;
+            let mut charged = Vec::new();
+            for (tenant, total) in &totals {
+                let found = charge
+                    .query_row(params![tenant.0, signed(*total)], tenant_of)
+                    .optional()?;
+                charged.extend(found);
+            }
+            Ok(charged)
+        })
+    }
+
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         self.write(true, move |transaction| {
             if bearer.speaks.is_named() {
@@ -215,17 +234,12 @@ impl Store for SqliteStore {
     fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
         self.write(true, move |transaction| {
             transaction.query_row(
-                "INSERT INTO tenants (id, name, spec) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (name) DO UPDATE SET spec = ?3 RETURNING id, spent",
+                &format!(
+                    "INSERT INTO tenants (id, name, spec) VALUES (?1, ?2, ?3)
+                     ON CONFLICT (name) DO UPDATE SET spec = ?3 RETURNING {TENANT}"
+                ),
                 params![new.0, name, json(&spec)?],
-                |row| {
-                    Ok(TenantRecord {
-                        id: TenantId(row.get(0)?),
-                        name: name.clone(),
-                        spec,
-                        spent: unsigned(row, 1)?,
-                    })
-                },
+                tenant_of,
             )
         })
     }
@@ -474,15 +488,8 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
         })?
         .collect::<rusqlite::Result<_>>()?;
     let tenants = connection
-        .prepare("SELECT id, name, spec, spent FROM tenants")?
-        .query_map([], |row| {
-            Ok(TenantRecord {
-                id: TenantId(row.get(0)?),
-                name: row.get(1)?,
-                spec: parsed(row, 2)?,
-                spent: unsigned(row, 3)?,
-            })
-        })?
+        .prepare(&format!("SELECT {TENANT} FROM tenants"))?
+        .query_map([], tenant_of)?
         .collect::<rusqlite::Result<_>>()?;
     let prices = connection
         .query_row("SELECT prices FROM site", [], |row| parsed(row, 0))
@@ -494,6 +501,19 @@ fn read_all(connection: &Connection, ended_after_ms: u64) -> rusqlite::Result<Sn
         bearers,
         tenants,
         prices,
+    })
+}
+
+/// Columns in the order in which [`tenant_of`] reads them.
+const TENANT: &str = "id, name, spec, spent, spent_on_tasks";
+
+fn tenant_of(row: &Row<'_>) -> rusqlite::Result<TenantRecord> {
+    Ok(TenantRecord {
+        id: TenantId(row.get(0)?),
+        name: row.get(1)?,
+        spec: parsed(row, 2)?,
+        spent: unsigned(row, 3)?,
+        spent_on_tasks: unsigned(row, 4)?,
     })
 }
 

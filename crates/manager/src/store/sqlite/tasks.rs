@@ -49,7 +49,7 @@ CREATE TABLE contents (
     tenant BLOB NOT NULL, content BLOB NOT NULL, bytes INTEGER NOT NULL, used_at_ms INTEGER NOT NULL,
     going INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, content)
 ) WITHOUT ROWID;
-CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, accounts::TABLES],
+CREATE INDEX contents_by_use ON contents (used_at_ms)", triggers::TABLES, flows::TABLES, accounts::TABLES, accounts::COSTS],
     upgrades: &[
         "ALTER TABLE endpoints ADD COLUMN tenant BLOB NOT NULL DEFAULT x'00000000000000000000000000000000';
 ALTER TABLE endpoints ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
@@ -68,6 +68,7 @@ CREATE INDEX contents_by_use ON contents (used_at_ms)",
         flows::TABLES,
         accounts::TABLES,
         "ALTER TABLE endpoints ADD COLUMN instance BLOB",
+        accounts::COSTS,
     ],
 };
 
@@ -118,6 +119,10 @@ impl TaskStore for SqliteTasks {
                 .prepare("SELECT tenant, sum(bytes) FROM contents GROUP BY tenant")?
                 .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
                 .collect::<rusqlite::Result<_>>()?;
+            let costs = connection
+                .prepare("SELECT tenant, total FROM costs")?
+                .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
             Ok(TaskSnapshot {
                 functions,
                 endpoints,
@@ -126,6 +131,7 @@ impl TaskStore for SqliteTasks {
                 last_number,
                 endings,
                 contents,
+                costs,
             })
         })
     }

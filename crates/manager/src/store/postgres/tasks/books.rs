@@ -264,6 +264,7 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
     let endings = endings(link, &Vec::from_iter(before)).await?;
     let sql = "SELECT tenant, sum(bytes)::BIGINT FROM contents GROUP BY tenant";
     let contents = link.query(sql, &[]).await?;
+    let costs = link.query("SELECT tenant, total FROM costs", &[]).await?;
     let used = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     Ok(TaskSnapshot {
         functions: functions.iter().map(function_of).collect::<Result<_, _>>()?,
@@ -276,6 +277,7 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
             .map(|(task, (_, failure))| (task, failure))
             .collect(),
         contents: contents.iter().map(used).collect::<Result<_, Fault>>()?,
+        costs: costs.iter().map(used).collect::<Result<_, Fault>>()?,
     })
 }
 

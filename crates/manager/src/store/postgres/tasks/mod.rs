@@ -89,6 +89,17 @@ CREATE TABLE mayfly.usage (
 }
 pub(super) use tables;
 
+/// What tasks cost, in tables of an earlier release.
+macro_rules! costs {
+    () => {
+        "
+ALTER TABLE mayfly.usage ADD COLUMN cost BIGINT NOT NULL DEFAULT 0;
+CREATE TABLE mayfly.costs (tenant BYTEA PRIMARY KEY, total BIGINT NOT NULL);
+"
+    };
+}
+pub(super) use costs;
+
 /// Which manager has the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TasksOwner {

@@ -41,7 +41,7 @@ impl SharingStore for PostgresTasks {
     fn usage(&self, from: u32, until: u32, tenant: Option<TenantId>, most: u32) -> Pending<Vec<(UsageKey, Usage)>> {
         self.read((from, until, tenant, most), |link, (from, until, tenant, most)| {
             async {
-                let sql = "SELECT day, tenant, function, endpoint, tasks, failed, took_us FROM usage
+                let sql = "SELECT day, tenant, function, endpoint, tasks, failed, took_us, cost FROM usage
                     WHERE day >= $1 AND day < $2 AND ($3::BYTEA IS NULL OR tenant = $3)
                     ORDER BY day, tenant, function, endpoint LIMIT $4";
                 let tenant = tenant.as_ref().map(|tenant| tenant.0.as_slice());
@@ -67,9 +67,12 @@ impl SharingStore for PostgresTasks {
 
 /// Adds what tasks cost, together with their ends.
 pub async fn add_usage(link: &Link, usage: &[(UsageKey, Usage)]) -> Result<(), Fault> {
-    const ADD: &str = "INSERT INTO usage AS known (day, tenant, function, endpoint, tasks, failed, took_us)
-        VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (day, tenant, function, endpoint) DO UPDATE
-        SET tasks = known.tasks + $5, failed = known.failed + $6, took_us = least(known.took_us + $7, 1::BIGINT << 62)";
+    const ADD: &str = "INSERT INTO usage AS known (day, tenant, function, endpoint, tasks, failed, took_us, cost)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (day, tenant, function, endpoint) DO UPDATE
+        SET tasks = known.tasks + $5, failed = known.failed + $6, took_us = least(known.took_us + $7, 1::BIGINT << 62),
+        cost = least(known.cost + $8, 1::BIGINT << 62)";
+    const COST: &str = "INSERT INTO costs AS known (tenant, total) VALUES ($1, $2)
+        ON CONFLICT (tenant) DO UPDATE SET total = least(known.total + $2, 1::BIGINT << 62)";
     let add = |(key, usage): &(UsageKey, Usage)| {
         let (key, usage) = (*key, *usage);
         async move {
@@ -80,9 +83,17 @@ pub async fn add_usage(link: &Link, usage: &[(UsageKey, Usage)]) -> Result<(), F
             );
             let (tasks, failed) = (signed(usage.tasks), signed(usage.failed));
             let took_us = signed(usage.took_us.min(1 << 61));
+            let cost = signed(usage.cost.min(1 << 61));
             let day = i64::from(key.day);
-            link.execute(ADD, &[&day, &tenant, &function, &endpoint, &tasks, &failed, &took_us])
-                .await
+            link.execute(
+                ADD,
+                &[&day, &tenant, &function, &endpoint, &tasks, &failed, &took_us, &cost],
+            )
+            .await?;
+            if cost > 0 {
+                link.execute(COST, &[&tenant, &cost]).await?;
+            }
+            Ok::<(), Fault>(())
         }
     };
     futures_util::future::try_join_all(usage.iter().map(add)).await?;
@@ -109,6 +120,7 @@ fn used(row: &Row) -> Result<(UsageKey, Usage), Fault> {
         tasks: rows::unsigned(row, 4)?,
         failed: rows::unsigned(row, 5)?,
         took_us: rows::unsigned(row, 6)?,
+        cost: rows::unsigned(row, 7)?,
     };
     Ok((key, usage))
 }

@@ -219,7 +219,7 @@ def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_b
             wait_until(lambda: of_astro()["spent"] > of_astro()["budget"], "the budget is spent", 60)
             with pytest.raises(mayfly.Error, match="has spent"):
                 astro.batch(endpoint="here").submit(double, 1).result(30)
-            # What the endpoint has is executed; the rest waits, as it would for nodes here, and goes on with the budget.
+            # What the endpoint has is executed; the rest waits, as it would for nodes here, until the budget grows.
             wait_until(lambda: here.seen["tasks"]["waiting"] + here.seen["tasks"]["running"] == 0, "all rests", 60)
             assert 0 < sum(future.done() for future in futures) < 40
             # It holds up nobody else. Whose an endpoint is has no use of it to pay here.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import subprocess
@@ -265,6 +267,92 @@ def test_an_image_of_podman_is_known_by_its_digest_and_brings_its_variables(
             client.lease(image="tests/debian:1@sha256:" + "0" * 64)
     assert mounts() == before
     assert podman.containers() == []
+
+
+TOOL = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    char directory[256];
+    if (!strcmp(words[count - 1], "fail")) {
+        fputs("no such thing\\n", stderr);
+        return 3;
+    }
+    while (!strcmp(words[count - 1], "hang")) pause();
+    for (int i = 1; i < count; i++) printf("[%s]", words[i]);
+    printf(" %s %s\\n", getcwd(directory, sizeof directory), getenv("OF_IMAGE"));
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def tool(podman: Podman, small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image that has a program, which it begins with, and no Python."""
+    directory = tmp_path_factory.mktemp("tool")
+    (directory / "tool.c").write_text(TOOL)
+    shutil.copytree(small, directory / "root")
+    program = ["cc", "-o", directory / "root" / "opt" / "tool", directory / "tool.c"]
+    subprocess.run(program, check=True)
+    packed = archive(directory / "root", directory / "tool.tar")
+    begins = ('ENTRYPOINT ["tool", "--fixed"]', 'CMD ["by", "itself"]', "WORKDIR /opt", "ENV PATH=/opt", "ENV OF_IMAGE=yes")
+    podman("import", *(part for begin in begins for part in ("--change", begin)), packed, "tests/tool:1")
+    return "tests/tool:1"
+
+
+def test_the_program_that_an_image_begins_with_is_a_function(start: Start, podman: Podman, tool: str) -> None:
+    daemon = start_up(start, "--image", tool, env=podman.environment)
+    with connect(daemon) as client:
+        run_it = client.register(mayfly.EntryPoint("--size {size} {files}"), name="tool", image=tool)
+        assert (run_it.status["form"], run_it.status["source"]) == (
+            {"form": "entry_point", "name": tool},
+            "--size '{size}' '{files}'",
+        )
+        # It is there a moment after the node.
+        future = client.run(run_it, 64, files=["a b.jpg", Path("$HOME")])
+        assert future.result(60) == "[--fixed][--size][64][a b.jpg][$HOME] /opt yes\n"
+        # Whoever finds it by its name calls it alike, and so do a batch, and those that speak no Python.
+        found = client.function("tool")
+        with client.map(found, [1, 2], ["x", "y"]) as batch:
+            assert [future.result(60) for future in batch.futures] == [
+                f"[--fixed][--size][{size}][{name}] /opt yes\n" for size, name in ((1, "x"), (2, "y"))
+            ]
+        words = base64.b64encode(json.dumps(["--size={size}"]).encode()).decode()
+        described = {"name": "plain", "form": {"form": "entry_point"}, "image": tool, "code": words}
+        status, plain = daemon.post("/v1/functions", described)
+        assert (status, plain["runtime"]) == (201, {"kind": "native"})
+        submission = {"function": plain["id"], "tasks": [{"call": {"arguments": [3]}}]}
+        status, accepted = daemon.post("/v1/tasks", submission)
+        assert status == 201
+        shown = daemon.cli("task", "result", accepted["tasks"][0], "--wait", "60s")
+        assert shown["result"] == "[--fixed][--size=3] /opt yes\n"
+        with pytest.raises(mayfly.FunctionError, match="misses `files`"):
+            client.run(found, 1).result(60)
+        with mayfly.Executor(client=client, image=tool, walltime=1) as executor:
+            assert executor.submit(mayfly.EntryPoint()).result(60) == "[--fixed][by][itself] /opt yes\n"
+            with pytest.raises(mayfly.FunctionError, match=r"`tool --fixed fail` ended with status 3: no such thing"):
+                executor.submit(mayfly.EntryPoint("{how}"), "fail").result(60)
+            with pytest.raises(mayfly.DeadlineExceeded):
+                executor.submit(mayfly.EntryPoint("{how}"), "hang").result(60)
+        with pytest.raises(TypeError, match="no text"):
+            client.run(found, 1, {"a": 1, "b": object()})
+
+
+def test_an_entry_point_needs_an_image_that_has_one(start: Start, small: Path) -> None:
+    with connect(start_up(start, "--image", small)) as client:
+        with pytest.raises(mayfly.Error, match="name the image"):
+            client.register(mayfly.EntryPoint("x"))
+        with pytest.raises(mayfly.Error, match="brace by itself"):
+            client.register(mayfly.EntryPoint("{"), image=str(small))
+        with pytest.raises(TypeError, match="runs in its image"):
+            mayfly.EntryPoint("x")()
+        with (
+            mayfly.Executor(client=client, image=str(small)) as executor,
+            pytest.raises(mayfly.Error, match="has no entry point"),
+        ):
+            executor.submit(mayfly.EntryPoint("x")).result(60)
 
 
 def test_a_node_that_is_killed_while_it_unpacks_leaves_nothing_and_its_next_life_goes_on(

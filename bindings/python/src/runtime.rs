@@ -422,7 +422,9 @@ impl Runtime for PythonRuntime {
                 Function::Python(self.unpickle(code)?)
             }
             Form::Source { entry } => Function::Python(self.compile(code, entry)?),
-            Form::Plain { .. } | Form::Checked { .. } => Function::Native(self.native.load(code, function)?),
+            Form::Plain { .. } | Form::Checked { .. } | Form::EntryPoint { .. } => {
+                Function::Native(self.native.load(code, function)?)
+            }
         };
         let number = u16::try_from(self.functions.len()).map_err(|_| "more than 65,536 functions in one worker")?;
         self.functions.push(loaded);

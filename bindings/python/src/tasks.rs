@@ -152,6 +152,12 @@ impl Tasks {
         self.send(py, function, packed, after, options)
     }
 
+    /// Submits a call in JSON of a function that is none of Python's.
+    fn submit_json(&self, py: Python<'_>, function: &[u8], call: &[u8], options: &TaskOptions) -> PyResult<Task> {
+        let packed = [call, &[form::JSON]].concat();
+        self.send(py, function, packed, Vec::new(), options)
+    }
+
     /// Submits one task that calls a function on every item of a list.
     fn submit_map(
         &self,

@@ -9,7 +9,7 @@ use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::TaskId;
 use mayfly_protocol::node_api::Stream;
 use mayfly_protocol::tasks::{
-    Cancellation, Cancelled, FunctionStatus, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
+    Cancellation, Cancelled, FunctionStatus, JSON_ANSWER, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
 };
 
 use crate::output::Align::{Left, Right};
@@ -325,6 +325,10 @@ fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
         (Some(Form::Plain { .. } | Form::Checked { .. }), _) => match invoke::as_text(answer) {
             Some(text) => text.trim_end_matches('\n').into(),
             None => cut(answer, |shown| format!("hex:{}", hex::encode(shown))),
+        },
+        (Some(Form::EntryPoint { .. }), [text @ .., JSON_ANSWER]) => match serde_json::from_slice::<String>(text) {
+            Ok(text) => text.trim_end_matches('\n').into(),
+            Err(_) => cut(text, |shown| String::from_utf8_lossy(shown).into_owned()),
         },
         (Some(Form::Python { .. }), [.., 1]) => "None".into(),
         (Some(Form::Python { .. }), [bytes @ .., 2]) => cut(bytes, |shown| format!("b'{}'", shown.escape_ascii())),

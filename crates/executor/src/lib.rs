@@ -7,10 +7,11 @@
 //!
 //! A worker ([`worker`]) serves one channel at a time, runs one invocation at a time, and writes what it does into its
 //! [`meter`], which survives it; a warm one runs calls while it has a place among the node's [`cores`]. What a function *is* lies behind the [`Runtime`] trait: [`native`] loads shared
-//! libraries; the Python module implements the same trait inside the user's own interpreter.
+//! libraries, and starts what an image begins with; the Python module implements the same trait inside the user's own interpreter.
 
 pub mod call;
 pub mod cores;
+mod entry_point;
 pub mod meter;
 pub mod native;
 mod outputs;

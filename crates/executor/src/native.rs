@@ -16,6 +16,7 @@ use mayfly_protocol::ids::CodeHash;
 use mayfly_protocol::slot::Status;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::entry_point::EntryPoint;
 use crate::{Call, Runtime};
 
 /// Room of a plain function whose caller named none.
@@ -29,6 +30,8 @@ type CheckedFunction = unsafe extern "C" fn(*mut Context, *const c_void, usize, 
 enum Function {
     Plain(PlainFunction),
     Checked(CheckedFunction),
+    /// The number of an entry point.
+    EntryPoint(usize),
 }
 
 /// What a checked function gets beside its input: `mf_context` of the header, whose layout this is.
@@ -119,6 +122,7 @@ pub struct NativeRuntime {
     libraries: HashMap<CodeHash, Library>,
     numbers: HashMap<LoadFunctionKey, u16>,
     functions: Vec<Function>,
+    entry_points: Vec<EntryPoint>,
     scratch: Option<Scratch>,
 }
 
@@ -138,6 +142,10 @@ impl NativeRuntime {
     }
 
     fn resolve(&mut self, code: &Path, function: &LoadFunction) -> Result<Function, String> {
+        if let Form::EntryPoint { .. } = function.form {
+            self.entry_points.push(EntryPoint::load(code)?);
+            return Ok(Function::EntryPoint(self.entry_points.len() - 1));
+        }
         let library = self.library(code, function.hash)?;
         let missing = |symbol: &str, error: libloading::Error| {
             format!("no function `{symbol}` in the library: {error}. Is it exported, and extern \"C\" in C++?")
@@ -158,7 +166,7 @@ impl NativeRuntime {
                     .map(|f| Function::Checked(*f))
                     .map_err(|e| missing(symbol, e))
             },
-            Form::Python { .. } | Form::Source { .. } => {
+            Form::Python { .. } | Form::Source { .. } | Form::EntryPoint { .. } => {
                 Err("this lease runs shared libraries; lease with the Python runtime to call Python functions".into())
             }
         }
@@ -287,6 +295,7 @@ impl Runtime for NativeRuntime {
         match self.functions.get(function as usize) {
             Some(Function::Plain(function)) => self.invoke_plain(*function, call),
             Some(Function::Checked(function)) => self.invoke_checked(*function, call),
+            Some(Function::EntryPoint(number)) => self.entry_points[*number].invoke(call),
             None => {
                 call.fail("no function of this index was loaded by this worker");
                 Status::UnknownFunction

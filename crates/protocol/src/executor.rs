@@ -176,6 +176,13 @@ pub enum Form {
         /// The function in it to call.
         entry: String,
     },
+    /// The program that the workers' container image begins with; the code is its words, see [`crate::entry_point`]. It is called
+    /// in JSON, and answers what it writes on standard output, as a JSON text.
+    EntryPoint {
+        /// For people.
+        #[serde(default)]
+        name: String,
+    },
 }
 
 impl Form {
@@ -185,7 +192,16 @@ impl Form {
             Self::Plain { symbol } | Self::Checked { symbol } => symbol,
             Self::Python { name, .. } => name,
             Self::Source { entry } => entry,
+            Self::EntryPoint { name } => name,
         }
+    }
+
+    /// Whether it takes calls in JSON, and answers them so.
+    pub fn speaks_json(&self) -> bool {
+        matches!(
+            self,
+            Self::Python { .. } | Self::Source { .. } | Self::EntryPoint { .. }
+        )
     }
 }
 

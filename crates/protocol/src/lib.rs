@@ -21,6 +21,7 @@ pub mod blob;
 pub mod contents;
 pub mod dispatch;
 pub mod durations;
+pub mod entry_point;
 pub mod environment;
 pub mod error;
 pub mod executor;

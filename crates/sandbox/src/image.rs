@@ -36,6 +36,10 @@ const LONG: Duration = Duration::from_secs(1800);
 const LABEL: &str = "mayfly.node";
 /// Where Charliecloud and its like keep the variables of an image.
 const VARIABLES: &str = "ch/environment";
+/// Where Apptainer and its like keep the script that an image begins with.
+const SCRIPT: &str = ".singularity.d/runscript";
+/// In which programs find what their image begins with, in JSON.
+const ENTRY_POINT: &str = "MAYFLY_ENTRY_POINT";
 /// No list of variables is longer.
 const MOST_VARIABLES_BYTES: u64 = 64 << 10;
 
@@ -220,9 +224,11 @@ fn find_in_podman(name: &str) -> Result<Found, ImageError> {
     let id = text(&image["Id"]).filter(is_hash).ok_or_else(strange)?;
     let digest = text(&image["Digest"]).unwrap_or_else(|| format!("sha256:{id}"));
     let variables = image["Config"]["Env"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let environment = variables.iter().filter_map(|one| variable(one.as_str()?)).collect();
+    let variables = variables.iter().filter_map(|one| variable(one.as_str()?));
+    let environment = variables.chain(entry_point(&image["Config"])).collect();
     Ok(Found {
-        mark: format!("podman {id}"),
+        // What an earlier release kept of an image had no entry point.
+        mark: format!("podman {id} 2"),
         name: name.into(),
         form: Form::Podman {
             digest,
@@ -374,7 +380,25 @@ fn digest_of(path: &Path) -> Result<String, ImageError> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What an image without a description of its own says of its variables: nothing in most.
+/// What an image begins with, if it says so: the variable that tells.
+fn entry_point(config: &serde_json::Value) -> Option<(String, String)> {
+    let words = |what: &str| {
+        let words = config[what].as_array().map(Vec::as_slice).unwrap_or_default();
+        Vec::from_iter(words.iter().filter_map(serde_json::Value::as_str))
+    };
+    let (program, command) = (words("Entrypoint"), words("Cmd"));
+    let directory = config["WorkingDir"].as_str().unwrap_or_default();
+    let all = [&program[..], &command[..], &[directory]].concat();
+    let is_fine = !(program.is_empty() && command.is_empty()) && !all.iter().any(|word| word.contains('\0'));
+    is_fine.then(|| started_by(&program, &command, directory))
+}
+
+fn started_by(program: &[&str], command: &[&str], directory: &str) -> (String, String) {
+    let start = serde_json::json!({ "entry_point": program, "command": command, "directory": directory });
+    (ENTRY_POINT.into(), start.to_string())
+}
+
+/// What an image without a description of its own says of its variables, nothing in most, and of what it begins with.
 fn variables_within(root: &Path) -> Vec<(String, String)> {
     let read = || -> std::io::Result<String> {
         let root = std::fs::File::open(root)?;
@@ -390,7 +414,14 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
             false => Ok(text),
         }
     };
-    read().unwrap_or_default().lines().filter_map(variable).collect()
+    let text = read().unwrap_or_default();
+    let variables = text.lines().filter_map(variable);
+    // It starts in the image alone, whatever it is.
+    let script = root
+        .join(SCRIPT)
+        .is_file()
+        .then(|| started_by(&[&format!("/{SCRIPT}")], &[], ""));
+    variables.chain(script).collect()
 }
 
 fn variable(line: &str) -> Option<(String, String)> {

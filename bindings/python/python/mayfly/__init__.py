@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
     from mayfly._command import Command, CommandError
+    from mayfly._entry_point import EntryPoint
     from mayfly._delegation import Delegation
     from mayfly._durable import Durable, durable
     from mayfly._environment import Environment
@@ -66,6 +67,7 @@ __all__ = [
     "Delegation",
     "DependencyFailed",
     "Durable",
+    "EntryPoint",
     "Environment",
     "Error",
     "Executor",
@@ -102,6 +104,7 @@ _WHERE = {
     "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
     "_command": ("Command", "CommandError"),
+    "_entry_point": ("EntryPoint",),
     "_delegation": ("Delegation",),
     "_durable": ("Durable", "durable"),
     "_environment": ("Environment",),

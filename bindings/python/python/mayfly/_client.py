@@ -126,6 +126,8 @@ class Client:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._executors: dict[str | None, Executor] = {}
+        #: Those of batches.
+        self._others: weakref.WeakSet[Executor] = weakref.WeakSet()
         _clients.add(self)
 
     @classmethod
@@ -368,7 +370,10 @@ class Client:
         from mayfly._batch import Batch
         from mayfly._tasks import Executor
 
-        return Batch(self, Executor(client=self, tag=tag, **options), [])
+        executor = Executor(client=self, tag=tag, **options)
+        with self._lock:
+            self._others.add(executor)
+        return Batch(self, executor, [])
 
     def map(
         self, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
@@ -575,7 +580,8 @@ class Client:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            leases, executors = list(self._leases), list(self._executors.values())
+            leases, executors = list(self._leases), [*self._executors.values(), *self._others]
+            self._executors.clear()
         for executor in executors:
             executor.shutdown(wait=False)
         for lease in leases:

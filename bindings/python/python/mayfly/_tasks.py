@@ -7,6 +7,7 @@ import concurrent.futures as cf
 import functools
 import inspect
 import json
+import shlex
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast
 
 import cloudpickle
 
-from mayfly import _worker
+from mayfly import _entry_point, _worker
 from mayfly._command import Command
+from mayfly._entry_point import EntryPoint
 from mayfly._environment import Environment, EnvironmentLike, environment_of
 from mayfly._functions import Functions
 from mayfly._future import Future, Watching, serve, taking
@@ -47,6 +49,7 @@ class Registered:
         self.name: str | None = status["name"]
         self.version: int = status["version"]
         self._number = bytes.fromhex(self.id)
+        self._is_entry_point = status["form"]["form"] == "entry_point"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it here, if it was registered here."""
@@ -152,7 +155,15 @@ class Executor(Watching, cf.Executor):
             placement=placement,
         )
         self._numbers: list[bytes] = []
-        self._functions = Functions(self._number)
+        self._entry_points: dict[tuple[str, ...], bytes] = {}
+        numbers, known = self._numbers, self._register
+
+        def number(fn: Any) -> int:
+            numbers.append(known(fn))
+            return len(numbers) - 1
+
+        # It knows nothing of this executor, which so ends with its last user and not with the next collection of garbage.
+        self._functions = Functions(number)
         self._shut = False
         self._lock = threading.Lock()
         self._watched = {}
@@ -178,6 +189,9 @@ class Executor(Watching, cf.Executor):
 
     def _submit(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future[Any]:
         self._check_open()
+        if (program := self._entry_point(fn)) is not None:
+            task = self._pool.submit_json(program, _entry_point.call(args, kwargs), options)
+            return Future(task, self._pool, self)
         function, arguments = self._known(fn, args)
         with taking(self) as taken:
             task = self._pool.submit(function, arguments, kwargs, options, taken)
@@ -186,6 +200,17 @@ class Executor(Watching, cf.Executor):
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Submits a task and awaits its result."""
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+
+    def _entry_point(self, fn: Any) -> bytes | None:
+        """Which one it is, if it is one."""
+        if type(fn) is Registered:
+            return fn._number if fn._is_entry_point else None
+        if not isinstance(fn, EntryPoint):
+            return None
+        words = tuple(fn.words)
+        if words not in self._entry_points:
+            self._entry_points[words] = self._register(fn)
+        return self._entry_points[words]
 
     def _known(self, fn: Any, args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
         if type(fn) is Registered:
@@ -209,7 +234,7 @@ class Executor(Watching, cf.Executor):
             raise ValueError(f"chunksize={chunksize}: ranks call the function once for each item; leave it out")
         if not iterables:
             raise TypeError("map() takes at least one iterable")
-        if chunksize == 1:
+        if chunksize == 1 or self._entry_point(fn) is not None:
             futures = [self._submit(fn, args, {}, self._options) for args in zip(*iterables, strict=False)]
             return _in_order(futures, timeout)
         return _unchunked(self._chunks(fn, iterables, chunksize), timeout)
@@ -260,10 +285,6 @@ class Executor(Watching, cf.Executor):
     def _check_open(self) -> None:
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
-
-    def _number(self, fn: Any) -> int:
-        self._numbers.append(self._register(fn))
-        return len(self._numbers) - 1
 
     @functools.cached_property
     def _applier(self) -> bytes:
@@ -334,16 +355,21 @@ def describe(
     from mayfly._client import runtime
     from mayfly._lease import _PYTHON, _name_of
 
+    form = {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)}
+    kind, about = runtime(environment), inspect.getdoc(fn) or ""
     try:
         source = fn.command if isinstance(fn, Command) else inspect.getsource(fn)
     except (OSError, TypeError):
         source = ""
+    if isinstance(fn, EntryPoint):
+        form = {"form": "entry_point", "name": image or ""}
+        kind, about, source = {"kind": "native"}, "", shlex.join(fn.words)
     return {
         "name": name,
-        "description": (inspect.getdoc(fn) or "") if description is None else description,
+        "description": about if description is None else description,
         "source": source,
-        "form": {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)},
-        "runtime": runtime(environment),
+        "form": form,
+        "runtime": kind,
         "resources": {
             "cores": cores,
             "memory_bytes": memory,
@@ -360,9 +386,8 @@ def describe(
 
 def register(tasks: NativeTasks, fn: Any, **about: Any) -> dict[str, Any]:
     """Makes a function known to the manager; answers what it knows of it."""
-    status: dict[str, Any] = json.loads(
-        tasks.register(json.dumps(describe(fn, **about)), cloudpickle.dumps(fn, protocol=5))
-    )
+    code = fn.code if isinstance(fn, EntryPoint) else cloudpickle.dumps(fn, protocol=5)
+    status: dict[str, Any] = json.loads(tasks.register(json.dumps(describe(fn, **about)), code))
     return status
 
 

@@ -12,7 +12,6 @@ use futures_util::future::try_join_all;
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::executor::Form;
 use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
 use mayfly_protocol::ids::{FlowId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
@@ -192,14 +191,14 @@ impl Flow {
             let tasks = tasks.upgrade().ok_or_else(stopping)?;
             let by = self.by(&tasks);
             let function = tasks.state().function_for(&by, step.function)?;
-            let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
+            let speaks_json = function.spec.form.speaks_json();
             let input = |(id, arguments): (&TaskId, Vec<Value>)| {
                 let mut input = TaskInput {
                     id: Some(*id),
                     ..TaskInput::default()
                 };
                 let keywords = step.keywords.clone();
-                match is_python {
+                match speaks_json {
                     true => input.call = Some(JsonCall { arguments, keywords }),
                     false => input.arguments = Value::from(arguments).to_string().into_bytes().into(),
                 }

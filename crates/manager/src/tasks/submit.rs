@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use mayfly_protocol::api::MOST_RANKS;
+use mayfly_protocol::api::{MOST_RANKS, Runtime};
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::Ended;
+use mayfly_protocol::entry_point::Words;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
@@ -61,8 +62,12 @@ impl Tasks {
     pub async fn register(
         &self,
         tenant: TenantId,
-        given: FunctionRegistration,
+        mut given: FunctionRegistration,
     ) -> Result<Arc<FunctionRecord>, Failure> {
+        if let Form::EntryPoint { .. } = given.form {
+            // Its image need have no Python.
+            given.runtime = Runtime::Native;
+        }
         named("the function's name", given.name.as_deref().unwrap_or("-"))?;
         if given.name.as_deref() == Some("") {
             return Err(Failure::new(
@@ -241,6 +246,13 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
     if ranks > 0 && !matches!(given.form, Form::Python { .. } | Form::Source { .. }) {
         let text = "ranks are called through Python: register a Python function, or a `mayfly.Command` for a program";
         return Err(Failure::new(Code::LoadFailed, text));
+    }
+    if let Form::EntryPoint { .. } = given.form {
+        if given.image.is_none() {
+            let text = "an entry point is that of a container image; name the image";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        Words::read(&given.code).map_err(|text| Failure::new(Code::InvalidRequest, text))?;
     }
     if let Some(image) = &given.image {
         named("the image's name", image)?;

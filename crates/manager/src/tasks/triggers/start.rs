@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mayfly_protocol::error::{Failure, Retry};
-use mayfly_protocol::executor::Form;
 use mayfly_protocol::flows::FlowRequest;
 use mayfly_protocol::ids::TriggerId;
 use mayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
@@ -100,14 +99,14 @@ impl Tasks {
         let spec = &record.spec;
         let by = self.submitter(record.tenant);
         let function = self.state().function_for(&by, spec.function)?;
-        let is_python = matches!(function.spec.form, Form::Python { .. } | Form::Source { .. });
+        let speaks_json = function.spec.form.speaks_json();
         let input = |event: &EventRecord| {
             let argument = record.argument(event);
             let mut input = TaskInput {
                 id: Some(task_of(record.id, event.number, event.event.at_ms)),
                 ..TaskInput::default()
             };
-            match is_python {
+            match speaks_json {
                 true => {
                     input.call = Some(JsonCall {
                         arguments: vec![argument],

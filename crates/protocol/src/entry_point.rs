@@ -1,0 +1,275 @@
+//! The program that a container image begins with, as a function.
+//!
+//! Its code is the words that it gets behind those of the image, as a JSON array of texts. What stands in braces in a word is an
+//! argument of the call; braces themselves are doubled. No shell looks at any of it. An argument may be a text, a number or a
+//! boolean; where a word is nothing but an argument, it may also be a list of these, and becomes as many words.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::tasks::JsonCall;
+
+/// The environment variable in which workers find what their image begins with, as [`Start`] in JSON.
+pub const VARIABLE: &str = "MAYFLY_ENTRY_POINT";
+/// Most words of one function, and of one call.
+const MOST_WORDS: usize = 10_000;
+
+/// What an image begins with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Start {
+    /// The program and its first words.
+    pub entry_point: Vec<String>,
+    /// What comes behind them where nobody says anything else.
+    pub command: Vec<String>,
+    /// Where it starts; empty for wherever its worker is.
+    pub directory: String,
+}
+
+impl Start {
+    /// The program and all its words: those that are given take the place of the image's own command, as everywhere.
+    pub fn line(&self, given: Vec<String>) -> Vec<String> {
+        let last = if given.is_empty() { self.command.clone() } else { given };
+        self.entry_point.iter().cloned().chain(last).collect()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Argument(usize),
+}
+
+/// Words with places for arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Words {
+    words: Vec<Vec<Part>>,
+    /// Names of the arguments, in the order in which they first stand there.
+    names: Vec<String>,
+}
+
+impl Words {
+    /// Reads a function's code.
+    pub fn read(code: &[u8]) -> Result<Self, String> {
+        let words: Vec<String> = serde_json::from_slice(code)
+            .map_err(|error| format!("the code of an entry point is a JSON array of texts, its words ({error})"))?;
+        if words.len() > MOST_WORDS {
+            return Err(format!(
+                "an entry point of {} words; {MOST_WORDS} are allowed",
+                words.len()
+            ));
+        }
+        let mut read = Self {
+            words: Vec::with_capacity(words.len()),
+            names: Vec::new(),
+        };
+        for word in &words {
+            let parts = read.parts(word)?;
+            read.words.push(parts);
+        }
+        Ok(read)
+    }
+
+    fn parts(&mut self, word: &str) -> Result<Vec<Part>, String> {
+        let wrong =
+            || format!("`{word:.100}` has a brace by itself: write a name in braces, and two of them for a brace");
+        if word.contains('\0') {
+            return Err("a word of an entry point has a byte 0".into());
+        }
+        let (mut parts, mut text) = (Vec::new(), String::new());
+        let mut rest = word;
+        while let Some(at) = rest.find(['{', '}']) {
+            text += &rest[..at];
+            let (brace, behind) = (&rest[at..=at], &rest[at + 1..]);
+            if let Some(after) = behind.strip_prefix(brace) {
+                text += brace;
+                rest = after;
+                continue;
+            }
+            let (name, after) = behind.split_once('}').filter(|_| brace == "{").ok_or_else(wrong)?;
+            let mut bytes = name.bytes();
+            let begins = bytes
+                .next()
+                .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_');
+            if !begins || !bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                return Err(format!(
+                    "`{{{name:.100}}}` is no argument: a name is of letters, digits and `_`"
+                ));
+            }
+            let known = self.names.iter().position(|known| known == name);
+            let number = known.unwrap_or_else(|| {
+                self.names.push(name.into());
+                self.names.len() - 1
+            });
+            if !text.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut text)));
+            }
+            parts.push(Part::Argument(number));
+            rest = after;
+        }
+        text += rest;
+        if !text.is_empty() || parts.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        Ok(parts)
+    }
+
+    /// The words of one call.
+    pub fn fill(&self, call: &JsonCall) -> Result<Vec<String>, String> {
+        let values = self.values(call)?;
+        let mut filled = Vec::with_capacity(self.words.len());
+        for word in &self.words {
+            if let [Part::Argument(number)] = word[..]
+                && let Value::Array(several) = values[number]
+            {
+                for one in several {
+                    filled.push(self.text(number, one)?);
+                }
+                continue;
+            }
+            let mut whole = String::new();
+            for part in word {
+                match part {
+                    Part::Text(text) => whole += text,
+                    Part::Argument(number) => whole += &self.text(*number, values[*number])?,
+                }
+            }
+            filled.push(whole);
+        }
+        match filled.len() > MOST_WORDS {
+            true => Err(format!("a call of {} words; {MOST_WORDS} are allowed", filled.len())),
+            false => Ok(filled),
+        }
+    }
+
+    fn values<'a>(&self, call: &'a JsonCall) -> Result<Vec<&'a Value>, String> {
+        if call.arguments.len() > self.names.len() {
+            return Err(format!(
+                "the entry point takes {} arguments, and got {}",
+                self.names.len(),
+                call.arguments.len()
+            ));
+        }
+        let mut given: HashMap<&str, &Value> = HashMap::new();
+        for (name, value) in self.names.iter().zip(&call.arguments) {
+            given.insert(name, value);
+        }
+        for (name, value) in &call.keywords {
+            if !self.names.contains(name) {
+                return Err(format!("the entry point has no argument `{name:.100}`"));
+            }
+            if given.insert(name, value).is_some() {
+                return Err(format!("the entry point got `{name}` twice"));
+            }
+        }
+        let value = |name: &String| {
+            let found = given.get(name.as_str()).copied();
+            found.ok_or_else(|| format!("the entry point misses `{name}`"))
+        };
+        self.names.iter().map(value).collect()
+    }
+
+    fn text(&self, number: usize, value: &Value) -> Result<String, String> {
+        let name = &self.names[number];
+        let mut text = String::new();
+        match value {
+            Value::String(given) if given.contains('\0') => return Err(format!("`{name}` has a byte 0")),
+            Value::String(given) => text.clone_from(given),
+            // Writing to a text cannot fail.
+            Value::Number(given) => drop(write!(text, "{given}")),
+            Value::Bool(given) => drop(write!(text, "{given}")),
+            Value::Array(_) => {
+                return Err(format!(
+                    "`{name}` is a list, which can only stand for whole words; give a text or a number"
+                ));
+            }
+            Value::Null | Value::Object(_) => {
+                return Err(format!("`{name}` is no text, number, boolean or list of these"));
+            }
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn words(words: &[&str]) -> Result<Words, String> {
+        Words::read(&serde_json::to_vec(words).unwrap())
+    }
+
+    fn call(arguments: Value, keywords: Value) -> JsonCall {
+        serde_json::from_value(json!({ "arguments": arguments, "keywords": keywords })).unwrap()
+    }
+
+    #[test]
+    fn arguments_stand_where_their_names_do_and_no_shell_looks_at_them() {
+        let words = words(&["--size={width}x{height}", "{files}", "{{{width}}}", "", "{out}"]).unwrap();
+        let filled = words.fill(&call(json!([64, 48.5, ["a b", "$(id)"]]), json!({ "out": true })));
+        assert_eq!(filled.unwrap(), ["--size=64x48.5", "a b", "$(id)", "{64}", "", "true"]);
+        let none = words.fill(&call(json!([64, 48]), json!({ "out": "o", "files": [] })));
+        assert_eq!(none.unwrap(), ["--size=64x48", "{64}", "", "o"]);
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_or_no_word_is_named() {
+        let words = words(&["{a}", "x{b}"]).unwrap();
+        for (arguments, keywords, wrong) in [
+            (json!([1]), json!({}), "misses `b`"),
+            (json!([1, 2, 3]), json!({}), "takes 2 arguments, and got 3"),
+            (json!([1, 2]), json!({ "a": 1 }), "got `a` twice"),
+            (json!([1, 2]), json!({ "c": 1 }), "no argument `c`"),
+            (json!([1, [2]]), json!({}), "`b` is a list"),
+            (json!([[[1]], 2]), json!({}), "`a` is a list"),
+            (json!([1, null]), json!({}), "`b` is no text"),
+            (json!([1, "\u{0}"]), json!({}), "`b` has a byte 0"),
+        ] {
+            let refused = words.fill(&call(arguments, keywords)).unwrap_err();
+            assert!(refused.contains(wrong), "{refused}");
+        }
+    }
+
+    #[test]
+    fn code_that_is_no_list_of_words_is_refused() {
+        for wrong in ["{a", "a}", "{}", "{a b}", "{1}", "{a}}", "\u{0}"] {
+            assert!(words(&[wrong]).is_err(), "{wrong}");
+        }
+        for wrong in ["", "7", "{}", "[1]"] {
+            assert!(Words::read(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_images_own_command_is_for_calls_that_say_nothing() {
+        let start = Start {
+            entry_point: vec!["tool".into(), "--quiet".into()],
+            command: vec!["help".into()],
+            directory: String::new(),
+        };
+        assert_eq!(start.line(Vec::new()), ["tool", "--quiet", "help"]);
+        assert_eq!(start.line(vec!["run".into()]), ["tool", "--quiet", "run"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_whose_braces_are_doubled_is_itself(text in "[^\0]*") {
+            let escaped = text.replace('{', "{{").replace('}', "}}");
+            let filled = words(&[&escaped]).unwrap().fill(&JsonCall::default());
+            prop_assert_eq!(filled.unwrap(), [text]);
+        }
+
+        #[test]
+        fn nothing_that_is_read_panics(text in ".*", value in ".*") {
+            if let Ok(words) = words(&[&text]) {
+                let _ = words.fill(&call(json!([value]), json!({})));
+            }
+        }
+    }
+}

@@ -154,18 +154,18 @@ mod tests {
             cost: 3,
         };
         let lines = [line(0, "a", "f", 5), line(1, "a", "g", 7), line(1, "b", "f", 9)];
-        let sums = |by| -> Vec<(String, u64, u64)> {
+        let sums = |by| -> Vec<(String, u64, u64, u64)> {
             let sums = gather(&lines, by);
             sums.into_iter()
-                .map(|sum| (sum.what, sum.tasks, sum.took_ms + sum.cost))
+                .map(|sum| (sum.what, sum.tasks, sum.took_ms, sum.cost))
                 .collect()
         };
-        assert_eq!(sums(By::Tenant), [("a".into(), 4, 12), ("b".into(), 2, 9)]);
+        assert_eq!(sums(By::Tenant), [("a".into(), 4, 12, 6), ("b".into(), 2, 9, 3)]);
         assert_eq!(
             sums(By::Day),
-            [("1970-01-01".into(), 2, 5), ("1970-01-02".into(), 4, 16)]
+            [("1970-01-01".into(), 2, 5, 3), ("1970-01-02".into(), 4, 16, 6)]
         );
-        assert_eq!(sums(By::Endpoint), [("local".into(), 6, 21)]);
+        assert_eq!(sums(By::Endpoint), [("local".into(), 6, 21, 9)]);
         assert_eq!(sums(By::Function).len(), 3);
     }
 }

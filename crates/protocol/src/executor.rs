@@ -176,8 +176,9 @@ pub enum Form {
         /// The function in it to call.
         entry: String,
     },
-    /// The program that the workers' container image begins with; the code is its words, see [`crate::entry_point`]. It is called
-    /// in JSON, and answers what it writes on standard output, as a JSON text.
+    /// The program that the workers' container image begins with. The code is a JSON array of words, which come behind those of the
+    /// image's entry point; `{name}` in them stands for an argument, `{{` and `}}` for braces, and a word that is one such name alone
+    /// becomes as many words as its list has. It is called in JSON, and answers what it writes on standard output, as a JSON text.
     EntryPoint {
         /// For people.
         #[serde(default)]

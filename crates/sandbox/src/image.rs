@@ -389,7 +389,8 @@ fn entry_point(config: &serde_json::Value) -> Option<(String, String)> {
     let (program, command) = (words("Entrypoint"), words("Cmd"));
     let directory = config["WorkingDir"].as_str().unwrap_or_default();
     let all = [&program[..], &command[..], &[directory]].concat();
-    let is_fine = !(program.is_empty() && command.is_empty()) && !all.iter().any(|word| word.contains('\0'));
+    let is_nothing = program.is_empty() && command.is_empty();
+    let is_fine = !is_nothing && !all.iter().any(|word| word.contains('\0'));
     is_fine.then(|| started_by(&program, &command, directory))
 }
 

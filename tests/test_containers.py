@@ -297,7 +297,13 @@ def tool(podman: Podman, small: Path, tmp_path_factory: pytest.TempPathFactory) 
     program = ["cc", "-o", directory / "root" / "opt" / "tool", directory / "tool.c"]
     subprocess.run(program, check=True)
     packed = archive(directory / "root", directory / "tool.tar")
-    begins = ('ENTRYPOINT ["tool", "--fixed"]', 'CMD ["by", "itself"]', "WORKDIR /opt", "ENV PATH=/opt", "ENV OF_IMAGE=yes")
+    begins = (
+        'ENTRYPOINT ["tool", "--fixed"]',
+        'CMD ["by", "itself"]',
+        "WORKDIR /opt",
+        "ENV PATH=/opt",
+        "ENV OF_IMAGE=yes",
+    )
     podman("import", *(part for begin in begins for part in ("--change", begin)), packed, "tests/tool:1")
     return "tests/tool:1"
 

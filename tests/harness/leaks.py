@@ -7,8 +7,8 @@ child of ours and is seen, and killed, here.
 from __future__ import annotations
 
 import contextlib
-import gc
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -165,7 +165,7 @@ class Snapshot:
     def assert_no_leaks(self, timeout: float = 10) -> None:
         """Gives what is ending the time to end, then fails with a list of what is left."""
         deadline = time.monotonic() + timeout
-        # An exception that a test keeps keeps its frames, and these what they opened, until Python looks for such rings.
+        # An exception that a test keeps keeps its frames, and they what they opened, until Python looks for rings.
         gc.collect()
         while leaks := self.leaks():
             if time.monotonic() > deadline:

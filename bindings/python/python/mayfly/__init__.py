@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
     from mayfly._command import Command, CommandError
-    from mayfly._entry_point import EntryPoint
     from mayfly._delegation import Delegation
     from mayfly._durable import Durable, durable
+    from mayfly._entry_point import EntryPoint
     from mayfly._environment import Environment
     from mayfly._errors import (
         AccessError,

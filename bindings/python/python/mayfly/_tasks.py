@@ -162,7 +162,7 @@ class Executor(Watching, cf.Executor):
             numbers.append(known(fn))
             return len(numbers) - 1
 
-        # It knows nothing of this executor, which so ends with its last user and not with the next collection of garbage.
+        # It knows nothing of this executor, which ends with its last user so, not with a collection of garbage.
         self._functions = Functions(number)
         self._shut = False
         self._lock = threading.Lock()

@@ -142,11 +142,13 @@ class Endpoint:
 
 
 class Way:
-    """A port on the loopback that leads to another, until it is cut."""
+    """A port on the loopback that leads to another, until it is cut. What is sent and not ``answered`` gets there,
+    and nothing more gets through on its connection."""
 
-    def __init__(self, url: str) -> None:
-        host, port = url.removeprefix("https://").rsplit(":", 1)
+    def __init__(self, url: str, answered: Callable[[bytes], bool] = lambda _: True) -> None:
+        host, port = url.rpartition("//")[2].rsplit(":", 1)
         self._to = (host, int(port))
+        self._answered = answered
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open = True
@@ -196,6 +198,9 @@ class Way:
                         if not data:
                             return
                         others[end].sendall(data)
+                        if end is near and not self._answered(data):
+                            far.recv(1)
+                            return
 
     def close(self) -> None:
         """Ends it."""

@@ -34,7 +34,7 @@ def unavailable() -> str | None:
     return None
 
 
-class _Server:
+class Server:
     """A process that listens on a port of the loopback."""
 
     def __init__(self, directory: Path) -> None:
@@ -75,7 +75,7 @@ class _Server:
             self.process = None
 
 
-class Redis(_Server):
+class Redis(Server):
     """A Redis server with a password."""
 
     password = "only-tests-know-it"
@@ -98,7 +98,7 @@ class Redis(_Server):
         return self.ask("--scan")
 
 
-class S3(_Server):
+class S3(Server):
     """A server that speaks S3 (SeaweedFS, all of it in one process), with one bucket."""
 
     bucket = "runs"

@@ -40,12 +40,19 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProviderConfig {
-    /// `local`, or what Parsl has a provider for.
+    /// `local`, a batch system or a cloud.
     pub kind: String,
-    /// A Python that has Parsl, for all but `local`.
+    /// A Python that has what they are asked by, for all but `local`.
     pub python: PathBuf,
     /// For the provider.
     pub options: Table,
+}
+
+impl ProviderConfig {
+    /// Whether nodes see no file of this machine's: all that they need comes with their command.
+    pub fn is_apart(&self) -> bool {
+        super::nodes::APART.contains(&self.kind.as_str())
+    }
 }
 
 /// `[blocks]`.
@@ -204,6 +211,12 @@ impl Config {
                 "blocks.workers_per_node is {workers_per_node}; a node has {MAX_WORKERS} at most"
             ));
         }
+        if self.provider.is_apart() && *nodes != 1 {
+            return Err(format!(
+                "blocks.nodes is {nodes}, and a block of the provider `{}` is one node; ask for more blocks, by blocks.max",
+                self.provider.kind
+            ));
+        }
         if self.provider.kind != super::nodes::LOCAL && walltime.is_zero() {
             return Err("a batch system wants to know blocks.walltime, such as \"1h\"".into());
         }
@@ -275,6 +288,7 @@ mod tests {
             ("[blocks]\nwalltim = \"1h\"", "walltim"),
             ("[blocks]\nwalltime = \"an hour\"", "no duration"),
             ("[provider]\nkind = \"slurm\"", "blocks.walltime"),
+            ("[provider]\nkind = \"aws\"\n[blocks]\nnodes = 2", "is one node"),
             ("[accounts.map]\na = \"root\"", "accounts.map"),
         ] {
             let error = read(text).expect_err(text);

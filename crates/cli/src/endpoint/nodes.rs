@@ -10,7 +10,7 @@ use mayfly_endpoint::blocks::{Site, SiteNode};
 use mayfly_endpoint::provider::{Local, Program, Provider, Trouble};
 use mayfly_endpoint::{Most, Places, Suits};
 use mayfly_node::runtimes;
-use mayfly_protocol::api::NodeStatus;
+use mayfly_protocol::api::{JoinToken, NodeStatus};
 use mayfly_protocol::dispatch::FromDispatcher;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::NodeId;
@@ -26,7 +26,9 @@ use crate::output;
 
 /// The provider of nodes that are processes of this machine.
 pub const LOCAL: &str = "local";
-/// The module of the Python package that speaks for batch systems.
+/// Those whose nodes see nothing of this machine's files.
+pub const APART: [&str; 2] = ["kubernetes", "aws"];
+/// The module of the Python package that speaks for batch systems and clouds.
 const PROVIDERS: &str = "mayfly._providers";
 /// A job may wait long for its turn, and its nodes join only then.
 const JOIN_WITHIN: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -40,7 +42,9 @@ const LOCAL_POLL: Duration = Duration::from_millis(500);
 
 /// What the nodes can run, as far as that can be told from here.
 pub fn suits(config: &Config) -> Suits {
-    let pythons: Vec<PathBuf> = config.node.python.iter().map(PathBuf::from).collect();
+    // Those of other machines are not known here.
+    let known = config.node.python.iter().filter(|_| !config.provider.is_apart());
+    let pythons: Vec<PathBuf> = known.map(PathBuf::from).collect();
     // What its owner runs there may see everything.
     let sees_all = !config.is_shared();
     Box::new(move |runtime| runtimes::suits(runtime, &pythons, |_| sees_all))
@@ -243,32 +247,34 @@ impl Nodes {
         self.directory.join(BLOCKS).join(format!("{block}.{rank}.json"))
     }
 
-    /// What the shell runs on each node.
-    fn command(&self, block: &str) -> Result<String, Failure> {
+    /// What the shell runs on each node; where that has no other way to it, with the token that it joins with.
+    fn command(&self, block: &str, token: Option<&JoinToken>) -> Result<String, Failure> {
         let node = &self.config.node;
-        let program = match node.program.as_os_str().is_empty() {
-            true => std::env::current_exe().map_err(|error| {
-                Failure::new(
-                    Code::Internal,
-                    format!("this program does not know where it is: {error}"),
-                )
+        let program = match (node.program.as_os_str().is_empty(), token) {
+            (false, _) => node.program.clone(),
+            // From its own `PATH`.
+            (true, Some(_)) => "mayfly".into(),
+            (true, None) => std::env::current_exe().map_err(|error| {
+                let text = format!("this program does not know where it is: {error}");
+                Failure::new(Code::Internal, text)
             })?,
-            false => node.program.clone(),
         };
         let mut words = vec![quoted(&program.to_string_lossy()), "node".into()];
         let join = self.directory.join(BLOCKS).join(block);
-        words.push(format!(
-            "--join {}.\"$MAYFLY_RANK\".json",
-            quoted(&join.to_string_lossy())
-        ));
+        words.push(match token {
+            Some(_) => "--join -".into(),
+            None => format!("--join {}.\"$MAYFLY_RANK\".json", quoted(&join.to_string_lossy())),
+        });
         words.push(format!("--name {}.\"$MAYFLY_RANK\"", quoted(block)));
         words.push(format!("--state-dir \"$state\" --ephemeral --alone-for {ALONE_FOR}"));
         if !node.arguments.iter().any(|argument| argument.starts_with("--workers")) {
             words.push(format!("--workers {}", self.config.blocks.workers_per_node));
         }
-        words.push(match self.is_local() {
-            true => "--listen-tcp 127.0.0.1:0".into(),
-            false => "--listen-tcp 0.0.0.0:0 --host-name \"$(hostname)\"".into(),
+        words.push(match (self.is_local(), token) {
+            (true, _) => "--listen-tcp 127.0.0.1:0".into(),
+            (false, None) => "--listen-tcp 0.0.0.0:0 --host-name \"$(hostname)\"".into(),
+            // Nobody need know the names of pods and instances.
+            (false, Some(_)) => "--listen-tcp 0.0.0.0:0 --host-name \"${addresses%% *}\"".into(),
         });
         if !self.config.is_shared() {
             // What its owner runs there anyway.
@@ -276,10 +282,14 @@ impl Nodes {
         }
         words.extend(node.python.iter().map(|python| format!("--python {}", quoted(python))));
         words.extend(node.arguments.iter().map(|argument| quoted(argument)));
-        Ok(format!(
-            "state=$(mktemp -d \"${{TMPDIR:-/tmp}}/mayfly-XXXXXXXX\") && exec {}",
-            words.join(" ")
-        ))
+        let (words, state) = (words.join(" "), "state=$(mktemp -d \"${TMPDIR:-/tmp}/mayfly-XXXXXXXX\")");
+        Ok(match token {
+            None => format!("{state} && exec {words}"),
+            Some(token) => format!(
+                "addresses=$(hostname -I) && {state} && exec {words} <<'MAYFLY'\n{}\nMAYFLY\n",
+                output::json(token)?
+            ),
+        })
     }
 
     fn is_local(&self) -> bool {
@@ -294,11 +304,15 @@ fn quoted(word: &str) -> String {
 
 impl Site for Nodes {
     fn prepare(&mut self, block: &str, nodes: u32) -> Result<String, Failure> {
+        if self.config.provider.is_apart() {
+            let token = self.runtime.block_on(self.manager.join_token(JOIN_WITHIN))?;
+            return self.command(block, Some(&token));
+        }
         for rank in 0..nodes {
             let token = self.runtime.block_on(self.manager.join_token(JOIN_WITHIN))?;
             write_private(&self.join_file(block, rank), &output::json(&token)?)?;
         }
-        self.command(block)
+        self.command(block, None)
     }
 
     fn nodes(&self) -> Vec<SiteNode> {

@@ -14,7 +14,7 @@ use toml::Value;
 
 use super::config::{self, BlockConfig, Config};
 use super::directory::{self, CREDENTIAL, Directory};
-use super::nodes::{self, LOCAL};
+use super::nodes::{self, APART, LOCAL};
 use crate::manager::write_private;
 use crate::{Global, connect, output, values};
 
@@ -30,18 +30,18 @@ use crate::{Global, connect, output, values};
 
 Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
 change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'mayfly[providers]'`;
---option names what they take (https://parsl.readthedocs.io)."
+--option names what they take (https://parsl.readthedocs.io). Instances of Amazon's EC2 need `pip install 'mayfly[aws]'`."
 )]
 pub struct Arguments {
     /// What others call it
     name: String,
-    /// How it gets nodes: local, or slurm, pbs, lsf, grid-engine, htcondor, kubernetes, ...
+    /// How it gets nodes: local, or slurm, pbs, torque, lsf, grid-engine, htcondor, kubernetes, aws
     #[arg(long, value_name = "KIND", default_value = LOCAL)]
     provider: String,
     /// For the provider, such as partition=idle or account=p123; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = option)]
     option: Vec<(String, Value)>,
-    /// Python that has Parsl [default: the one that this program came with]
+    /// Python that has what they are asked by [default: the one that this program came with]
     #[arg(
         long,
         value_name = "EXE",
@@ -207,9 +207,9 @@ impl Arguments {
              # Where nodes reach this machine.\n\
              address = {address}\n\n\
              [provider]\n\
-             # local, or a batch system, which is asked through Parsl's provider for it.\n\
+             # local, a batch system (asked through Parsl's provider for it), or aws.\n\
              kind = {kind}\n\
-             # A Python that has Parsl.\n\
+             # A Python that has what it is asked by.\n\
              python = {python}\n\n\
              # What the provider takes, such as partition, account, scheduler_options, worker_init.\n\
              [provider.options]\n{options}\n\
@@ -224,7 +224,7 @@ impl Arguments {
              # One that has nothing to do for so long goes.\n\
              idle = \"{idle}s\"\n\n\
              [node]\n\
-             # Where mayfly is on the nodes, if it is elsewhere than here.\n\
+             # Where mayfly is on the nodes, if it is elsewhere than here (for pods and instances: if it is not in their PATH).\n\
              program = \"\"\n\
              # Interpreters there that have the mayfly package, for clients whose own is not there.\n\
              python = [{interpreter}]\n\
@@ -250,6 +250,8 @@ impl Arguments {
             walltime = quoted(&walltime),
             idle = self.idle.as_secs(),
             interpreter = match self.python.is_absolute() {
+                // Its own: that of this machine is not there.
+                _ if APART.contains(&self.provider.as_str()) => quoted("python3"),
                 true => quoted(&self.python.to_string_lossy()),
                 false => String::new(),
             },

@@ -1,0 +1,106 @@
+"""Answers requests, a line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from typing import Any
+
+from .aws import Aws
+from .kubernetes import Kubernetes
+from .provider import WORDS, Provider, ProviderError, RefusedError
+from .queues import Condor, GridEngine, Lsf, Pbs, Torque
+from .slurm import Slurm
+
+KINDS: dict[str, type[Provider]] = {
+    "slurm": Slurm,
+    "pbs": Pbs,
+    "torque": Torque,
+    "lsf": Lsf,
+    "grid-engine": GridEngine,
+    "htcondor": Condor,
+    "kubernetes": Kubernetes,
+    "aws": Aws,
+}
+
+
+def begin(request: dict[str, Any]) -> tuple[Provider, dict[str, Any]]:
+    """The provider of the first request, and its answer."""
+    kind, options, directory = request.get("kind"), request.get("options", {}), request.get("directory")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ProviderError(f"unknown kind {kind!r}; there are {', '.join(KINDS)}")
+    if not isinstance(options, dict):
+        raise ProviderError("options is not an object")
+    # It becomes part of scripts and commands that are Parsl's.
+    if not isinstance(directory, str) or not re.fullmatch(r"/[\w./+@%-]*", directory):
+        raise ProviderError(f"directory {directory!r} is not an absolute path of letters, digits and ./+@%-_")
+    versions = KINDS[kind].versions()
+    os.makedirs(directory, exist_ok=True)
+    # Where jobs start, too, as most batch systems have it.
+    os.chdir(directory)
+    return KINDS[kind](options, directory), {"ready": kind, "library": versions}
+
+
+def answer(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to any request but the first."""
+    match request:
+        case {"submit": {"name": str(name), "command": str(command), "nodes": int(nodes), "walltime_s": seconds}}:
+            if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or "\0" in command:
+                raise ProviderError(f"{name!r} is not a name of letters, digits and .-_")
+            if type(nodes) is not int or type(seconds) not in (int, float) or nodes < 1 or seconds <= 0:
+                raise ProviderError(f"{nodes} nodes for {seconds} s cannot be asked for")
+            return {"job": provider.submit(name, command, nodes, seconds)}
+        case {"status": list(jobs)}:
+            found = provider.jobs(_named(jobs))
+            return {"jobs": {job: {"state": found[job].state, "words": found[job].words} for job in jobs}}
+        case {"cancel": list(jobs)}:
+            provider.cancel(_named(jobs))
+            return {"cancelled": jobs}
+    raise ProviderError(f"not a request: {json.dumps(request)[:200]}")
+
+
+def _named(jobs: list[Any]) -> list[str]:
+    for job in jobs:
+        # They become part of commands.
+        if not isinstance(job, str) or not re.fullmatch(r"\w[\w.@-]*", job):
+            raise ProviderError(f"{job!r} is not the id of a job")
+    return jobs
+
+
+def main() -> None:
+    """Answers until there are no more requests."""
+    # The protocol has descriptors of its own: neither Parsl nor the commands that it starts can read or write there.
+    requests = os.fdopen(os.dup(0), encoding="utf-8", errors="replace")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    # Whoever interrupts the endpoint in a terminal leaves it to the endpoint how this ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    provider: Provider | None = None
+    for line in requests:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise ProviderError("a request is an object")
+            if provider is None:
+                provider, said = begin(request)
+            else:
+                said = answer(provider, request)
+        except ProviderError as failure:
+            said = {"failed": str(failure)}
+        except RefusedError as refusal:
+            said = {"refused": str(refusal)}
+        except Exception as error:
+            said = {"failed": f"{type(error).__name__}: {error}"[:WORDS]}
+        try:
+            print(json.dumps(said), file=answers, flush=True)
+        except BrokenPipeError:
+            # Nobody is there any more; what is buffered is not for anyone.
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -81,7 +81,9 @@ def test_the_command_of_a_cancelled_instance_is_told(ec2: Ec2, provider: Provide
 def test_a_command_has_its_walltime_and_no_more(ec2: Ec2, provider: Provider) -> None:
     job = provider.job(STAYS, walltime_s=1)
     provider.wait_for(job, "ended")
-    assert ec2.output(job) == ["shutdown -P +3", "here 0", "told 0", "shutdown -P now"]
+    # What shells say of their children may stand between.
+    said = [line for line in ec2.output(job) if line != "Terminated"]
+    assert said == ["shutdown -P +3", "here 0", "told 0", "shutdown -P now"]
 
 
 def test_what_is_refused_is_refused_in_the_words_of_ec2(ec2: Ec2, tmp_path: Path) -> None:
@@ -89,14 +91,14 @@ def test_what_is_refused_is_refused_in_the_words_of_ec2(ec2: Ec2, tmp_path: Path
         provider = Provider("aws", tmp_path, ec2.environment(), **options)
         answer = provider.begin()
         provider.end()
-        return str(answer.get("failed", answer))
+        return str(answer)
 
-    assert "InvalidSubnetID.NotFound" in begin(**ec2.options(subnet="subnet-0123"))
     assert "unknown option zone" in begin(**ec2.options(zone="a"))
     assert "option spot is a str" in begin(**ec2.options(spot="yes"))
+    assert "16384 bytes" in begin(**ec2.options(worker_init="x" * 20_000))
     assert "option image is needed" in begin(region="us-east-1", instance_type="t3.micro")
-    with Provider("aws", tmp_path, ec2.environment(), **ec2.options(worker_init="x" * 20_000)) as provider:
-        assert "16384 bytes" in provider.submit()["refused"]
+    with Provider("aws", tmp_path, ec2.environment(), **ec2.options(subnet="subnet-0123")) as provider:
+        assert "InvalidSubnetID.NotFound" in provider.submit()["refused"]
     with Provider("aws", tmp_path, ec2.environment(), **ec2.options()) as provider:
         assert "cannot be 2" in provider.submit(nodes=2)["refused"]
 
@@ -117,7 +119,7 @@ def test_an_instance_that_nobody_answered_for_is_ended(ec2: Ec2, tmp_path: Path)
 def test_tasks_run_on_instances_which_go_when_they_idle(ec2: Ec2, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--idle", "1s", worker_init="echo prepared; export PREPARED=yes")
     with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cloud", client=client) as executor:
-        assert executor.submit(os.environ.get, "PREPARED").result(60) == "yes"
+        assert executor.submit(os.getenv, "PREPARED").result(60) == "yes"
         [block] = here.blocks
         assert ec2.state(block["job"]) == "running"
         assert block["ends_at_ms"] / 1000 - time.time() == pytest.approx(600, abs=60)

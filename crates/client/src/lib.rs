@@ -30,6 +30,7 @@ mod direct;
 mod discover;
 mod embedded;
 mod error;
+mod here;
 mod keepalive;
 mod lease;
 mod manager;

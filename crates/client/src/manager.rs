@@ -17,10 +17,9 @@ use serde::de::DeserializeOwned;
 use ureq::Agent;
 use ureq::http::{HeaderValue, Method, Request};
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
-use ureq::unversioned::transport::DefaultConnector;
 
-use crate::Error;
 use crate::resolver::Remembering;
+use crate::{Error, here};
 
 /// Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
@@ -77,7 +76,7 @@ impl Endpoint {
             .max_idle_connections(IDLE_CONNECTIONS)
             .build();
         Ok(Self {
-            agent: Agent::with_parts(config, DefaultConnector::default(), Remembering::default()),
+            agent: Agent::with_parts(config, here::connector(&address.ca_pem), Remembering::default()),
             address: ManagerAddress {
                 manager: address.manager.trim_end_matches('/').to_owned(),
                 ..address

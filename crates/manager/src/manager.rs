@@ -193,8 +193,9 @@ impl Manager {
             tokio::spawn(peers::hear(Arc::clone(&control), news));
         }
         let router = http::router(Arc::clone(&control));
+        let listeners = serve::Listeners::new(listener, tls, &control.ca_pem);
         let tasks = Tasks {
-            server: tokio::spawn(serve::serve(listener, tls, router, control.stopping.subscribe())),
+            server: tokio::spawn(serve::serve(listeners, router, control.stopping.subscribe())),
             clock: tokio::spawn(keep_time(Arc::clone(&control))),
             rendezvous: tokio::spawn({
                 let mut stopping = control.stopping.subscribe();

@@ -1,7 +1,9 @@
-//! Listening: TLS, HTTP/1.1, and an end to both.
+//! Listening: TLS, HTTP/1.1, and an end to both; and without TLS for programs of this machine.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +11,10 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use mayfly_protocol::here;
 use rustls::ServerConfig;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -37,6 +41,49 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
+/// Where a manager is connected to.
+pub struct Listeners {
+    /// From everywhere, by TLS.
+    tcp: TcpListener,
+    tls: Arc<ServerConfig>,
+    /// From this machine: who connects there asks the kernel whose it is.
+    here: Option<UnixListener>,
+}
+
+/// One that connected.
+enum Stream {
+    Tcp(TcpStream),
+    Here(UnixStream),
+}
+
+impl Listeners {
+    /// A port, and for programs of this machine what is known by it and the certificate authority.
+    pub fn new(tcp: TcpListener, tls: Arc<ServerConfig>, ca_pem: &str) -> Self {
+        let here = tcp.local_addr().and_then(|address| {
+            let name = net::SocketAddr::from_abstract_name(here::name(ca_pem, address.port()))?;
+            let listener = net::UnixListener::bind_addr(&name)?;
+            listener.set_nonblocking(true)?;
+            UnixListener::from_std(listener)
+        });
+        let here = here.inspect_err(|error| tracing::warn!(%error, "programs of this machine connect by TLS, too"));
+        let here = here.ok();
+        Self { tcp, tls, here }
+    }
+
+    async fn accept(&self) -> std::io::Result<Stream> {
+        let here = async {
+            match &self.here {
+                Some(here) => here.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = self.tcp.accept() => accepted.map(|(stream, _)| Stream::Tcp(stream)),
+            accepted = here => accepted.map(|(stream, _)| Stream::Here(stream)),
+        }
+    }
+}
+
 /// Raises the limit on descriptors as far as it goes, and answers how many connections that allows.
 fn connections() -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
@@ -50,15 +97,15 @@ fn connections() -> usize {
 }
 
 /// Serves until told to stop, and then until the requests that run are answered.
-pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, mut stopping: watch::Receiver<bool>) {
-    let acceptor = TlsAcceptor::from(tls);
+pub async fn serve(listeners: Listeners, router: Router, mut stopping: watch::Receiver<bool>) {
+    let acceptor = TlsAcceptor::from(Arc::clone(&listeners.tls));
     let room = Arc::new(Semaphore::new(connections()));
     let mut connections = JoinSet::new();
     loop {
         // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.
         let accept = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (listener.accept().await, place)
+            (listeners.accept().await, place)
         };
         let (stream, place) = tokio::select! {
             accepted = accept => accepted,
@@ -66,10 +113,13 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
             Some(_) = connections.join_next() => continue,
         };
         match stream {
-            Ok((stream, _)) => {
-                let connection = connection(stream, acceptor.clone(), router.clone(), stopping.clone());
+            Ok(stream) => {
+                let (acceptor, router, stopping) = (acceptor.clone(), router.clone(), stopping.clone());
                 connections.spawn(async move {
-                    connection.await;
+                    match stream {
+                        Stream::Tcp(stream) => encrypted(stream, acceptor, router, stopping).await,
+                        Stream::Here(stream) => connection(stream, router, stopping).await,
+                    }
                     drop(place);
                 });
             }
@@ -80,18 +130,25 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
             }
         }
     }
-    drop(listener);
+    drop(listeners);
     let drain = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(DRAIN_DEADLINE, drain).await;
     connections.shutdown().await;
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, mut stopping: watch::Receiver<bool>) {
+async fn encrypted(stream: TcpStream, acceptor: TlsAcceptor, router: Router, stopping: watch::Receiver<bool>) {
     // Requests are small and answered at once: waiting to fill a packet would only add latency.
     let _ = stream.set_nodelay(true);
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await else {
-        return;
-    };
+    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
+        connection(stream, router, stopping).await;
+    }
+}
+
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    mut stopping: watch::Receiver<bool>,
+) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)

@@ -28,6 +28,7 @@ pub mod executor;
 pub mod fabric;
 pub mod flows;
 pub mod hello;
+pub mod here;
 pub mod ids;
 pub mod node_api;
 pub mod slot;

@@ -282,7 +282,10 @@ impl Nodes {
         }
         words.extend(node.python.iter().map(|python| format!("--python {}", quoted(python))));
         words.extend(node.arguments.iter().map(|argument| quoted(argument)));
-        let (words, state) = (words.join(" "), "state=$(mktemp -d \"${TMPDIR:-/tmp}/mayfly-XXXXXXXX\")");
+        let (words, state) = (
+            words.join(" "),
+            "state=$(mktemp -d \"${TMPDIR:-/tmp}/mayfly-XXXXXXXX\")",
+        );
         Ok(match token {
             None => format!("{state} && exec {words}"),
             Some(token) => format!(

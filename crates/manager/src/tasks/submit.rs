@@ -250,9 +250,9 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
     if let Form::EntryPoint { .. } = given.form {
         if given.image.is_none() {
             let text = "an entry point is that of a container image; name the image";
-            return Err(Failure::new(Code::InvalidRequest, text));
+            return Err(Failure::new(Code::LoadFailed, text));
         }
-        Words::read(&given.code).map_err(|text| Failure::new(Code::InvalidRequest, text))?;
+        Words::read(&given.code).map_err(|text| Failure::new(Code::LoadFailed, text))?;
     }
     if let Some(image) = &given.image {
         named("the image's name", image)?;

@@ -1,0 +1,162 @@
+//! Requests to a manager of this machine: over a local socket, where encryption would protect nothing from anybody.
+//!
+//! Who listens there is known by the kernel. It is asked without TLS if it belongs to this user or to root; any other is asked
+//! as managers elsewhere are.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_protocol::here;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt::socket_peercred,
+};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, RustlsConnector, ShutdownHandle, TcpConnector,
+    Transport,
+};
+use ureq::{Error, Timeout};
+
+/// How a manager with this certificate authority is connected to.
+pub fn connector(ca_pem: &str) -> impl Connector {
+    Here { ca_pem: ca_pem.into() }
+        .chain(TcpConnector::default())
+        .chain(RustlsConnector::default())
+}
+
+/// Connects to a manager of this machine, and leaves all others to what comes after it.
+struct Here {
+    ca_pem: String,
+}
+
+impl fmt::Debug for Here {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Here").finish_non_exhaustive()
+    }
+}
+
+impl Connector for Here {
+    type Out = Local;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Local>, Error> {
+        let Some(port) = details.uri.port_u16().filter(|_| details.needs_tls()) else {
+            return Ok(None);
+        };
+        let Ok(stream) = dial(&here::name(&self.ca_pem, port)) else {
+            return Ok(None);
+        };
+        let local = Local {
+            stream: Arc::new(Stream(stream)),
+            buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
+            limits: [None; 2],
+        };
+        let handle: Arc<dyn ShutdownHandle> = Arc::clone(&local.stream) as _;
+        (details.register_shutdown)(Arc::downgrade(&handle))?;
+        Ok(Some(local))
+    }
+}
+
+/// A socket to somebody who may be trusted with a token.
+fn dial(name: &str) -> io::Result<UnixStream> {
+    // Where nobody accepts just now, this must not wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    let owner = socket_peercred(&socket)?.uid;
+    if !owner.is_root() && owner != rustix::process::geteuid() {
+        return Err(Errno::PERM.into());
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+struct Stream(UnixStream);
+
+impl ShutdownHandle for Stream {
+    fn shutdown(&self) {
+        // One that is closed already needs none.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// A connection to a manager of this machine.
+struct Local {
+    stream: Arc<Stream>,
+    buffers: LazyBuffers,
+    /// For reading and for writing, as the socket has them.
+    limits: [Option<Duration>; 2],
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").finish_non_exhaustive()
+    }
+}
+
+/// What a socket's deadline is called here.
+fn late(error: io::Error, timeout: Timeout) -> Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(timeout),
+        _ => error.into(),
+    }
+}
+
+impl Local {
+    /// Sets a limit where it is another one than before.
+    fn limit(
+        &mut self,
+        which: usize,
+        timeout: NextTimeout,
+        set: fn(&UnixStream, Option<Duration>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let wanted = timeout.not_zero().map(|limit| *limit);
+        if self.limits[which] != wanted {
+            set(&self.stream.0, wanted)?;
+            self.limits[which] = wanted;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Local {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.limit(0, timeout, UnixStream::set_write_timeout)?;
+        let output = &self.buffers.output()[..amount];
+        (&self.stream.0)
+            .write_all(output)
+            .map_err(|error| late(error, timeout.reason))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.limit(1, timeout, UnixStream::set_read_timeout)?;
+        let input = self.buffers.input_append_buf();
+        let amount = loop {
+            match (&self.stream.0).read(input) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(late(error, timeout.reason)),
+                Ok(amount) => break amount,
+            }
+        };
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        // A connection that waits for its next request has nothing to read but its end.
+        let peek = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&self.stream.0, &mut [0; 1], peek), Err(Errno::AGAIN))
+    }
+
+    fn is_tls(&self) -> bool {
+        // As safe as one, so that nobody wraps it in another.
+        true
+    }
+}

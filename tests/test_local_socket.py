@@ -1,4 +1,4 @@
-"""Clients on the manager's machine: over a local socket, where it is their own user's or root's, and by TLS elsewhere."""
+"""Clients on the manager's machine: by a local socket where it is their own user's or root's, and by TLS elsewhere."""
 
 from __future__ import annotations
 

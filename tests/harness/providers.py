@@ -71,7 +71,7 @@ class Provider:
 
     def __enter__(self) -> Self:
         answer = self.begin()
-        assert answer.keys() == {"ready", "library"}, answer
+        assert answer.keys() == {"ready", "libraries"}, answer
         return self
 
     def __exit__(self, *_: object) -> None:

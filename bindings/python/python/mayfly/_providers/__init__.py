@@ -4,7 +4,7 @@ Runs as ``python -m mayfly._providers``. Each line of its standard input is a re
 output the answer to one; it ends with its input. The first request says where nodes come from:
 
     {"kind": "slurm", "options": {"partition": "idle"}, "directory": "/scratch/blocks"}
-    {"ready": "slurm", "library": "parsl 2026.10.26"}
+    {"ready": "slurm", "libraries": "parsl 2026.10.26"}
 
 Then ``submit``, ``status`` and ``cancel``, see `provider.Provider`. What cannot be done is answered by ``failed``, and
 a job that is not wanted by ``refused``, in the words of whoever does not want it.

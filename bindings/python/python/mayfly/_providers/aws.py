@@ -55,7 +55,7 @@ BUSY = frozenset(
 class Aws(Provider):
     """Amazon's EC2, by its API."""
 
-    library = "boto3"
+    libraries = ("boto3",)
     extra = "aws"
     several = False
     # What it was just told of, it may not know yet.

@@ -95,7 +95,7 @@ def execute(command: str, limit: float) -> Done:
 class Batch(Provider):
     """A batch system."""
 
-    library = "parsl"
+    libraries: ClassVar[tuple[str, ...]] = ("parsl",)
     extra = "providers"
 
     #: Of Parsl's provider.

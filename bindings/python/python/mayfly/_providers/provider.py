@@ -39,8 +39,8 @@ GONE = Job(ENDED)
 class Provider:
     """Whatever nodes come from. Each kind is a class below this one."""
 
-    #: What it is asked by: a package of Python's, and the extra of this one that has it.
-    library: ClassVar[str]
+    #: What it is asked by: packages of Python's, and the extra of this one that has them.
+    libraries: ClassVar[tuple[str, ...]]
     extra: ClassVar[str]
     #: Whether a job can have several nodes.
     several: ClassVar[bool] = True
@@ -57,15 +57,16 @@ class Provider:
 
     @classmethod
     def versions(cls) -> str:
-        """Its library with its version; how to get it where it is not there."""
-        try:
-            importlib.import_module(cls.library)
-        except ImportError as error:
-            raise ProviderError(
-                f"this provider needs {cls.library}, which {sys.executable} does not have ({error}): "
-                f"{sys.executable} -m pip install 'mayfly[{cls.extra}]'"
-            ) from None
-        return f"{cls.library} {importlib.metadata.version(cls.library)}"
+        """Its libraries with their versions; how to get them where they are not there."""
+        for library in cls.libraries:
+            try:
+                importlib.import_module(library)
+            except ImportError as error:
+                raise ProviderError(
+                    f"this provider needs {library}, which {sys.executable} does not have ({error}): "
+                    f"{sys.executable} -m pip install 'mayfly[{cls.extra}]'"
+                ) from None
+        return ", ".join(f"{library} {importlib.metadata.version(library)}" for library in cls.libraries)
 
     def submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         """A job in which the command runs once on each of its nodes; ``MAYFLY_RANK`` is 0 on the first of them."""

@@ -1,0 +1,143 @@
+"""A fake of Kubernetes: it answers what is asked of pods, which are processes that do as their containers should."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from harness.machines import Machines
+
+
+def unavailable() -> str | None:
+    """Why there can be none; none if there can."""
+    if importlib.util.find_spec("parsl") is None or importlib.util.find_spec("kubernetes") is None:
+        return "Parsl or the client of Kubernetes is not installed: pip install -r requirements-dev.txt"
+    if os.geteuid() != 0:
+        return "hiding files from pods needs root"
+    return None
+
+
+class RefusedError(Exception):
+    """A request that is not granted: its status, and why."""
+
+
+class Kubernetes:
+    """Such a cluster, with room for so many pods in each namespace. ``hidden`` is a directory that no pod sees."""
+
+    def __init__(self, directory: Path, hidden: Path, room: int = 4) -> None:
+        self.machines = Machines(directory, hidden)
+        self.room = room
+        #: Whether nobody gets an answer.
+        self.down = False
+        #: What was asked for, and when, by namespace and name.
+        self.pods: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}
+        self._lock = threading.Lock()
+        cluster = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length) or b"null")
+                if cluster.down:
+                    self.close_connection = True
+                    return
+                try:
+                    said, status = cluster.answer(self.command, self.path, body), 201 if self.command == "POST" else 200
+                except RefusedError as refusal:
+                    status, words = refusal.args
+                    said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "code": status}
+                text = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_DELETE = _answer  # noqa: N815 (what it is called by)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self._config = directory / "config"
+        user, cluster_name = {"name": "tests", "user": {"token": "secret"}}, "here"
+        about = {"server": f"http://127.0.0.1:{self._server.server_address[1]}"}
+        context = {"name": "here", "context": {"cluster": cluster_name, "user": "tests"}}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": cluster_name, "cluster": about}],
+            "contexts": [context],
+            "users": [user],
+        }
+        self._config.write_text(json.dumps(config))
+
+    def environment(self) -> dict[str, str]:
+        """Where it is."""
+        return {"KUBECONFIG": str(self._config)}
+
+    def output(self, pod: str) -> list[str]:
+        """What a pod wrote so far, by lines."""
+        return self.machines.output(pod)
+
+    def names(self) -> list[str]:
+        """Pods that there are."""
+        with self._lock:
+            return [name for _, name in self.pods]
+
+    def stop(self) -> None:
+        """Ends it with all its pods."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+        self.machines.close()
+
+    def answer(self, verb: str, path: str, body: Any) -> Any:
+        """What it says to a request."""
+        found = re.fullmatch(r"/api/v1/namespaces/([a-z-]+)/pods(?:/([a-z0-9.-]+))?", path.partition("?")[0])
+        if found is None:
+            raise RefusedError(404, "the server could not find the requested resource")
+        namespace, name = found.groups()
+        with self._lock:
+            if verb == "POST":
+                return self._create(namespace, body)
+            if (namespace, name) not in self.pods:
+                raise RefusedError(404, f'pods "{name}" not found')
+            pod, since = self.pods[namespace, name]
+            late = time.monotonic() - since > pod["spec"]["activeDeadlineSeconds"]
+            if verb == "DELETE":
+                del self.pods[namespace, name]
+        if verb == "DELETE" or late:
+            self.machines.turn_off(name)
+        return pod | {"status": self._status(name, late)}
+
+    def _create(self, namespace: str, pod: dict[str, Any]) -> Any:
+        name = pod["metadata"]["name"]
+        if sum(there == namespace for there, _ in self.pods) >= self.room:
+            raise RefusedError(403, f'pods "{name}" is forbidden: exceeded quota: pods={self.room}')
+        (container,) = pod["spec"]["containers"]
+        # A pod that starts again for ever would be none of a batch job's.
+        assert pod["spec"]["restartPolicy"] == "Never"
+        self.pods[namespace, name] = pod, time.monotonic()
+        self.machines.boot(name, [*container["command"], *container["args"]])
+        return pod | {"status": {"phase": "Pending"}}
+
+    def _status(self, name: str, late: bool) -> dict[str, Any]:
+        ended = self.machines.ended(name)
+        if late:
+            return {"phase": "Failed", "reason": "DeadlineExceeded"}
+        if ended is None:
+            return {"phase": "Running"}
+        return {"phase": "Failed" if ended else "Succeeded"}

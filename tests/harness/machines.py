@@ -1,0 +1,100 @@
+"""Processes that stand in for the machines of a cloud or the pods of a cluster.
+
+They see none of the files that they are to have no part in, have an address on the loopback, and find in their PATH
+what an image would have. When one is turned off its processes are told by SIGTERM, as an operating system does.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness.leaks import die_with_parent
+from harness.programs import clean_environment, program
+
+#: Seconds that the processes of a machine have when it is turned off.
+GRACE = 10
+
+
+class Machines:
+    """Some of these, by name. ``hidden`` is a directory that none of them sees."""
+
+    def __init__(self, directory: Path, hidden: Path) -> None:
+        self.directory = directory
+        self._hidden = hidden
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # They die with the thread that started them.
+        self._starter = ThreadPoolExecutor(1)
+
+    def boot(self, name: str, command: Sequence[str]) -> None:
+        """Turns one on, which runs a command and is over when that is."""
+        root = self.directory / name
+        (root / "bin").mkdir(parents=True)
+        for called, does in {
+            "shutdown": f'echo "shutdown $*" >> {root}/output',
+            "hostname": "echo 127.0.0.1",
+            "mayfly": f'exec {program()} "$@"',
+        }.items():
+            (root / "bin" / called).write_text(f"#!/bin/sh\n{does}\n")
+            (root / "bin" / called).chmod(0o755)
+        self._running[name] = self._starter.submit(self._start, root, command).result()
+
+    def _start(self, root: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        path = f"{root}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        hide = f'mount -t tmpfs none {shlex.quote(str(self._hidden))} && exec "$0" "$@"'
+        with open(root / "output", "ab") as output:
+            return subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", hide, *command],
+                cwd=root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=clean_environment(PATH=path, HOME=str(root), TMPDIR=str(root)),
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 (the one thread loaded it before)
+            )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._running
+
+    def ended(self, name: str) -> int | None:
+        """How its command ended; none while it runs."""
+        return self._running[name].poll()
+
+    def output(self, name: str) -> list[str]:
+        """What was written there so far, by lines."""
+        log = self.directory / name / "output"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def turn_off(self, name: str) -> None:
+        """Ends one that may be over."""
+        machine = self._running[name]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if machine.poll() is None:
+                _tell(machine.pid, number)
+                try:
+                    machine.wait(GRACE)
+                except subprocess.TimeoutExpired:
+                    continue
+
+    def close(self) -> None:
+        """Turns off all that are there."""
+        for name in list(self._running):
+            self.turn_off(name)
+        self._starter.shutdown()
+
+
+def _tell(session: int, number: int) -> None:
+    """All of a session: ``timeout`` gives what it starts a group of its own."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(process.name)) == session:
+                os.kill(int(process.name), number)
+        except ProcessLookupError:
+            continue

@@ -15,8 +15,10 @@ from pathlib import Path
 import cloudpickle
 import mayfly
 import pytest
+from harness.compilers import compile_source
 from harness.daemons import Daemon, free_port
 from harness.endpoints import endpoints_of, manager_alone
+from harness.programs import run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -68,6 +70,52 @@ def test_gpus_are_those_that_a_batch_system_names(
     refused = subprocess.run(["mayfly", "up", "--gpus", "1,1"], check=False, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "named twice" in refused.stderr
+
+
+FUNCTION = r"""
+#include <stdlib.h>
+#include <string.h>
+#include "mayfly_function.h"
+
+MF_EXPORT uint32_t gpus(void *in, uint32_t size, void *out) {
+    const char *seen = getenv("CUDA_VISIBLE_DEVICES");
+    (void)in, (void)size;
+    memcpy(out, seen ? seen : "unset", strlen(seen ? seen : "unset"));
+    return (uint32_t)strlen(seen ? seen : "unset");
+}
+"""
+
+#: What each worker of a lease sees, a line for each.
+PROGRAM = r"""
+#include <cstdio>
+#include <mayfly/mayfly.hpp>
+
+int main(int, char **argv) {
+    mayfly::client client;
+    mayfly::lease_options options;
+    options.mode = mayfly::mode::warm;
+    options.workers = 2;
+    options.gpus_per_worker = 2;
+    mayfly::lease lease = client.lease(options);
+    mf_code code = lease.load_library(argv[1]);
+    for (std::uint32_t worker = 0; worker < 2; worker++) {
+        mayfly::channel channel(lease, worker);
+        mayfly::function gpus = channel.load(code, "gpus", mayfly::form::plain);
+        char seen[64];
+        std::size_t length = channel.call(gpus, "", 0, seen, sizeof seen);
+        std::printf("%.*s\n", static_cast<int>(length), seen);
+    }
+}
+"""
+
+
+def test_native_programs_lease_gpus_for_native_functions(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    for name, text in {"gpus.c": FUNCTION, "asks.cpp": PROGRAM}.items():
+        (tmp_path / name).write_text(text)
+    library = compile_source(tmp_path / "gpus.c", tmp_path / "libgpus.so")
+    asks = compile_source(tmp_path / "asks.cpp", tmp_path / "asks")
+    site = start("up", "--listen", "127.0.0.1:0", "--gpus", "0,1,2,3")
+    assert run(asks, library, env=site.client_environment()).stdout.split() == ["0,1", "2,3"]
 
 
 def hold(directory: str, seconds: float) -> str:

@@ -60,7 +60,12 @@ def test_a_pod_runs_its_command_and_ends_with_it(cluster: Kubernetes, provider: 
     provider.wait_for(well, "ended")
     provider.wait_for(badly, "ended")
     assert cluster.output(well) == ["it is 0"]
-    assert "quota" in provider.submit()["refused"]
+
+
+def test_what_the_cluster_refuses_is_refused_in_its_words(cluster: Kubernetes, provider: Provider) -> None:
+    for _ in range(cluster.room):
+        provider.job(STAYS)
+    assert "exceeded quota: pods=2" in provider.submit()["refused"]
 
 
 def test_the_command_of_a_cancelled_pod_is_told(cluster: Kubernetes, provider: Provider) -> None:

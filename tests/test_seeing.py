@@ -110,6 +110,30 @@ def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any)
     assert found["mayfly_node_places",] >= 1
 
 
+def test_the_times_of_tasks_are_known_for_each_and_in_sum(up: Daemon) -> None:
+    before = time.time()
+    with mayfly.connect(config=up.state) as client:
+        batch = client.map(time.sleep, [0.3] * 4)
+        assert list(batch.results(timeout=30)) == [None] * 4
+        times, took = batch.times(), time.time() - before
+        status = client.task_status(str(batch[0].id))
+    marks = [status[f"{came}_at_ms"] for came in ("submitted", "waiting", "started", "ended")]
+    assert before * 1000 - 1 <= marks[0]
+    assert marks == sorted(marks)
+    # Ended, it needs no environment.
+    assert status["environment_at_ms"] == 0
+    assert times.keys() == {"queued", "waiting", "environment", "running"}
+    assert 1.1 <= times["running"] <= sum(times.values()) <= 4 * took
+    assert times["environment"] == 0
+    counts = up.cli("task", "counts")
+    assert (counts["done"], counts["failed"], counts["running"]) == (4, 0, 0)
+    assert counts["times"]["running_ms"] == pytest.approx(times["running"] * 1000, abs=20)
+    found = samples(fetch(up, "/v1/metrics"))
+    assert found["mayfly_tasks_ended_total", "well"] == 4
+    assert found["mayfly_tasks_time_seconds_total", "running"] == pytest.approx(times["running"], abs=0.02)
+    assert found["mayfly_tasks", "queued"] == 0
+
+
 def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
     work(up)
 

@@ -32,6 +32,7 @@ class Ec2(Server):
     def __init__(self, directory: Path, hidden: Path) -> None:
         self.machines = Machines(directory, hidden)
         self._ends = threading.Event()
+        self._failure: Exception | None = None
         super().__init__(directory)
         self.client = self._client()
         self._thread = threading.Thread(target=self._operate, daemon=True)
@@ -72,6 +73,8 @@ class Ec2(Server):
         self._thread.join(3 * GRACE)
         self.machines.close()
         super().stop()
+        if self._failure is not None:
+            raise self._failure
 
     def _client(self) -> Any:
         import boto3
@@ -82,15 +85,21 @@ class Ec2(Server):
 
     def _operate(self) -> None:
         """What a cloud does behind its API, which here tells of nothing by itself."""
-        while not self._ends.wait(0.1):
-            for name, about in self.instances().items():
-                state = about["State"]["Name"]
-                if state == "running" and name not in self.machines:
-                    self.machines.boot(name, ["/bin/sh", self._script(name)])
-                elif state == "running" and self.machines.ended(name) is not None:
-                    self.client.terminate_instances(InstanceIds=[name])
-                elif state == "terminated" and name in self.machines:
-                    self.machines.turn_off(name)
+        try:
+            while not self._ends.wait(0.1):
+                self._look()
+        except Exception as failure:
+            self._failure = failure
+
+    def _look(self) -> None:
+        for name, about in self.instances().items():
+            state = about["State"]["Name"]
+            if state == "running" and name not in self.machines:
+                self.machines.boot(name, ["/bin/sh", self._script(name)])
+            elif state == "running" and self.machines.ended(name) is not None:
+                self.client.terminate_instances(InstanceIds=[name])
+            elif state == "terminated" and name in self.machines:
+                self.machines.turn_off(name)
 
     def _script(self, name: str) -> str:
         value = self.client.describe_instance_attribute(InstanceId=name, Attribute="userData")["UserData"]["Value"]

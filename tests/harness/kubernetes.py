@@ -125,7 +125,8 @@ class Kubernetes:
 
     def _create(self, namespace: str, pod: dict[str, Any]) -> Any:
         name = pod["metadata"]["name"]
-        if sum(there == namespace for there, _ in self.pods) >= self.room:
+        running = [pod for there, pod in self.pods if there == namespace and self.machines.ended(pod) is None]
+        if len(running) >= self.room:
             raise RefusedError(403, f'pods "{name}" is forbidden: exceeded quota: pods={self.room}')
         (container,) = pod["spec"]["containers"]
         # A pod that starts again for ever would be none of a batch job's.

@@ -139,7 +139,7 @@ os.kill(os.getpid(), 9)
     batch = client.tasks("orphans")
     assert len(batch) == 40
     assert list(batch.results(timeout=60)) == [n * n for n in range(40)]
-    assert batch.counts() == {"queued": 0, "waiting": 0, "running": 0, "done": 40}
+    assert batch.counts() == {"queued": 0, "waiting": 0, "environment": 0, "running": 0, "done": 40}
     # They can be fetched again.
     assert list(client.tasks("orphans")) == [n * n for n in range(40)]
 

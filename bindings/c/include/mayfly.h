@@ -352,6 +352,8 @@ typedef struct mf_lease_options {
     uint32_t workers;
     // Cores of each worker: 1.
     uint32_t cores_per_worker;
+    // GPUs of each worker, which sees them alone, in CUDA_VISIBLE_DEVICES: 0.
+    uint32_t gpus_per_worker;
     // Memory of the whole lease in bytes; 0 for the node's usual share.
     uint64_t memory_bytes;
     // How long from its first use: an hour.

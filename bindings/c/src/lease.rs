@@ -54,6 +54,8 @@ pub struct mf_lease_options {
     pub workers: u32,
     /// Cores of each worker: 1.
     pub cores_per_worker: u32,
+    /// GPUs of each worker, which sees them alone, in CUDA_VISIBLE_DEVICES: 0.
+    pub gpus_per_worker: u32,
     /// Memory of the whole lease in bytes; 0 for the node's usual share.
     pub memory_bytes: u64,
     /// How long from its first use: an hour.
@@ -130,6 +132,7 @@ unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error
     let hot_for = Duration::from_millis(options.hot_for_ms.into());
     Ok(LeaseOptions {
         cores_per_worker: narrow(options.cores_per_worker, "cores of a worker")?,
+        gpus_per_worker: narrow(options.gpus_per_worker, "GPUs of a worker")?,
         memory_bytes: options.memory_bytes,
         duration: Duration::from_millis(options.duration_ms),
         mode,
@@ -201,6 +204,7 @@ pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -
         size: size_of::<mf_lease_options>(),
         workers: 1,
         cores_per_worker: 1,
+        gpus_per_worker: 0,
         memory_bytes: 0,
         duration_ms: 3_600_000,
         idle_release_ms: 10_000,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use mayfly_client::{CodeHash, Form, Status};
 use mayfly_executor::native::NativeRuntime;
-use mayfly_executor::{Call, Runtime};
+use mayfly_executor::{Call, Runtime, forked};
 use mayfly_protocol::executor::LoadFunction;
 use mayfly_protocol::tasks::parts;
 use pyo3::prelude::*;
@@ -197,6 +197,8 @@ impl PythonRuntime {
         let invitation = std::str::from_utf8(invitation).map_err(|_| broken())?;
         worker.call_method1(intern!(py, "enter_group"), (invitation,))?;
         let done = self.call_on(py, function, asked);
+        // The group is the worker's alone.
+        forked::leave();
         worker.call_method0(intern!(py, "leave_group"))?;
         done
     }

@@ -10,6 +10,7 @@ use mayfly_protocol::ids::TaskId;
 use mayfly_protocol::node_api::Stream;
 use mayfly_protocol::tasks::{
     Cancellation, Cancelled, FunctionStatus, JSON_ANSWER, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
+    TaskTimes,
 };
 
 use crate::output::Align::{Left, Right};
@@ -232,11 +233,12 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
         0 => "-".into(),
         ms => format!("{} UTC", output::time(ms)),
     };
-    let (queued_ms, ran_ms) = spans(task, now_ms);
+    let times = task.times(now_ms);
+    let span = |ms, since| if since > 0 { output::span(ms) } else { "-".into() };
     let mut text = format!(
         "Task {}\n  function    {} ({})\n  endpoint    {}\n  tag         {}\n  priority    {}\n  state       {}\n  \
-         outcome     {}\n  attempts    {}\n  submitted   {}\n  started     {}\n  ended       {}\n  queued for  {}\n  \
-         ran for     {}",
+         outcome     {}\n  attempts    {}\n  submitted   {}\n  started     {}\n  ended       {}\n  queued      {}\n  \
+         waiting     {}\n  environment {}\n  running     {}",
         task.id,
         output::plain(&task.name),
         task.function,
@@ -249,28 +251,15 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
         at(task.submitted_at_ms),
         at(task.started_at_ms),
         at(task.ended_at_ms),
-        output::span(queued_ms),
-        ran_ms.map_or_else(|| "-".into(), output::span),
+        output::span(times.queued_ms),
+        span(times.waiting_ms, task.waiting_at_ms),
+        span(times.environment_ms, task.environment_at_ms),
+        span(times.running_ms, task.started_at_ms),
     );
     if let Some(failure) = &task.error {
         text += &format!("\n  error       {}", output::plain(&failure.message));
     }
     text
-}
-
-/// Milliseconds until its last execution began, and of that; so far, where it goes on.
-fn spans(task: &TaskStatus, now_ms: u64) -> (u64, Option<u64>) {
-    let until = match task.ended_at_ms {
-        0 => now_ms,
-        ended_at_ms => ended_at_ms,
-    };
-    match task.started_at_ms {
-        0 => (until.saturating_sub(task.submitted_at_ms), None),
-        started_at_ms => (
-            started_at_ms.saturating_sub(task.submitted_at_ms),
-            Some(until.saturating_sub(started_at_ms)),
-        ),
-    }
 }
 
 fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), Failure> {
@@ -327,8 +316,11 @@ fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
             None => cut(answer, |shown| format!("hex:{}", hex::encode(shown))),
         },
         (Some(Form::EntryPoint { .. }), [text @ .., JSON_ANSWER]) => match serde_json::from_slice::<String>(text) {
-            Ok(text) => text.trim_end_matches('\n').into(),
-            Err(_) => cut(text, |shown| String::from_utf8_lossy(shown).into_owned()),
+            Ok(text) => match invoke::as_text(text.as_bytes()) {
+                Some(text) => text.trim_end_matches('\n').into(),
+                None => cut(text.as_bytes(), |shown| shown.escape_ascii().to_string()),
+            },
+            Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
         },
         (Some(Form::Python { .. }), [.., 1]) => "None".into(),
         (Some(Form::Python { .. }), [bytes @ .., 2]) => cut(bytes, |shown| format!("b'{}'", shown.escape_ascii())),
@@ -422,6 +414,18 @@ fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
         counts.failed,
     ];
     table.row(numbers.map(|number| number.to_string()));
+    let TaskTimes {
+        queued_ms,
+        waiting_ms,
+        environment_ms,
+        running_ms,
+    } = counts.times;
+    if counts.done > 0 {
+        // In each column how long those that ended were in its state, all together.
+        let [queued, waiting, environment, running] =
+            [queued_ms, waiting_ms, environment_ms, running_ms].map(output::span);
+        table.row([queued, waiting, environment, running, String::new(), String::new()]);
+    }
     output::line(&table.text(output::colours(&std::io::stdout())));
     Ok(())
 }
@@ -446,6 +450,8 @@ mod tests {
             attempts: 1,
             priority: 0,
             submitted_at_ms: 1_000,
+            waiting_at_ms: 1_200,
+            environment_at_ms: 0,
             started_at_ms,
             ended_at_ms,
         }
@@ -454,17 +460,6 @@ mod tests {
     #[test]
     fn tables_show_the_end_of_an_id_in_which_tasks_differ() {
         assert_eq!(short(ID), "...0a0b0c0d0e0f");
-    }
-
-    #[test]
-    fn a_task_waits_until_it_starts_and_runs_until_it_ends() {
-        assert_eq!(spans(&task(TaskState::Queued, 0, 0), 4_000), (3_000, None));
-        assert_eq!(spans(&task(TaskState::Running, 1_500, 0), 4_000), (500, Some(2_500)));
-        assert_eq!(spans(&task(TaskState::Done, 1_500, 1_700), 4_000), (500, Some(200)));
-        // One that was cancelled before it began.
-        assert_eq!(spans(&task(TaskState::Done, 0, 1_700), 4_000), (700, None));
-        // The manager's clock is ahead of this one's.
-        assert_eq!(spans(&task(TaskState::Running, 1_500, 0), 1_200), (500, Some(0)));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Requests to a manager of this machine: over a local socket, where encryption would protect nothing from anybody.
 //!
-//! Who listens there is known by the kernel. It is asked without TLS if it belongs to this user or to root; any other is asked
-//! as managers elsewhere are.
+//! Who listens there is known by the kernel. It is asked without TLS if it belongs to root, or to this user and is in the same
+//! user namespace, which no isolated function is; any other is asked as managers elsewhere are.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use mayfly_protocol::here;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt::socket_peercred,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, connect, socket_with, sockopt::socket_peercred,
 };
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, RustlsConnector, ShutdownHandle, TcpConnector,
@@ -45,6 +46,10 @@ impl Connector for Here {
         let Some(port) = details.uri.port_u16().filter(|_| details.needs_tls()) else {
             return Ok(None);
         };
+        // A copy of it may listen here, as when a backup is tried out.
+        if !details.addrs.iter().any(is_here) {
+            return Ok(None);
+        }
         let Ok(stream) = dial(&here::name(&self.ca_pem, port)) else {
             return Ok(None);
         };
@@ -59,14 +64,26 @@ impl Connector for Here {
     }
 }
 
+/// Whether an address is this machine's.
+fn is_here(address: &SocketAddr) -> bool {
+    address.ip().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
+}
+
+/// Whether a process is this user's and no function of somebody else's: those have user namespaces of their own.
+fn is_own(peer: UCred) -> bool {
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user"));
+    let (theirs, ours) = (namespace(&peer.pid.to_string()), namespace("self"));
+    peer.uid == rustix::process::geteuid() && theirs.is_ok() && theirs.ok() == ours.ok()
+}
+
 /// A socket to somebody who may be trusted with a token.
 fn dial(name: &str) -> io::Result<UnixStream> {
     // Where nobody accepts just now, this must not wait.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    let owner = socket_peercred(&socket)?.uid;
-    if !owner.is_root() && owner != rustix::process::geteuid() {
+    let peer = socket_peercred(&socket)?;
+    if !peer.uid.is_root() && !is_own(peer) {
         return Err(Errno::PERM.into());
     }
     let stream = UnixStream::from(socket);

@@ -28,8 +28,6 @@ const LAST_WORDS: Duration = Duration::from_secs(15);
 /// Jobs, in the endpoint's directory.
 /// A node of a block that has been away for so long does not come back.
 const GONE: Duration = Duration::from_secs(10);
-/// One that has not come for so long since its block began does not come.
-const LATE: Duration = Duration::from_secs(120);
 const FILE: &str = "blocks.json";
 
 /// What can be chosen about blocks.
@@ -45,6 +43,8 @@ pub struct Options {
     pub walltime: Duration,
     /// How often the batch system is asked.
     pub poll: Duration,
+    /// A node that has not come for so long since its block began does not come.
+    pub late: Duration,
     /// Where to remember them.
     pub directory: PathBuf,
 }
@@ -127,8 +127,8 @@ impl Known {
     }
 
     /// Nodes that it is to be counted for.
-    fn nodes(&self) -> u32 {
-        let patience = if self.was_whole { GONE } else { LATE };
+    fn nodes(&self, late: Duration) -> u32 {
+        let patience = if self.was_whole { GONE } else { late };
         match self.lacks_since {
             Some(since) if since.elapsed() >= patience => self.joined,
             _ => self.kept.nodes,
@@ -292,7 +292,7 @@ impl Keeper {
             },
             (None, 0) => Block::Pending,
             (None, _) => Block::Running {
-                workers: self.options.terms.workers / self.options.nodes.max(1) * known.nodes(),
+                workers: self.options.terms.workers / self.options.nodes.max(1) * known.nodes(self.options.late),
                 idle_since_ms: known.idle_since_ms,
                 ends_at_ms: self.ends_at_ms(known),
             },
@@ -348,8 +348,7 @@ impl Keeper {
             // It is asked for its state below, and told once more otherwise.
             let _ = self.provider.cancel(&overdue);
         }
-        let jobs: Vec<String> = self.blocks.iter().map(|known| known.kept.job.clone()).collect();
-        let jobs: Vec<String> = jobs.into_iter().filter(|job| !job.is_empty()).collect();
+        let jobs = self.jobs();
         // After a submission that nobody answered there may be a job all the same, which the provider looks for now.
         if jobs.is_empty() && self.unreachable.is_none() {
             return;
@@ -414,7 +413,11 @@ impl Keeper {
             if drained && known.joined > 0 {
                 self.site.drain(&name);
             }
-            if let Err(trouble) = self.provider.cancel(&[job]) {
+            // One whose submission was cut short has no name to end it by.
+            let named: &[String] = if job.is_empty() { &[] } else { &[job] };
+            if !named.is_empty()
+                && let Err(trouble) = self.provider.cancel(named)
+            {
                 self.fail(&trouble);
             }
         }
@@ -531,11 +534,17 @@ impl Keeper {
         }
     }
 
+    /// Those that have names: the submission of one may have been cut short.
+    fn jobs(&self) -> Vec<String> {
+        let jobs = self.blocks.iter().map(|known| known.kept.job.clone());
+        jobs.filter(|job| !job.is_empty()).collect()
+    }
+
     fn stop(mut self, cancel: bool) {
         if !cancel {
             return;
         }
-        let jobs: Vec<String> = self.blocks.iter().map(|known| known.kept.job.clone()).collect();
+        let jobs = self.jobs();
         if !jobs.is_empty()
             && let Err(trouble) = self.provider.cancel(&jobs)
         {
@@ -673,6 +682,7 @@ mod tests {
             nodes: 1,
             walltime,
             poll: Duration::ZERO,
+            late: Duration::from_secs(120),
             directory: directory.into(),
         };
         Keeper::new(options, Box::new(shared.clone()), Box::new(shared.clone())).expect("a keeper")

@@ -3,6 +3,8 @@
 use mayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
 use mayfly_protocol::slot::Status;
 
+use crate::forked;
+
 /// How the output leaves.
 #[derive(Debug)]
 enum Reply {
@@ -80,6 +82,7 @@ impl<'a> Call<'a> {
     /// Input, and a place for up to the inline bytes of output that costs nothing. [`Call::set_inline`] sets its length.
     #[inline(always)]
     pub fn inline(&mut self) -> (&[u8], &mut [u8]) {
+        forked::leave();
         let current = self.link.current();
         (current.input, current.compose)
     }
@@ -93,6 +96,7 @@ impl<'a> Call<'a> {
     /// A place for `capacity` bytes of output: the slot if they fit, else the caller's room, else bulk memory. Its start
     /// and true capacity stay valid until the next call of this function or the end of the call.
     pub fn place(&mut self, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
+        forked::leave();
         let too_large = OutputTooLarge {
             wanted: capacity,
             limit: self.max_output,
@@ -119,6 +123,7 @@ impl<'a> Call<'a> {
 
     /// Keeps what was written so far and goes on in a larger place.
     pub fn grow(&mut self, used: usize, capacity: usize) -> Result<(*mut u8, usize), OutputTooLarge> {
+        forked::leave();
         let too_large = OutputTooLarge {
             wanted: capacity,
             limit: self.max_output,
@@ -172,6 +177,7 @@ impl<'a> Call<'a> {
     /// Sends the reply.
     #[inline(always)]
     pub(crate) fn send(self, status: Status) -> Result<u32, LinkError> {
+        forked::leave();
         match self.reply {
             Reply::Inline(length) => self.link.post(status as u16, 0, length),
             Reply::InRoom(length) => self.link.post_in_room(status as u16, length),

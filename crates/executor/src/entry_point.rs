@@ -89,7 +89,8 @@ impl EntryPoint {
             return Err("an entry point is called in JSON: give `arguments` and `keywords`".into());
         };
         let asked = serde_json::from_slice(asked).map_err(|error| format!("the call is malformed: {error}"))?;
-        Ok(self.start.line(self.words.fill(&asked)?))
+        let words = self.words.fill(&asked)?;
+        Ok(self.start.line((!self.words.is_empty()).then_some(words)))
     }
 
     fn run(&self, line: &[String], most: usize) -> Result<Vec<u8>, String> {
@@ -226,7 +227,7 @@ mod tests {
         };
         let words = Words::read(br#"["{what}"]"#).expect("words");
         let entry_point = EntryPoint { start, words };
-        entry_point.run(&entry_point.start.line(vec!["asked for".into()]), most)
+        entry_point.run(&entry_point.start.line(Some(vec!["asked for".into()])), most)
     }
 
     #[test]

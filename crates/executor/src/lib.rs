@@ -12,6 +12,7 @@
 pub mod call;
 pub mod cores;
 mod entry_point;
+pub mod forked;
 pub mod meter;
 pub mod native;
 mod outputs;

@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use crate::cores::Place;
 use crate::meter::{Account, Activity, Meter, meters_length};
-use crate::{Call, Runtime, outputs};
+use crate::{Call, Runtime, forked, outputs};
 
 /// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
 /// hot is exact to a microsecond.
@@ -51,6 +51,7 @@ struct Worker<'a, R: Runtime> {
 
 /// Waits for a lease over `parent`, and then serves channels that come the same way, until the parent is gone.
 pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) {
+    forked::watch();
     let mut packet = vec![0; MAX_PACKET_BYTES];
     let Some((message, files)) = receive(parent, &mut packet) else {
         return;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use mayfly_protocol::api::Usage;
 use mayfly_protocol::durations::histogram;
 use mayfly_protocol::error::Failure;
+use mayfly_protocol::tasks::{TaskCounts, TaskState};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -204,10 +205,13 @@ impl Metrics {
     }
 
     /// All of it, with what the world says now.
-    pub fn text(&self, world: &World, store_writes: bool) -> Result<String, fmt::Error> {
+    pub fn text(&self, world: &World, store_writes: bool, tasks: Option<&TaskCounts>) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &of_world(world, store_writes))?;
+        if let Some(tasks) = tasks {
+            encode_registry(&mut text, &of_tasks(tasks))?;
+        }
         histogram(
             &mut text,
             "mayfly_call",
@@ -217,6 +221,44 @@ impl Metrics {
         encode_eof(&mut text)?;
         Ok(text)
     }
+}
+
+fn of_tasks(counts: &TaskCounts) -> Registry {
+    let mut registry = Registry::with_prefix("mayfly");
+    let states = TaskState::ALL.map(TaskState::name);
+    let there = [counts.queued, counts.waiting, counts.environment, counts.running];
+    let tasks = Family::<InState, Gauge>::default();
+    for (state, count) in states.iter().zip(there) {
+        let state = (*state).into();
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        tasks.get_or_create(&InState { state }).set(count);
+    }
+    registry.register("tasks", "Durable tasks that have not ended, by state", tasks);
+    let ended = Family::<Outcome, Counter>::default();
+    for (outcome, count) in [("well", counts.done - counts.failed), ("badly", counts.failed)] {
+        ended.get_or_create(&Outcome { outcome }).inc_by(count);
+    }
+    registry.register("tasks_ended", "Durable tasks that ended, by how", ended);
+    let times = counts.times;
+    let spent = [
+        times.queued_ms,
+        times.waiting_ms,
+        times.environment_ms,
+        times.running_ms,
+    ];
+    let time = Family::<InState, Seconds>::default();
+    for (state, ms) in states.iter().zip(spent) {
+        let state = (*state).into();
+        time.get_or_create(&InState { state })
+            .inc_by(Duration::from_millis(ms).as_secs_f64());
+    }
+    registry.register_with_unit(
+        "tasks_time",
+        "How long durable tasks that ended were in each state",
+        Unit::Seconds,
+        time,
+    );
+    registry
 }
 
 fn of_world(world: &World, store_writes: bool) -> Registry {

@@ -30,9 +30,9 @@ pub struct Start {
 }
 
 impl Start {
-    /// The program and all its words: those that are given take the place of the image's own command, as everywhere.
-    pub fn line(&self, given: Vec<String>) -> Vec<String> {
-        let last = if given.is_empty() { self.command.clone() } else { given };
+    /// The program and all its words: a function's own, if it has any, take the place of the image's command, as everywhere.
+    pub fn line(&self, words: Option<Vec<String>>) -> Vec<String> {
+        let last = words.unwrap_or_else(|| self.command.clone());
         self.entry_point.iter().cloned().chain(last).collect()
     }
 }
@@ -115,6 +115,11 @@ impl Words {
             parts.push(Part::Text(text));
         }
         Ok(parts)
+    }
+
+    /// Whether the function has no words of its own. One whose words are none in a call has.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
     }
 
     /// The words of one call.
@@ -253,8 +258,9 @@ mod tests {
             command: vec!["help".into()],
             directory: String::new(),
         };
-        assert_eq!(start.line(Vec::new()), ["tool", "--quiet", "help"]);
-        assert_eq!(start.line(vec!["run".into()]), ["tool", "--quiet", "run"]);
+        assert_eq!(start.line(None), ["tool", "--quiet", "help"]);
+        assert_eq!(start.line(Some(vec!["run".into()])), ["tool", "--quiet", "run"]);
+        assert_eq!(start.line(Some(Vec::new())), ["tool", "--quiet"]);
     }
 
     proptest! {

@@ -348,10 +348,29 @@ pub struct TaskStatus {
     pub priority: i8,
     /// Wall clock, milliseconds since the Unix epoch.
     pub submitted_at_ms: u64,
+    /// When its endpoint was given it, the last time; 0 before.
+    #[serde(default)]
+    pub waiting_at_ms: u64,
+    /// When its environment began to be built there; 0 if it did not have to be.
+    #[serde(default)]
+    pub environment_at_ms: u64,
     /// When its last execution began; 0 before.
     pub started_at_ms: u64,
     /// When it ended; 0 before.
     pub ended_at_ms: u64,
+}
+
+impl TaskStatus {
+    /// How long it has been in each state so far.
+    pub fn times(&self, now_ms: u64) -> TaskTimes {
+        let marks = [
+            self.submitted_at_ms,
+            self.waiting_at_ms,
+            self.environment_at_ms,
+            self.started_at_ms,
+        ];
+        TaskTimes::between(marks, if self.ended_at_ms > 0 { self.ended_at_ms } else { now_ms })
+    }
 }
 
 /// How a task ended.
@@ -466,6 +485,52 @@ pub struct TaskCounts {
     pub done: u64,
     /// Of those, not well.
     pub failed: u64,
+    /// How long those that ended were in each state, added up.
+    #[serde(default)]
+    pub times: TaskTimes,
+}
+
+/// How long tasks were in each state before they ended, in milliseconds. What came before another attempt counts as queued.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskTimes {
+    /// Behind others.
+    pub queued_ms: u64,
+    /// At their endpoint, for a worker.
+    pub waiting_ms: u64,
+    /// At their endpoint, for their environment.
+    pub environment_ms: u64,
+    /// On a worker.
+    pub running_ms: u64,
+}
+
+impl TaskTimes {
+    /// Of a task that came into these states then, or never (0), and left the last one at `until_ms`.
+    pub fn between(marks: [u64; 4], until_ms: u64) -> Self {
+        let mut until = until_ms;
+        let mut times = [0; 4];
+        for (time, mark) in times.iter_mut().zip(marks).rev() {
+            if mark > 0 {
+                // Clocks of two machines may differ.
+                *time = until.saturating_sub(mark);
+                until = mark;
+            }
+        }
+        let [queued_ms, waiting_ms, environment_ms, running_ms] = times;
+        Self {
+            queued_ms,
+            waiting_ms,
+            environment_ms,
+            running_ms,
+        }
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: Self) {
+        self.queued_ms += other.queued_ms;
+        self.waiting_ms += other.waiting_ms;
+        self.environment_ms += other.environment_ms;
+        self.running_ms += other.running_ms;
+    }
 }
 
 impl TaskCounts {
@@ -644,6 +709,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn the_time_until_the_next_state_that_a_task_came_into_is_that_of_the_one_before() {
+        let times = |marks, until| {
+            let times = TaskTimes::between(marks, until);
+            let TaskTimes {
+                queued_ms,
+                waiting_ms,
+                environment_ms,
+                running_ms,
+            } = times;
+            [queued_ms, waiting_ms, environment_ms, running_ms]
+        };
+        assert_eq!(times([1_000, 0, 0, 0], 4_000), [3_000, 0, 0, 0]);
+        assert_eq!(times([1_000, 1_200, 0, 1_500], 4_000), [200, 300, 0, 2_500]);
+        assert_eq!(times([1_000, 1_200, 1_300, 3_000], 3_001), [200, 100, 1_700, 1]);
+        assert_eq!(times([1_000, 1_200, 1_300, 0], 3_000), [200, 100, 1_700, 0]);
+        // The manager's clock is ahead of this one's.
+        assert_eq!(times([1_000, 1_200, 0, 1_500], 1_400), [200, 300, 0, 0]);
+    }
 
     proptest! {
         #[test]

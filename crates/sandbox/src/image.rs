@@ -418,9 +418,15 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
     let text = read().unwrap_or_default();
     let variables = text.lines().filter_map(variable);
     // It starts in the image alone, whatever it is.
-    let script = root
-        .join(SCRIPT)
-        .is_file()
+    let is_there = || -> std::io::Result<bool> {
+        let root = std::fs::File::open(root)?;
+        // Its links lead where they would inside.
+        let safely = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let found = rustix::fs::openat2(&root, SCRIPT, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), safely)?;
+        Ok(std::fs::File::from(found).metadata()?.is_file())
+    };
+    let script = is_there()
+        .unwrap_or_default()
         .then(|| started_by(&[&format!("/{SCRIPT}")], &[], ""));
     variables.chain(script).collect()
 }

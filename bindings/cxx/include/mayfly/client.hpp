@@ -40,7 +40,8 @@ struct lease_options {
     std::uint32_t workers = 1;
     mayfly::mode mode = mayfly::mode::automatic;
     std::uint32_t cores_per_worker = 1;
-    std::uint64_t memory_bytes = 0; // 0 for the node's usual share
+    std::uint32_t gpus_per_worker = 0; // each worker sees its own alone, in CUDA_VISIBLE_DEVICES
+    std::uint64_t memory_bytes = 0;    // 0 for the node's usual share
     std::chrono::milliseconds duration = std::chrono::hours(1);
     std::chrono::milliseconds hot_for = std::chrono::milliseconds(MF_FOR_EVER); // then a hot worker sleeps
     mayfly::sandbox sandbox = mayfly::sandbox::site;
@@ -52,6 +53,7 @@ struct lease_options {
         detail::check(mf_lease_options_init(&options));
         options.workers = workers;
         options.cores_per_worker = cores_per_worker;
+        options.gpus_per_worker = gpus_per_worker;
         options.memory_bytes = memory_bytes;
         options.duration_ms = static_cast<std::uint64_t>(duration.count());
         options.mode = static_cast<std::uint32_t>(mode);

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mayfly._client import Client
     from mayfly._tasks import Executor
 
+#: Where tasks may be, in the order of their lives.
+STATES = ("queued", "waiting", "environment", "running", "done")
 #: Tasks that are listed in one request.
 PAGE = 10_000
 
@@ -84,11 +86,27 @@ class Batch:
         return len(self.futures) - self._executor._pool.pending()
 
     def counts(self) -> dict[str, int]:
-        """How many are where, as the manager says: ``queued``, ``waiting``, ``running``, ``done``."""
-        counts = dict.fromkeys(("queued", "waiting", "running", "done"), 0)
+        """How many are where, by the manager: ``queued``, ``waiting``, ``environment``, ``running``, or ``done``."""
+        counts = dict.fromkeys(STATES, 0)
         for status in statuses(self._client, self.tag):
             counts[status["state"]] += 1
         return counts
+
+    def times(self) -> dict[str, float]:
+        """Seconds that its tasks have been in each state before ``done``, added up.
+
+        What came before another attempt of a task counts as queued.
+        """
+        spent = dict.fromkeys(STATES[:-1], 0.0)
+        now_ms = time.time() * 1000
+        for status in statuses(self._client, self.tag):
+            until = status["ended_at_ms"] or now_ms
+            marks = (status[f"{came}_at_ms"] for came in ("started", "environment", "waiting", "submitted"))
+            for state, mark in zip(reversed(spent), marks, strict=True):
+                if mark > 0:
+                    spent[state] += max(0.0, until - mark) / 1000
+                    until = mark
+        return spent
 
     def cancel(self) -> dict[str, int]:
         """Ends all that have not ended. How many had not begun, and how many were told to end."""

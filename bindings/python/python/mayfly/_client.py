@@ -595,7 +595,7 @@ class Client:
     def _abandon(self) -> None:
         """At the end of the process: what was submitted runs to its end, as with other executors."""
         if os.getpid() == self._pid:
-            for executor in list(self._executors.values()):
+            for executor in [*self._executors.values(), *self._others]:
                 executor.shutdown(wait=self._native.is_embedded())
             for lease in list(self._leases):
                 lease.shutdown(wait=True)

@@ -51,7 +51,21 @@ class EntryPoint:
 
 def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """A call in JSON, for functions that know no Python."""
-    return json.dumps({"arguments": args, "keywords": kwargs}, default=_plain).encode()
+    return json.dumps({"arguments": _exact(args), "keywords": _exact(kwargs)}, default=_plain).encode()
+
+
+def _exact(value: Any) -> Any:
+    """Numbers as the texts that they become anyway: JSON's need not be as long as Python's."""
+    match value:
+        case bool():
+            return value
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return [_exact(one) for one in value]
+        case dict():
+            return {key: _exact(one) for key, one in value.items()}
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -60,7 +74,7 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     plain: Callable[[], Any] | None = getattr(value, "tolist", None)
     if plain is not None:
-        return plain()
+        return _exact(plain())
     raise TypeError(
         f"{value!r} is no text, number, boolean, path or list of these, which is all that a program's words can be"
     )

@@ -83,6 +83,15 @@ class Future(cf.Future[T]):
                 return self.__dict__.setdefault(name, [])
         raise AttributeError(name)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from html import escape
+
+        how = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
+        if how == "done" and (error := self.exception()) is not None:
+            how = f"{type(error).__name__}: {error}"
+        return f"<div><code>{escape(str(self.id))}</code>: {escape(how)}</div>"
+
     @property
     def id(self) -> int | str:
         """The call's number in its lease, or the task's id, by which `Client.task` finds it."""

@@ -160,7 +160,7 @@ def pack_exception(error: BaseException) -> bytes:
                 continue
             # Many an exception is pickled without complaint and cannot be made again.
             pickle.loads(packed)
-        except Exception:
+        except BaseException:
             continue
         return packed
     kind = type(error)

@@ -91,6 +91,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
             nodes: config.blocks.nodes,
             walltime: config.blocks.walltime,
             poll: nodes::poll(&config),
+            late: nodes::late(&config),
             directory: state.path().to_owned(),
         };
         blocks::start(options, nodes::provider(&config, state.path())?, Box::new(site))?

@@ -39,6 +39,11 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Between two questions to a batch system, whose controller has more to do; and to this machine.
 const POLL: Duration = Duration::from_secs(5);
 const LOCAL_POLL: Duration = Duration::from_millis(500);
+/// How long a node may take to come, and one that boots first, or installs what it needs.
+const LATE: Duration = Duration::from_secs(120);
+const LATE_APART: Duration = Duration::from_secs(15 * 60);
+/// A token that others may read beside its node's command is good for no longer.
+const JOIN_APART_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
 /// What the nodes can run, as far as that can be told from here.
 pub fn suits(config: &Config) -> Suits {
@@ -57,6 +62,11 @@ pub fn poll(config: &Config) -> Duration {
     } else {
         POLL
     }
+}
+
+/// How long a node may take to come when its block has begun.
+pub fn late(config: &Config) -> Duration {
+    if config.provider.is_apart() { LATE_APART } else { LATE }
 }
 
 /// What nodes come from.
@@ -308,7 +318,7 @@ fn quoted(word: &str) -> String {
 impl Site for Nodes {
     fn prepare(&mut self, block: &str, nodes: u32) -> Result<String, Failure> {
         if self.config.provider.is_apart() {
-            let token = self.runtime.block_on(self.manager.join_token(JOIN_WITHIN))?;
+            let token = self.runtime.block_on(self.manager.join_token(JOIN_APART_WITHIN))?;
             return self.command(block, Some(&token));
         }
         for rank in 0..nodes {

@@ -219,7 +219,8 @@ impl Lane for Single {
         let mut calls = self.calls();
         let options = CallOptions {
             deadline_ms: task.assigned.walltime_ms,
-            idempotent: task.assigned.repeatable,
+            // Whether it is executed again is the manager's affair, who counts.
+            idempotent: false,
             notify: true,
             ..CallOptions::default()
         };

@@ -30,6 +30,8 @@ struct Running {
     child: Child,
     questions: ChildStdin,
     answers: Receiver<String>,
+    /// Why a job would have been refused when it began. It can be asked about others all the same.
+    trouble: Option<String>,
 }
 
 impl Drop for Running {
@@ -45,6 +47,8 @@ impl Drop for Running {
 #[serde(default)]
 struct Answer {
     ready: Option<Value>,
+    /// Why a job would be refused just now.
+    trouble: Option<String>,
     job: Option<String>,
     jobs: Option<HashMap<String, Status>>,
     cancelled: Option<Value>,
@@ -95,7 +99,10 @@ impl Program {
 
     /// Whether it can be started, and knows its batch system and all that it was told of it.
     pub fn check(&mut self) -> Result<(), Trouble> {
-        self.running().map(drop)
+        match self.running()?.trouble.take() {
+            Some(words) => Err(Trouble::Refused(words)),
+            None => Ok(()),
+        }
     }
 
     fn running(&mut self) -> Result<&mut Running, Trouble> {
@@ -105,7 +112,9 @@ impl Program {
             if let Some(words) = answer.failed {
                 return Err(Trouble::Refused(words));
             }
-            expected(answer.checked()?.ready)?;
+            let answer = answer.checked()?;
+            expected(answer.ready)?;
+            running.trouble = answer.trouble;
             self.running = Some(running);
         }
         let none = || Trouble::Unreachable("it did not start".into());
@@ -139,6 +148,7 @@ impl Program {
             child,
             questions,
             answers,
+            trouble: None,
         };
         thread.map_err(|error| failed(&format!("no thread to hear it: {error}")))?;
         Ok(running)

@@ -27,7 +27,9 @@ use crate::requests::{Caller, Refusal, asked, refuse};
 pub(crate) async fn metrics(caller: Caller, Shared(control): Shared<Api>) -> Result<Response, Refusal> {
     caller.is(Role::Operator)?;
     let store_writes = control.journal.trouble().is_none();
-    let text = control.metrics.text(&control.world(), store_writes);
+    // Another manager may have them, and tells of them.
+    let tasks = control.tasks().ok().map(|tasks| tasks.counts_of_all());
+    let text = control.metrics.text(&control.world(), store_writes, tasks.as_ref());
     let text = text.map_err(|error| refuse(Code::Internal, format!("the metrics cannot be written: {error}")))?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

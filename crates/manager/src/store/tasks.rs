@@ -189,6 +189,10 @@ pub struct NewTask {
 pub struct EndedTask {
     /// How.
     pub outcome: TaskOutcome,
+    /// When its endpoint was given it, the last time; 0 if it never was.
+    pub waiting_at_ms: u64,
+    /// When its environment began to be built there; 0 if it did not have to be.
+    pub environment_at_ms: u64,
     /// When its last execution began; 0 if none did.
     pub started_at_ms: u64,
     /// When it ended.
@@ -204,6 +208,10 @@ pub struct TaskRecord {
     pub tries: Tries,
     /// How it ended, if it did: its number, and why not well.
     pub ended: Option<(u64, Option<Failure>)>,
+    /// When its endpoint was given it, the last time.
+    pub waiting_at_ms: u64,
+    /// When its environment began to be built there.
+    pub environment_at_ms: u64,
     /// When its last execution began.
     pub started_at_ms: u64,
     /// When it ended.

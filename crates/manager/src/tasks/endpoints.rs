@@ -162,6 +162,7 @@ impl State {
             tasks: TaskCounts {
                 done: endpoint.done,
                 failed: endpoint.failed,
+                times: endpoint.times,
                 ..counts.remove(&endpoint.record.id).unwrap_or_default()
             },
         };

@@ -8,7 +8,8 @@ use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TaskId};
-use mayfly_protocol::tasks::TaskOutcome;
+use mayfly_protocol::tasks::{TaskOutcome, TaskTimes};
+use mayfly_tasks::MOST_FAULTS;
 use tokio::sync::mpsc;
 
 use super::memo::Key;
@@ -57,9 +58,15 @@ impl Tasks {
             let led = live.memo.filter(|_| live.leads);
             let started_at_ms = match (live.tries.attempts, live.started_at_ms) {
                 (0, _) => 0,
-                (_, 0) => now_ms.saturating_sub(one.took_us / 1000).max(live.submitted_at_ms),
-                (_, started_at_ms) => started_at_ms,
+                // Where it was told of, it was a moment later.
+                (_, told_ms) => {
+                    let told_ms = if told_ms > 0 { told_ms } else { now_ms };
+                    let began_ms = told_ms.min(now_ms.saturating_sub(one.took_us / 1000));
+                    let came_ms = [live.submitted_at_ms, live.waiting_at_ms, live.environment_at_ms];
+                    came_ms.into_iter().fold(began_ms, u64::max)
+                }
             };
+            let (waiting_at_ms, environment_at_ms) = (live.waiting_at_ms, live.environment_at_ms);
             let attempts = live.tries.attempts;
             let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
             cost.tasks += 1;
@@ -85,6 +92,8 @@ impl Tasks {
                     result: None,
                     attempts,
                 },
+                waiting_at_ms,
+                environment_at_ms,
                 started_at_ms,
                 ended_at_ms: now_ms,
             });
@@ -121,13 +130,22 @@ impl Tasks {
             let Some(live) = state.live.remove(&task.outcome.id) else {
                 continue;
             };
+            let marks = [
+                live.submitted_at_ms,
+                task.waiting_at_ms,
+                task.environment_at_ms,
+                task.started_at_ms,
+            ];
+            let times = TaskTimes::between(marks, task.ended_at_ms);
             if let Some(endpoint) = state.endpoints.get_mut(&live.endpoint) {
                 endpoint.done += 1;
                 endpoint.failed += u64::from(task.outcome.error.is_some());
+                endpoint.times.add(times);
             }
             let ended = state.ended.entry(live.tenant).or_default();
             ended.done += 1;
             ended.failed += u64::from(task.outcome.error.is_some());
+            ended.times.add(times);
             if state.later.contains_key(&task.outcome.id) {
                 awaited.push((task.outcome.id, task.outcome.error.clone()));
             }
@@ -211,11 +229,14 @@ pub async fn run(tasks: Weak<Tasks>, mut queue: mpsc::UnboundedReceiver<Finishin
 }
 
 /// What a task ends with in place of what was told.
-pub fn instead(code: Code, told: Option<&Failure>) -> Failure {
+pub fn instead(code: Code, told: Option<&Failure>, repeatable: bool) -> Failure {
     let told = told.map_or_else(String::new, |failure| format!(": {}", failure.message));
     let text = match code {
         Code::Cancelled => "the task was cancelled while it may have been running".into(),
         Code::DeadlineExceeded => return late(),
+        Code::MaybeExecuted if repeatable => format!(
+            "the task may have been executed, and is not executed again: it cost {MOST_FAULTS} executions their worker{told}"
+        ),
         Code::MaybeExecuted => format!(
             "the task may have been executed, and is not executed again, as its owner did not say that it is repeatable{told}"
         ),

@@ -179,7 +179,7 @@ impl Tasks {
                 live.tries.retries_left -= u16::from(retry);
                 live.tries.faults += u16::from(fault);
                 live.place = Place::Queued;
-                live.started_at_ms = 0;
+                (live.waiting_at_ms, live.environment_at_ms, live.started_at_ms) = (0, 0, 0);
             }
             let Some(endpoint) = state.endpoints.get_mut(&id) else {
                 return;
@@ -191,7 +191,7 @@ impl Tasks {
             match fate {
                 Fate::Done => last.push(one),
                 Fate::As(code) => {
-                    one.error = Some(instead(code, one.error.as_ref()));
+                    one.error = Some(instead(code, one.error.as_ref(), live.repeatable));
                     (one.answer, one.raised) = (Payload::default(), false);
                     last.push(one);
                 }
@@ -224,6 +224,7 @@ impl State {
             let adopts = |live: &&mut Live| live.place == Place::Queued && live.tries.attempts < attempt.number;
             if let Some(live) = live.filter(adopts) {
                 live.place = Place::Sent;
+                live.waiting_at_ms = now_ms();
                 live.tries.attempts = attempt.number;
             }
         }
@@ -273,9 +274,11 @@ impl State {
     }
 
     fn on_building(&mut self, attempts: &[Attempt]) {
+        let now_ms = now_ms();
         for attempt in attempts {
             if let Some(live) = self.at(attempt, &[Place::Sent]) {
                 live.place = Place::Building;
+                live.environment_at_ms = now_ms;
             }
         }
     }

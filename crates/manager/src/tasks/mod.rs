@@ -46,7 +46,7 @@ use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, TaskState, TaskStatus};
+use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, TaskState, TaskStatus, TaskTimes};
 use mayfly_tasks::Queue;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -176,6 +176,8 @@ struct Live {
     walltime_ms: u32,
     deadline_at_ms: u64,
     submitted_at_ms: u64,
+    waiting_at_ms: u64,
+    environment_at_ms: u64,
     started_at_ms: u64,
     arguments: Option<Payload>,
     /// What goes along with them.
@@ -203,6 +205,7 @@ struct Endpoint {
     trouble: Option<String>,
     done: u64,
     failed: u64,
+    times: TaskTimes,
     outputs: output::Outputs,
     /// Wakes whoever sends.
     wake: Arc<Notify>,
@@ -238,6 +241,7 @@ impl Endpoint {
             trouble: None,
             done: 0,
             failed: 0,
+            times: TaskTimes::default(),
             outputs: output::Outputs::default(),
             wake: Arc::default(),
         }
@@ -402,6 +406,21 @@ impl Tasks {
         counts
     }
 
+    /// How many tasks of all tenants are where.
+    pub fn counts_of_all(&self) -> TaskCounts {
+        let state = self.state();
+        let mut counts = TaskCounts::default();
+        for ended in state.ended.values() {
+            counts.done += ended.done;
+            counts.failed += ended.failed;
+            counts.times.add(ended.times);
+        }
+        for live in state.live.values() {
+            counts.count(live.state());
+        }
+        counts
+    }
+
     /// Ends tasks of a tenant.
     pub async fn cancel(self: &Arc<Self>, tenant: TenantId, what: Cancellation) -> Cancelled {
         let wanted: HashSet<TaskId> = match &what.tag {
@@ -440,7 +459,7 @@ impl Tasks {
                     cancelled.told += 1;
                     let (endpoint, attempt) = (live.endpoint, live.attempt(*id));
                     match live.is_out() && !state.is_up(endpoint) {
-                        true => unheard.push(given_up(attempt, instead(Code::Cancelled, None))),
+                        true => unheard.push(given_up(attempt, instead(Code::Cancelled, None, false))),
                         false => told.entry(endpoint).or_default().push(attempt),
                     }
                 }
@@ -629,6 +648,8 @@ impl State {
             attempts: live.tries.attempts,
             priority: live.priority,
             submitted_at_ms: live.submitted_at_ms,
+            waiting_at_ms: live.waiting_at_ms,
+            environment_at_ms: live.environment_at_ms,
             started_at_ms: live.started_at_ms,
             ended_at_ms: 0,
         };
@@ -654,6 +675,8 @@ impl State {
             attempts: record.tries.attempts,
             priority: record.spec.priority,
             submitted_at_ms: record.spec.submitted_at_ms,
+            waiting_at_ms: record.waiting_at_ms,
+            environment_at_ms: record.environment_at_ms,
             started_at_ms: record.started_at_ms,
             ended_at_ms: record.ended_at_ms,
         }
@@ -685,6 +708,8 @@ impl Live {
             walltime_ms: spec.walltime_ms,
             deadline_at_ms: spec.deadline_at_ms,
             submitted_at_ms: spec.submitted_at_ms,
+            waiting_at_ms: 0,
+            environment_at_ms: 0,
             started_at_ms: 0,
             arguments,
             answers: Vec::new(),

@@ -234,6 +234,7 @@ impl Tasks {
                 });
             }
             live.place = Place::Sent;
+            (live.waiting_at_ms, live.environment_at_ms) = (now_ms, 0);
             assigned.push(assignment(*task, live, now_ms));
             live.answers = Vec::new();
             let arguments = live.arguments.take();

@@ -40,7 +40,9 @@ def begin(request: dict[str, Any]) -> tuple[Provider, dict[str, Any]]:
     os.makedirs(directory, exist_ok=True)
     # Where jobs start, too, as most batch systems have it.
     os.chdir(directory)
-    return KINDS[kind](options, directory), {"ready": kind, "libraries": versions}
+    provider = KINDS[kind](options, directory)
+    trouble = {"trouble": provider.trouble} if provider.trouble else {}
+    return provider, {"ready": kind, "libraries": versions, **trouble}
 
 
 def answer(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:

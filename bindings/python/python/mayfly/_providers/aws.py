@@ -69,17 +69,18 @@ class Aws(Provider):
         config: Any = importlib.import_module("botocore.config")
         try:
             session = boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
-            # All of it within the time that the endpoint waits for an answer.
+            # All that one request may ask, within the time that the endpoint waits for its answer.
             self._ec2 = session.client(
                 "ec2",
                 endpoint_url=options.get("endpoint_url"),
                 config=config.Config(
-                    connect_timeout=10, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 2}
+                    connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 2}
                 ),
             )
         except (self._errors.BotoCoreError, ValueError) as error:
             raise ProviderError(f"EC2 cannot be asked: {error}"[:WORDS]) from None
-        self._try()
+        # Those that are there are asked about all the same.
+        self.trouble = self._tried()
 
     def _check(self) -> None:
         for name, value in self._options.items():
@@ -93,18 +94,20 @@ class Aws(Provider):
             if name not in self._options and "launch_template" not in self._options:
                 raise ProviderError(f"option {name} is needed, or a launch_template that has it")
 
-    def _try(self) -> None:
-        """Whether such instances may be had: EC2 looks at a request without doing what it asks for."""
+    def _tried(self) -> str:
+        """Why such instances may not be had: EC2 looks at a request without doing what it asks for."""
         try:
             self._ec2.run_instances(**self._request("mayfly", self._script("true", 60)), DryRun=True)
         except self._errors.ClientError as error:
-            if error.response["Error"]["Code"] != "DryRunOperation" and not _is_busy(error):
-                raise ProviderError(_said(error)) from None
+            wanted = error.response["Error"]["Code"] == "DryRunOperation"
+            return "" if wanted or _is_busy(error) else _said(error)
         except self._errors.NoCredentialsError as error:
-            raise ProviderError(f"EC2 cannot be asked: {error}; see `aws configure`") from None
-        except self._errors.BotoCoreError:
-            # It is not there now, which may have passed when a block is wanted.
-            pass
+            return f"EC2 cannot be asked: {error}; see `aws configure`"
+        except self._errors.BotoCoreError as error:
+            return f"EC2 cannot be asked: {error}"[:WORDS]
+        except RefusedError as error:
+            return str(error)
+        return ""
 
     def _script(self, command: str, walltime_s: float) -> str:
         script = SCRIPT.format(
@@ -164,6 +167,8 @@ class Aws(Provider):
             if not _is_busy(error):
                 raise RefusedError(_said(error)) from None
             words = _said(error)
+        except self._errors.ParamValidationError as error:
+            raise RefusedError(str(error)[:WORDS]) from None
         except self._errors.BotoCoreError as error:
             words = str(error)[:WORDS]
         else:
@@ -215,10 +220,12 @@ class Aws(Provider):
         except self._errors.ClientError as error:
             if not error.response["Error"]["Code"].startswith("InvalidInstanceID"):
                 raise ProviderError(_said(error)) from None
-            # One that is not known fails for all; it has ended long ago.
+            # One that is not known fails for all; it has ended long ago, or is too new to be known everywhere.
             if len(jobs) > 1:
                 for job in jobs:
                     self.cancel([job])
+            elif self._is_new(jobs[0]):
+                raise ProviderError(_said(error)) from None
         except self._errors.BotoCoreError as error:
             raise ProviderError(str(error)[:WORDS]) from None
 

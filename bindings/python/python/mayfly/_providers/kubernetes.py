@@ -8,7 +8,10 @@ import math
 from typing import Any, ClassVar
 
 from .batch import Batch
-from .provider import ENDED, LIMIT, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
+from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
+
+#: Seconds to connect, and to hear an answer.
+WITHIN = (5, 20)
 
 
 class Kubernetes(Batch):
@@ -25,6 +28,9 @@ class Kubernetes(Batch):
         if volumes := options.get("persistent_volumes"):
             options = {**options, "persistent_volumes": [tuple(volume) for volume in volumes]}
         super().__init__(options, directory)
+        # Asking again, and waiting for that, is the endpoint's affair.
+        pools: Any = self._base.kube_client.api_client.rest_client.pool_manager
+        pools.connection_pool_kw["retries"] = False
 
     def _arguments(self, nodes: int, walltime: float) -> dict[str, Any]:
         return {**self._options, "nodes_per_block": nodes}
@@ -49,7 +55,7 @@ class Kubernetes(Batch):
         for job in jobs:
             try:
                 pod = self._base.kube_client.read_namespaced_pod(
-                    name=job, namespace=self._base.namespace, _request_timeout=LIMIT
+                    name=job, namespace=self._base.namespace, _request_timeout=WITHIN
                 )
             except Exception as error:
                 if getattr(error, "status", 0) == 404:
@@ -68,7 +74,7 @@ class Kubernetes(Batch):
         for job in jobs:
             try:
                 self._base.kube_client.delete_namespaced_pod(
-                    name=job, namespace=self._base.namespace, _request_timeout=LIMIT
+                    name=job, namespace=self._base.namespace, _request_timeout=WITHIN
                 )
             except Exception as error:
                 if getattr(error, "status", 0) != 404:
@@ -86,7 +92,7 @@ class _Once:
     def create_namespaced_pod(self, namespace: str, body: Any) -> Any:
         body.spec.restart_policy = "Never"
         body.spec.active_deadline_seconds = self._seconds
-        return self._client.create_namespaced_pod(namespace=namespace, body=body, _request_timeout=LIMIT)
+        return self._client.create_namespaced_pod(namespace=namespace, body=body, _request_timeout=WITHIN)
 
 
 def _said(error: Exception) -> str:

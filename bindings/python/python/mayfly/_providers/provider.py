@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Provider:
     #: Seconds after its submission in which a job may not be known yet.
     blind: ClassVar[float] = 0
 
+    #: Why a job would be refused just now, as far as that was found out.
+    trouble: str = ""
+
     def __init__(self, options: dict[str, Any], directory: str) -> None:
         self._options = dict(options)
         #: Where jobs may leave files.
@@ -80,12 +84,15 @@ class Provider:
         """How these jobs are; those of an earlier process, too. What is not known any more has ended."""
         found = self._ask(jobs) if jobs or self._lost else {}
         for job in set(jobs) - set(found):
-            too_early = time.monotonic() - self._submitted.get(job, -self.blind) < self.blind
-            found[job] = Job(PENDING) if too_early else GONE
+            found[job] = Job(PENDING) if self._is_new(job) else GONE
         for job in jobs:
             if found[job].state == ENDED:
                 self._submitted.pop(job, None)
         return found
+
+    def _is_new(self, job: str) -> bool:
+        """Whether one may not be known yet."""
+        return time.monotonic() - self._submitted.get(job, -math.inf) < self.blind
 
     def cancel(self, jobs: list[str]) -> None:
         """Ends jobs, whoever submitted them; those that have ended are none less cancelled."""

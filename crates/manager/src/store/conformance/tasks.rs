@@ -71,6 +71,8 @@ pub fn ended(id: u8, number: u64, error: Option<Failure>) -> EndedTask {
             result: None,
             attempts: 2,
         },
+        waiting_at_ms: 10,
+        environment_at_ms: 11,
         started_at_ms: 12,
         ended_at_ms: 13,
     }
@@ -287,6 +289,7 @@ pub async fn a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_
     assert_eq!((known.spec, known.ended), (other.spec, None));
     let known = store.task(TaskId([3; 16])).wait().await.unwrap().unwrap();
     assert_eq!(known.ended, Some((1, Some(failure))));
+    assert_eq!((known.waiting_at_ms, known.environment_at_ms), (10, 11));
     assert_eq!((known.started_at_ms, known.ended_at_ms), (12, 13));
 }
 

@@ -40,7 +40,8 @@ CREATE TABLE tasks (
     submitted_at_ms INTEGER NOT NULL, attempts INTEGER NOT NULL, retries_left INTEGER NOT NULL, faults INTEGER NOT NULL,
     number INTEGER, started_at_ms INTEGER NOT NULL DEFAULT 0, ended_at_ms INTEGER NOT NULL DEFAULT 0,
     code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
-    arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0
+    arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0,
+    waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL;
 CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
@@ -69,6 +70,8 @@ CREATE INDEX contents_by_use ON contents (used_at_ms)",
         accounts::TABLES,
         "ALTER TABLE endpoints ADD COLUMN instance BLOB",
         accounts::COSTS,
+        "ALTER TABLE tasks ADD COLUMN waiting_at_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tasks ADD COLUMN environment_at_ms INTEGER NOT NULL DEFAULT 0",
     ],
 };
 
@@ -272,7 +275,8 @@ impl TaskStore for SqliteTasks {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
-                 raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL
+                 raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL,
+                 waiting_at_ms = ?11, environment_at_ms = ?12
                  WHERE id = ?1 AND number IS NULL",
             )?;
             let mut ended = 0;
@@ -290,7 +294,9 @@ impl TaskStore for SqliteTasks {
                     outcome.error.as_ref().map(|failure| &failure.message),
                     outcome.raised,
                     here,
-                    stored
+                    stored,
+                    signed(task.waiting_at_ms),
+                    signed(task.environment_at_ms)
                 ])?;
             }
             // What was written already, and is only not known to be, was counted with it.
@@ -464,7 +470,8 @@ fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
 
 const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
-    attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers";
+    attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
+    waiting_at_ms, environment_at_ms";
 
 fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     let number: Option<i64> = row.get(13)?;
@@ -490,6 +497,8 @@ fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
             faults: row.get(12)?,
         },
         ended: number.map(|number| (number.unsigned_abs(), error)),
+        waiting_at_ms: unsigned(row, 20)?,
+        environment_at_ms: unsigned(row, 21)?,
         started_at_ms: unsigned(row, 16)?,
         ended_at_ms: unsigned(row, 17)?,
     })

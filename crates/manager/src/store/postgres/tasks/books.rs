@@ -31,7 +31,8 @@ macro_rules! task {
     ($which:literal) => {
         concat!(
             "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
-             attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers FROM tasks ",
+             attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
+             waiting_at_ms, environment_at_ms FROM tasks ",
             $which
         )
     };
@@ -440,10 +441,12 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
     const END: &str =
         "UPDATE tasks SET number = new.number, attempts = new.attempts, started_at_ms = new.started_at_ms,
         ended_at_ms = new.ended_at_ms, code = new.code, message = new.message, raised = new.raised, answer = new.answer,
-        answer_content = new.answer_content, arguments = NULL, arguments_content = NULL
+        answer_content = new.answer_content, arguments = NULL, arguments_content = NULL,
+        waiting_at_ms = new.waiting_at_ms, environment_at_ms = new.environment_at_ms
         FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BYTEA[],
-        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[])
-        AS new (id, number, attempts, started_at_ms, ended_at_ms, code, message, raised, answer, answer_content)
+        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[])
+        AS new (id, number, attempts, started_at_ms, ended_at_ms, code, message, raised, answer, answer_content,
+        waiting_at_ms, environment_at_ms)
         WHERE tasks.id = new.id AND tasks.number IS NULL";
     let outcomes: Vec<&TaskOutcome> = tasks.iter().map(|task| &task.outcome).collect();
     let answers: Vec<Payload> = outcomes.iter().map(|outcome| outcome.payload()).collect();
@@ -473,6 +476,8 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
                     &raised,
                     &here,
                     &stored,
+                    &numbers(tasks, |task| signed(task.waiting_at_ms)),
+                    &numbers(tasks, |task| signed(task.environment_at_ms)),
                 ],
             )
             .await?
@@ -544,6 +549,8 @@ fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
             faults: small(row, 12)?,
         },
         ended: number.map(|number| (number.unsigned_abs(), error)),
+        waiting_at_ms: rows::unsigned(row, 20)?,
+        environment_at_ms: rows::unsigned(row, 21)?,
         started_at_ms: rows::unsigned(row, 16)?,
         ended_at_ms: rows::unsigned(row, 17)?,
     })

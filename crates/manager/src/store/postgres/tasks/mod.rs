@@ -100,6 +100,17 @@ CREATE TABLE mayfly.costs (tenant BYTEA PRIMARY KEY, total BIGINT NOT NULL);
 }
 pub(super) use costs;
 
+/// When tasks came into their states, in tables of an earlier release.
+macro_rules! times {
+    () => {
+        "
+ALTER TABLE mayfly.tasks ADD COLUMN waiting_at_ms BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN environment_at_ms BIGINT NOT NULL DEFAULT 0;
+"
+    };
+}
+pub(super) use times;
+
 /// Which manager has the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TasksOwner {

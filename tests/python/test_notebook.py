@@ -1,0 +1,283 @@
+"""How far durable tasks have come, as notebooks and terminals show it, and how programs with asyncio wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures as cf
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from harness.leaks import wait_until
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """What tasks wait for; it is there in the end, so that none is left."""
+    yield tmp_path / "gate"
+    (tmp_path / "gate").touch()
+
+
+def work(number: int, gate: str) -> int:
+    """Fails for one number, and waits for all after it."""
+    if number == 3:
+        raise ValueError(number)
+    while number > 3 and not Path(gate).exists():
+        time.sleep(0.01)
+    return number
+
+
+def area(width: int, height: int) -> int:
+    return width * height
+
+
+def shown(batch: mayfly.Batch) -> tuple[str, int, int, int]:
+    """The tag and the counts that a notebook shows of a batch, and the bar's: as HTML, which is well-formed."""
+    division = ElementTree.fromstring(batch._repr_html_().replace("<br>", "<br/>"))
+    said = re.fullmatch(r"(.*): (\d+) of (\d+) tasks done", division.text or "", re.DOTALL)
+    assert said is not None, division.text
+    bar = division.find("progress")
+    assert bar is not None
+    # A bar without any task has an end all the same, or browsers would draw one that moves.
+    assert float(bar.attrib["max"]) == max(1, int(said[3]))
+    return said[1], int(said[2]), int(said[3]), int(bar.attrib["value"])
+
+
+def numbers_of_bar(drawn: str) -> list[tuple[int, int]]:
+    """What a bar on a terminal said, drawing by drawing."""
+    return [(int(done), int(total)) for done, total in re.findall(r"\| (\d+)/(\d+) ", drawn)]
+
+
+def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: mayfly.Client, gate: Path) -> None:
+    batch = client.map(work, range(500), [str(gate)] * 500)
+    wait_until(lambda: batch.done() == 4, "those that wait for nothing have ended", 30)
+    wait_until(lambda: batch.counts()["running"], "others run", 30)
+    counts = batch.counts()
+    # Some are at a worker, some at the endpoint, and most behind them.
+    assert counts["done"] == 4
+    assert min(counts["waiting"], counts["queued"]) > 0
+    assert sum(counts.values()) == 500
+    assert shown(batch) == (batch.tag, 4, 500, 4)
+    assert repr(batch) == f"<mayfly.Batch {batch.tag!r}: 4 of 500 done>"
+    assert [repr(future).split()[-1] for future in (batch[0], batch[499])] == ["pending>", "pending>"]
+    assert batch[0].done()
+    assert repr(batch[0]).endswith(" finished>")
+    # What is cancelled is done, too.
+    assert batch[499].cancel()
+    assert repr(batch[499]).endswith(" cancelled_and_notified>")
+    wait_until(lambda: shown(batch)[1:] == (5, 500, 5), "it is counted")
+    batch.cancel()
+    wait_until(lambda: shown(batch)[1:] == (500, 500, 500), "all have ended", 30)
+    assert batch.counts()["done"] == sum(batch.counts().values()) == 500
+
+
+def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client: mayfly.Client) -> None:
+    with client.batch() as batch:
+        assert shown(batch) == (batch.tag, 0, 0, 0)
+        assert list(batch.results(timeout=1, progress=True)) == []
+        for number in range(20):
+            batch.submit(area, number, 2)
+            tag, done, total, bar = shown(batch)
+            assert (tag, total) == (batch.tag, number + 1)
+            assert 0 <= done == bar <= total
+    assert list(batch.results(timeout=30)) == [2 * number for number in range(20)]
+    assert shown(batch)[1:] == (20, 20, 20)
+
+
+def test_a_notebook_shows_a_tag_as_it_was_written(client: mayfly.Client) -> None:
+    tag = "<script>alert('1 < 2 && \"x\"')</script> ü"
+    batch = client.map(area, [6], [7], tag=tag)
+    assert batch[0].result(30) == 42
+    assert "<script>" not in batch._repr_html_()
+    assert shown(batch) == (tag, 1, 1, 1)
+    assert shown(client.tasks(tag))[0] == tag
+
+
+def said_of(future: Any) -> str:
+    """What a notebook shows of a future, beside its id."""
+    division = ElementTree.fromstring(future._repr_html_())
+    named = division.find("code")
+    assert named is not None
+    assert named.text == str(future.id)
+    return "".join(division.itertext()).removeprefix(f"{future.id}: ")
+
+
+def test_a_notebook_shows_a_future_in_every_state(client: mayfly.Client, gate: Path) -> None:
+    batch = client.map(work, range(500), [str(gate)] * 500)
+    wait_until(lambda: batch.counts()["running"], "some run", 30)
+    assert said_of(batch[499]) == "running"
+    assert batch[499].cancel()
+    assert said_of(batch[499]) == "cancelled"
+    assert batch[0].result(30) == 0
+    assert said_of(batch[0]) == "done"
+    with pytest.raises(ValueError, match="3"):
+        batch[3].result(30)
+    assert said_of(batch[3]) == "ValueError: 3"
+    batch.cancel()
+    wait_until(lambda: said_of(batch[498]) == "cancelled", "it ends", 30)
+
+
+def test_a_notebook_shows_what_a_task_raised_as_text(client: mayfly.Client) -> None:
+    def fail() -> None:
+        raise ValueError("<script>alert('1 < 2 && more')</script>")
+
+    future = client.run(fail)
+    assert isinstance(future.exception(30), ValueError)
+    assert "<script>" not in future._repr_html_()
+    assert said_of(future) == "ValueError: <script>alert('1 < 2 && more')</script>"
+
+
+def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: mayfly.Client, gate: Path) -> None:
+    batch = client.map(work, range(10), [str(gate)] * 10)
+    again = client.tasks(batch.tag)
+    wait_until(lambda: shown(again)[1:] == (4, 10, 4), "the same is known of them", 30)
+    gate.touch()
+    wait_until(lambda: shown(again)[1:] == (10, 10, 10), "all have ended", 30)
+
+
+def test_results_draw_a_bar_that_counts_them(client: mayfly.Client, capfd: pytest.CaptureFixture[str]) -> None:
+    batch = client.map(area, range(300), range(300))
+    assert list(batch.results(timeout=30, progress=True)) == [n * n for n in range(300)]
+    out, drawn = capfd.readouterr()
+    assert out == ""
+    counted = numbers_of_bar(drawn)
+    assert counted[-1] == (300, 300)
+    assert counted == sorted(counted)
+    assert {total for _, total in counted} == {300}
+    assert drawn.endswith("\n")
+    assert "100% |" in drawn
+
+
+def test_a_bar_ends_where_a_task_did_not_end_well(
+    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batch = client.map(work, range(10), [str(gate)] * 10)
+    with pytest.raises(ValueError, match="3"):
+        list(batch.results(timeout=30, progress=True))
+    drawn = capfd.readouterr().err
+    assert numbers_of_bar(drawn)[-1] == (3, 10)
+    assert drawn.endswith("\n")
+
+
+def test_a_bar_ends_when_time_is_over_or_nobody_reads_on(
+    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batch = client.map(area, range(5), range(5))
+    batch.extend(work, [4], [str(gate)])
+    with pytest.raises(TimeoutError):
+        list(batch.results(timeout=0.5, progress=True))
+    assert numbers_of_bar(capfd.readouterr().err)[-1] == (5, 6)
+    results = batch.results(timeout=30, progress=True)
+    assert [next(results), next(results)] == [0, 1]
+    results.close()  # type: ignore[attr-defined]
+    drawn = capfd.readouterr().err
+    assert numbers_of_bar(drawn)[-1][1] == 6
+    assert drawn.endswith("\n")
+    # Not to have read on is nobody's loss.
+    gate.touch()
+    assert list(batch.results(timeout=30)) == [0, 1, 4, 9, 16, 4]
+
+
+def test_a_bar_ends_where_a_task_was_cancelled(
+    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batch = client.map(work, [0, 4, 5], [str(gate)] * 3)
+    assert batch[0].result(30) == 0
+    batch.cancel()
+    with pytest.raises(cf.CancelledError):
+        list(batch.results(timeout=30, progress=True))
+    assert numbers_of_bar(capfd.readouterr().err)[-1] == (1, 3)
+
+
+def awaited(make: Callable[[], Any], limit: float = 30) -> Any:
+    """What a coroutine answers."""
+    return asyncio.run(asyncio.wait_for(make(), limit))
+
+
+def test_a_task_is_awaited_while_the_loop_goes_on(client: mayfly.Client, gate: Path) -> None:
+    async def main() -> tuple[int, bool]:
+        waiting = asyncio.ensure_future(executor.asubmit(work, 4, str(gate)))
+        # Others are answered meanwhile.
+        assert await executor.asubmit(area, 6, height=7) == 42
+        before = waiting.done()
+        gate.touch()
+        return await waiting, before
+
+    with mayfly.Executor(client=client) as executor:
+        assert awaited(main) == (4, False)
+
+
+def test_many_tasks_are_awaited_at_once(client: mayfly.Client) -> None:
+    async def main() -> list[int]:
+        return await asyncio.gather(*(executor.asubmit(area, n, n) for n in range(200)))
+
+    with mayfly.Executor(client=client) as executor:
+        assert awaited(main) == [n * n for n in range(200)]
+
+
+def test_what_an_awaited_task_raises_is_raised_there(client: mayfly.Client, gate: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="3"):
+            await executor.asubmit(work, 3, str(gate))
+        both = await asyncio.gather(
+            executor.asubmit(work, 3, str(gate)), executor.asubmit(work, 2, str(gate)), return_exceptions=True
+        )
+        assert [type(one) for one in both] == [ValueError, int]
+
+    with mayfly.Executor(client=client) as executor:
+        awaited(main)
+
+
+def test_the_loop_lets_go_of_a_task_that_takes_too_long(client: mayfly.Client, gate: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(executor.asubmit(work, 4, str(gate)), 0.2)
+        assert await executor.asubmit(area, 6, 7) == 42
+
+    executor = mayfly.Executor(client=client)
+    try:
+        awaited(main)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def test_a_decorated_function_is_awaited(client: mayfly.Client) -> None:
+    decorated = mayfly.durable(client=client)(area)
+
+    async def main() -> int:
+        return int(await decorated.asubmit(6, height=7))
+
+    assert awaited(main) == 42
+    assert list(decorated.map(range(3), range(3)).results(timeout=30)) == [0, 1, 4]
+
+
+def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: mayfly.Client, gate: Path) -> None:
+    async def main() -> tuple[list[int], int, int]:
+        loop = asyncio.get_running_loop()
+        wrapped = [asyncio.wrap_future(future) for future in batch.futures]
+        squares = await asyncio.gather(*wrapped)
+        # Done as it is, it is awaited again.
+        return squares, await asyncio.wrap_future(batch[2]), await loop.run_in_executor(executor, area, 6, 7)
+
+    batch = client.map(area, range(50), range(50))
+    with mayfly.Executor(client=client) as executor:
+        assert awaited(main) == ([n * n for n in range(50)], 4, 42)
+
+
+def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
+    client: mayfly.Client, gate: Path
+) -> None:
+    async def main() -> None:
+        futures = [asyncio.wrap_future(future) for future in batch.futures]
+        batch.cancel()
+        ended = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(one) for one in ended] == [asyncio.CancelledError] * 20
+
+    batch = client.map(work, [4] * 20, [str(gate)] * 20)
+    awaited(main)

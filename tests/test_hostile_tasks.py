@@ -1,0 +1,316 @@
+"""Durable tasks that do their worst: each ends as the guide says, and the endpoint goes on with the next."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+import pytest
+from harness.daemons import Daemon, private_directory
+from harness.leaks import wait_until
+from harness.programs import bin_dir
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+# Workers cannot import what pytest made of this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[Daemon]:
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    with private_directory() as directory:
+        state = Path(directory) / "state"
+        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
+        yield daemon
+        daemon.stop()
+
+
+@pytest.fixture
+def client(manager: Daemon) -> Iterator[mayfly.Client]:
+    """A client whose test leaves an endpoint behind that runs tasks on every worker."""
+    with mayfly.connect(config=manager.state) as client:
+        yield client
+        # More than there are workers, so that it is not the other one alone that is well.
+        assert list(client.map(area, range(40), range(40)).results(timeout=30)) == [n * n for n in range(40)]
+        assert manager.alive
+
+
+def area(width: int, height: int) -> int:
+    return width * height
+
+
+def most_memory(pid: int) -> int:
+    """The most bytes that a process ever had in memory."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def executions(mark: Path) -> int:
+    return mark.stat().st_size
+
+
+def failure(future: Any) -> mayfly.Error:
+    """What Mayfly says of a task that did not end well."""
+    with pytest.raises(mayfly.Error) as raised:
+        future.result(30)
+    return raised.value
+
+
+def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: mayfly.Client, tmp_path: Path) -> None:
+    def both(mark: str) -> tuple[int, int]:
+        before = os.getpid()
+        forked = os.fork()
+        with open(mark, "a") as file:
+            file.write("x")
+        if forked:
+            # The child is the one that would answer first.
+            os.waitpid(forked, 0)
+        return before, os.getpid()
+
+    marks = [str(tmp_path / f"{number}") for number in range(8)]
+    for before, after in client.map(both, marks).results(timeout=30):
+        assert before == after
+    # Both sides went through all of the function.
+    assert {executions(Path(mark)) for mark in marks} == {2}
+
+
+def test_a_gigabyte_of_output_is_nobodys_harm(client: mayfly.Client, manager: Daemon) -> None:
+    def babble() -> int:
+        piece = b"x" * (MIB - 1) + b"\n"
+        written = 0
+        while written < 10**9:
+            written += os.write(1, piece[: 10**9 - written])
+        os.write(1, b"the end\n")
+        return written
+
+    assert client.run(babble).result(120) == 10**9
+    future = client.run(print, "heard")
+    assert future.result(30) is None
+    wait_until(lambda: client.output(future) == "heard\n", "others are heard")
+    assert most_memory(manager.pid) < 1 << 30
+
+
+def test_of_long_lines_the_end_is_kept(client: mayfly.Client) -> None:
+    def babble() -> None:
+        piece = "x" * (MIB - 1) + "\n"
+        for _ in range(100):
+            sys.stdout.write(piece)
+        print("the end")
+
+    future = client.run(babble)
+    assert future.result(60) is None
+    wait_until(lambda: client.output(future).endswith("the end\n"), "its last line")
+    assert len(client.output(future)) <= 64 << 10
+
+
+def die(mark: str) -> NoReturn:
+    with open(mark, "a") as file:
+        file.write("x")
+    os.kill(os.getpid(), 9)
+    raise AssertionError
+
+
+def test_a_task_that_kills_its_worker_is_not_executed_again(client: mayfly.Client, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with mayfly.Executor(client=client) as executor:
+        future = executor.submit(die, str(mark))
+        error = failure(future)
+    assert isinstance(error, mayfly.WorkerDied)
+    assert error.code == "maybe_executed"
+    assert executions(mark) == 1
+    assert client.task_status(future.id)["error"]["code"] == "maybe_executed"
+
+
+def test_a_task_that_keeps_killing_its_workers_is_given_up_though_it_may_be_repeated(
+    client: mayfly.Client, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    with mayfly.Executor(client=client, repeatable=True) as executor:
+        future = executor.submit(die, str(mark))
+        assert failure(future).code == "maybe_executed"
+    assert client.task_status(future.id)["attempts"] == 5
+    assert executions(mark) == 5
+    assert "it cost 5 executions their worker" in client.task_status(future.id)["error"]["message"]
+
+
+def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: mayfly.Client, tmp_path: Path) -> None:
+    def note(path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+
+    with mayfly.Executor(client=client) as executor:
+        killers = [executor.submit(die, str(tmp_path / f"killer{n}")) for n in range(3)]
+        others = [executor.submit(note, str(tmp_path / f"other{n}")) for n in range(50)]
+        for future in others:
+            assert future.result(30) is None
+        for future in killers:
+            assert failure(future).code == "maybe_executed"
+    assert {executions(mark) for mark in tmp_path.iterdir()} == {1}
+
+
+def test_a_task_that_never_returns_ends_with_all_that_it_started(client: mayfly.Client, tmp_path: Path) -> None:
+    def linger(directory: str) -> NoReturn:
+        import signal
+
+        # It does not want to end, and what it starts leaves its session, or has lost its parent.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "1000"])
+        leader = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        orphan = f"sleep 1000 >{directory}/out 2>&1 & echo $! > {directory}/orphan"
+        subprocess.run(["sh", "-c", orphan], check=True)
+        Path(directory, "pids").write_text(f"{os.getpid()} {child.pid} {leader.pid}")
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+
+    with mayfly.Executor(client=client, walltime=1) as executor:
+        begin = time.monotonic()
+        error = failure(executor.submit(linger, str(tmp_path)))
+        took = time.monotonic() - begin
+    assert isinstance(error, mayfly.DeadlineExceeded)
+    assert took < 5
+    started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    started.append(int((tmp_path / "orphan").read_text()))
+    wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], "all of them are gone")
+
+
+def test_three_hundred_mebibytes_come_back_whole(client: mayfly.Client) -> None:
+    def make() -> bytes:
+        chance = random.Random(7)
+        return b"".join([chance.randbytes(MIB) for _ in range(300)])
+
+    chance, wanted = random.Random(7), hashlib.sha256()
+    future = client.run(make)
+    for _ in range(300):
+        wanted.update(chance.randbytes(MIB))
+    result = future.result(60)
+    assert len(result) == 300 * MIB
+    assert hashlib.sha256(result).digest() == wanted.digest()
+
+
+class UnpicklableError(ValueError):
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError("not me")
+
+
+class UnmakableError(ValueError):
+    """Pickled without complaint, and made again by nobody."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+class WordlessError(UnpicklableError):
+    def __str__(self) -> NoReturn:
+        raise RuntimeError("no words")
+
+
+class QuittingError(ValueError):
+    def __reduce__(self) -> NoReturn:
+        raise SystemExit(3)
+
+
+class NestedError(ValueError):
+    """One that carries what cannot be pickled, as many an exception of a library does."""
+
+    def __init__(self) -> None:
+        super().__init__("with a lock", threading.Lock())
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: UnpicklableError("on purpose"), "UnpicklableError: on purpose"),
+        (lambda: UnmakableError("on", "purpose"), "UnmakableError: on"),
+        (lambda: WordlessError("on purpose"), "WordlessError"),
+        (NestedError, "NestedError: .*with a lock"),
+    ],
+    ids=["unpicklable", "unmakable", "wordless", "nested"],
+)
+def test_an_exception_that_cannot_travel_is_told_by_its_name_and_text(
+    client: mayfly.Client, make: Any, told: str
+) -> None:
+    def fail() -> NoReturn:
+        raise make()
+
+    with pytest.raises(mayfly.RemoteError, match=told) as raised:
+        client.run(fail).result(30)
+    assert "in fail" in str(raised.value.__cause__)
+
+
+def test_an_exception_that_quits_while_it_is_pickled_is_told_as_well(client: mayfly.Client) -> None:
+    def fail() -> NoReturn:
+        raise QuittingError("on purpose")
+
+    with pytest.raises((mayfly.RemoteError, mayfly.FunctionError), match="QuittingError: on purpose"):
+        client.run(fail).result(30)
+
+
+class Quits:
+    def __reduce__(self) -> NoReturn:
+        raise SystemExit(3)
+
+
+class Dies:
+    def __reduce__(self) -> NoReturn:
+        os._exit(3)
+
+
+def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: mayfly.Client) -> None:
+    with pytest.raises(TypeError, match=r"cannot pickle .*lock"):
+        client.run(threading.Lock).result(30)
+    with pytest.raises(TypeError, match=r"cannot pickle .*generator"):
+        client.run(lambda: (n for n in range(3))).result(30)
+    with pytest.raises(RuntimeError, match="not me"):
+        client.run(UnpicklableError, "returned").result(30)
+
+
+def test_a_result_that_ends_the_worker_while_it_is_pickled_is_told(client: mayfly.Client) -> None:
+    with pytest.raises(SystemExit):
+        client.run(Quits).result(30)
+    assert failure(client.run(Dies)).code == "maybe_executed"
+
+
+def test_a_result_deeper_than_pickle_goes_is_told(client: mayfly.Client) -> None:
+    def deep() -> list[Any]:
+        nested: list[Any] = []
+        for _ in range(100_000):
+            nested = [nested]
+        return nested
+
+    with pytest.raises((pickle.PicklingError, RecursionError), match="recursion"):
+        client.run(deep).result(30)
+
+
+@pytest.mark.parametrize("status", [None, 0, 3, "a message"])
+def test_sys_exit_is_told_as_what_it_raises(client: mayfly.Client, status: object) -> None:
+    def quit(status: object) -> NoReturn:
+        sys.exit(status)  # type: ignore[arg-type]
+
+    with pytest.raises(SystemExit) as raised:
+        client.run(quit, status).result(30)
+    assert raised.value.code == status
+
+
+def test_os_exit_is_told_with_its_status(client: mayfly.Client) -> None:
+    error = failure(client.run(os._exit, 3))
+    assert error.code == "maybe_executed"
+    assert "exit status 3" in str(error)

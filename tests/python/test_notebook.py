@@ -281,3 +281,19 @@ def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
 
     batch = client.map(work, [4] * 20, [str(gate)] * 20)
     awaited(main)
+
+
+def test_futures_and_batches_are_awaited_as_they_are(client: mayfly.Client) -> None:
+    async def all_of_them() -> tuple[int, list[int], list[int]]:
+        one = await client.run(pow, 2, 10)
+        batch = client.map(abs, [-1, -2, -3])
+        some = [result async for result in batch]
+        return one, some, await asyncio.gather(*batch.futures)
+
+    assert asyncio.run(all_of_them()) == (1024, [1, 2, 3], [1, 2, 3])
+
+    async def fails() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await client.run(divmod, 1, 0)
+
+    asyncio.run(fails())

@@ -6,7 +6,7 @@ import concurrent.futures as cf
 import html
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -121,6 +121,11 @@ class Batch:
 
     def __iter__(self) -> Iterator[Any]:
         return self.results()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Results in the order of submission, each awaited."""
+        for future in self.futures:
+            yield await future
 
     def __getitem__(self, index: int) -> Future[Any]:
         return self.futures[index]

@@ -6,7 +6,7 @@ import concurrent.futures as cf
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,6 +82,12 @@ class Future(cf.Future[T]):
             with _lock:
                 return self.__dict__.setdefault(name, [])
         raise AttributeError(name)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """``await future`` is its result, in whatever loop of asyncio's runs."""
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

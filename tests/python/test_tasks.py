@@ -449,3 +449,18 @@ def test_the_manager_never_unpickles_what_it_is_sent(client: mayfly.Client, mana
     with mayfly.Executor(client=client) as executor:
         executor.submit(area, Malicious(), 2).result(30)
     assert int(trace.read_text()) != manager.pid
+
+
+def test_what_changed_between_two_versions_is_told(client: mayfly.Client) -> None:
+    def first(x: int) -> int:
+        return x + 1
+
+    def second(x: int) -> int:
+        return x + 2
+
+    earlier, later = (client.register(fn, name="changes") for fn in (first, second))
+    changed = later.diff(earlier).splitlines()
+    assert (earlier.version, later.version) == (1, 2)
+    assert "-        return x + 1" in changed
+    assert "+        return x + 2" in changed
+    assert later.diff(later) == ""

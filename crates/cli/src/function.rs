@@ -16,6 +16,8 @@ use crate::{Global, connect, output};
   mayfly function list
   mayfly function show simulate
   mayfly function show simulate --source > simulate.py
+  mayfly function diff simulate            the last version against the one before
+  mayfly function diff simulate 2 5
 
 Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
 registered by `client.register` of Python, and by whatever submits tasks.")]
@@ -30,6 +32,25 @@ enum What {
     List,
     /// Show one function
     Show(Show),
+    /// Show what changed in the source of a function between two of its versions
+    Diff(Diff),
+}
+
+/// Show what changed in the source of a function between two of its versions.
+#[derive(Debug, Args)]
+struct Diff {
+    /// Its name
+    #[arg(value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    function: String,
+    /// The version to begin with [default: the one before the other]
+    #[arg(value_name = "FROM")]
+    from: Option<u32>,
+    /// The version to end with [default: the last]
+    #[arg(value_name = "TO")]
+    to: Option<u32>,
+    /// Whose it is, where several tenants share functions of that name with you
+    #[arg(long, value_name = "TENANT")]
+    owner: Option<String>,
 }
 
 /// Show one function.
@@ -47,6 +68,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     match &arguments.what {
         What::List => list(global),
         What::Show(wanted) => show(wanted, global),
+        What::Diff(wanted) => diff(wanted, global),
     }
 }
 
@@ -97,6 +119,55 @@ fn show(wanted: &Show, global: &Global) -> Result<(), Failure> {
         source(&function)?
     } else {
         described(&function)
+    });
+    Ok(())
+}
+
+fn diff(wanted: &Diff, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let mut versions: Vec<FunctionStatus> = client.get("/v1/functions").map_err(|error| error.0)?;
+    versions.retain(|function| function.name.as_deref() == Some(&*wanted.function));
+    let called = output::plain(&wanted.function);
+    if let Some(owner) = &wanted.owner {
+        versions.retain(|function| function.owner == *owner);
+    } else if let [first, rest @ ..] = &versions[..]
+        && let Some(other) = rest.iter().find(|function| function.owner != first.owner)
+    {
+        let text = format!(
+            "{} and {} have functions of the name `{called}`; say whose, by --owner",
+            first.owner, other.owner
+        );
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    versions.sort_by_key(|function| function.version);
+    let of = |version: u32| {
+        let found = versions.iter().find(|function| function.version == version);
+        found.ok_or_else(|| {
+            let there: Vec<String> = versions.iter().map(|function| function.version.to_string()).collect();
+            let text = match there.is_empty() {
+                true => format!("there is no function `{called}` that you may run; see `mayfly function list`"),
+                false => format!(
+                    "there is no version {version} of `{called}`; there are {}",
+                    there.join(", ")
+                ),
+            };
+            Failure::new(Code::NotFound, text)
+        })
+    };
+    let last = versions.last().map_or(0, |function| function.version);
+    let to = of(wanted.to.unwrap_or(last))?;
+    let from = of(wanted.from.unwrap_or_else(|| to.version.saturating_sub(1)))?;
+    let texts = [
+        lines(&from.source).join("\n") + "\n",
+        lines(&to.source).join("\n") + "\n",
+    ];
+    let changes = similar::TextDiff::from_lines(&texts[0], &texts[1]);
+    let [before, after] = [from, to].map(|function| format!("{called} v{}", function.version));
+    let text = changes.unified_diff().header(&before, &after).to_string();
+    output::line(&match (global.json, text.is_empty()) {
+        (true, _) => output::json(&serde_json::json!({ "from": from.version, "to": to.version, "diff": text }))?,
+        (false, true) => format!("The source is the same in {before} and {after}."),
+        (false, false) => text.trim_end_matches('\n').into(),
     });
     Ok(())
 }

@@ -533,7 +533,7 @@ fn submit(client: &Client, (library, symbol): (&str, &str), tag: &str, arguments
         image: None,
         name: Some(symbol.into()),
         description: String::new(),
-        source: AREA.into(),
+        source: library.into(),
         form: Form::Plain { symbol: symbol.into() },
         runtime: Runtime::Native,
         code: support::compile(library).into(),
@@ -574,7 +574,7 @@ fn a_durable_task_is_followed_to_its_outcome() {
     assert_eq!((&shown["state"], &shown["name"]), (&"done".into(), &"area".into()));
     let text = String::from_utf8(run(home, &["task", "show", &task]).stdout).unwrap();
     assert!(
-        text.contains("queued for") && text.contains("outcome     ok\n"),
+        text.contains("\n  queued      ") && text.contains("outcome     ok\n"),
         "{text}"
     );
     assert_eq!(
@@ -593,6 +593,18 @@ fn a_durable_task_is_followed_to_its_outcome() {
     assert_eq!(json_of(home, &["function", "show", &function]), by_name);
     let source = run(home, &["function", "show", "area", "--source"]);
     assert_eq!(String::from_utf8_lossy(&source.stdout).trim_end(), AREA);
+    let (later, _) = submit(&client, (&format!("{AREA}\nint bigger;"), "area"), "again", &[0; 8]);
+    assert_ne!(later, function);
+    let changes = String::from_utf8(run(home, &["function", "diff", "area"]).stdout).unwrap();
+    assert!(
+        changes.starts_with("--- area v1\n+++ area v2\n") && changes.ends_with("\n+int bigger;\n"),
+        "{changes}"
+    );
+    assert_eq!(json_of(home, &["function", "diff", "area", "2", "2"])["diff"], "");
+    for wrong in [&["area", "3"][..], &["volume"], &["area", "--owner", "x"]] {
+        let words: Vec<&str> = ["function", "diff"].iter().chain(wrong).copied().collect();
+        assert_eq!(error_of(home, &words), ("not_found".into(), 4), "{wrong:?}");
+    }
     let table = String::from_utf8(run(home, &["function", "list"]).stdout).unwrap();
     assert!(table.contains(&function) && table.contains("native"), "{table}");
 }

@@ -57,6 +57,13 @@ class Registered:
             raise TypeError(f"{self!r} is kept by the manager; run it there with client.run")
         return self._fn(*args, **kwargs)
 
+    def diff(self, earlier: Registered) -> str:
+        """What is different in its source, as lines of ``diff -u``; empty where nothing is."""
+        import difflib
+
+        before, after = (str(one.status["source"]).splitlines() for one in (earlier, self))
+        return "\n".join(difflib.unified_diff(before, after, repr(earlier), repr(self), lineterm=""))
+
     def __repr__(self) -> str:
         name = self.name or self.status["form"].get("name", "")
         return f"<mayfly function {name} {f'v{self.version} ' if self.version else ''}{self.id[:8]}>"

@@ -87,6 +87,17 @@ def test_a_client_of_the_same_machine_needs_no_encryption(start: Start) -> None:
         assert connections(name) > 0
 
 
+def test_what_is_answered_before_all_of_it_is_read_is_heard(start: Start) -> None:
+    site = start("up", "--listen", "127.0.0.1:0")
+    with mayfly.connect(config=site.state) as client:
+        flow = client.flow([mayfly.Step("done", list)], [])
+        assert flow.result(30) == []
+        # The manager reads no body of these, and closes the connection where it came too late.
+        for _ in range(3000):
+            flow.cancel()
+        assert connections(name_of(site)) > 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
 def test_a_name_that_somebody_else_has_is_shown_nothing(
     start: Start, squatter: Callable[[str, int], subprocess.Popen[str]]

@@ -236,6 +236,27 @@ def test_a_function_is_run_by_those_it_is_shared_with_and_by_nobody_else(people:
     assert shared("*") == {"alice", "bob", "carol"}
 
 
+def test_what_was_shared_is_shared_with_others_or_with_nobody_any_more(people: dict[str, Person]) -> None:
+    alice, bob, carol = (people[name] for name in ("alice", "bob", "carol"))
+    earlier, later = (alice.client.register(lambda n, _k=k: 2 * n, name="changing", share=["bob"]) for k in (1, 2))
+    assert runs(bob, earlier)
+    assert not runs(carol, later)
+    # All versions of a name, or one.
+    assert alice.client.share("changing", ["carol"]).id == later.id
+    for version in (earlier, later):
+        assert not runs(bob, version)
+        assert runs(carol, version)
+    alice.client.share(later, ())
+    assert runs(carol, earlier)
+    assert not runs(carol, later)
+    assert runs(alice, later)
+    # Nobody shares what is another's.
+    refused(carol.ask("PUT", f"/v1/functions/{earlier.id}/sharing", {"shared_with": ["bob"]}))
+    with pytest.raises(mayfly.Error, match="no team"):
+        alice.client.share("changing", ["team:nobodys"])
+    assert not runs(bob, earlier)
+
+
 def test_whoever_runs_a_shared_function_owns_the_task(
     alice: Person, bob: Person, carol: Person, tmp_path: Path
 ) -> None:

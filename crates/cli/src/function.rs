@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use mayfly_client::encoded;
 use mayfly_protocol::api::Runtime;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::FunctionStatus;
+use mayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output};
@@ -18,6 +18,8 @@ use crate::{Global, connect, output};
   mayfly function show simulate --source > simulate.py
   mayfly function diff simulate            the last version against the one before
   mayfly function diff simulate 2 5
+  mayfly function share simulate --with ann --with team:astro
+  mayfly function share simulate           with nobody any more
 
 Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
 registered by `client.register` of Python, and by whatever submits tasks.")]
@@ -34,6 +36,19 @@ enum What {
     Show(Show),
     /// Show what changed in the source of a function between two of its versions
     Diff(Diff),
+    /// Say who may run a function of yours
+    Share(Share),
+}
+
+/// Say who may run a function of yours, instead of those who may so far. Tasks that were accepted go on.
+#[derive(Debug, Args)]
+struct Share {
+    /// Its name, for all its versions, or the id of one
+    #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
+    function: String,
+    /// A tenant, team:NAME for those of a team, or * for everyone; may be repeated [default: nobody but you]
+    #[arg(long, value_name = "WHO")]
+    with: Vec<String>,
 }
 
 /// Show what changed in the source of a function between two of its versions.
@@ -69,6 +84,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         What::List => list(global),
         What::Show(wanted) => show(wanted, global),
         What::Diff(wanted) => diff(wanted, global),
+        What::Share(wanted) => share(wanted, global),
     }
 }
 
@@ -168,6 +184,23 @@ fn diff(wanted: &Diff, global: &Global) -> Result<(), Failure> {
         (true, _) => output::json(&serde_json::json!({ "from": from.version, "to": to.version, "diff": text }))?,
         (false, true) => format!("The source is the same in {before} and {after}."),
         (false, false) => text.trim_end_matches('\n').into(),
+    });
+    Ok(())
+}
+
+fn share(wanted: &Share, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let path = format!("/v1/functions/{}/sharing", encoded(&wanted.function));
+    let sharing = FunctionSharing {
+        shared_with: wanted.with.clone(),
+    };
+    let function: FunctionStatus = client.put(&path, &sharing).map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&function)?
+    } else if function.shared_with.is_empty() {
+        format!("Nobody but you may run {}.", name(&function))
+    } else {
+        format!("{} is shared with {}.", name(&function), shared(&function))
     });
     Ok(())
 }

@@ -473,7 +473,8 @@ mod tests {
         assert_eq!(ending(&failed), "function_error");
         let text = described(&failed, 4_000);
         assert!(
-            text.contains("\n  queued for  0.5s\n  ran for     0.2s\n") && text.ends_with("\n  error       one\\ntwo"),
+            text.contains("\n  queued      0.2s\n  waiting     0.3s\n  environment -\n  running     0.2s\n")
+                && text.ends_with("\n  error       one\\ntwo"),
             "{text}"
         );
     }

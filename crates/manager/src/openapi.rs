@@ -56,6 +56,7 @@ impl Modify for BearerScheme {
         http::tasks::list_functions,
         http::tasks::show_function,
         http::tasks::show_code,
+        http::tasks::share_function,
         http::tasks::submit_tasks,
         http::tasks::list_tasks,
         http::tasks::count_tasks,

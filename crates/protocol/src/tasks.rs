@@ -165,6 +165,13 @@ pub struct FunctionRegistration {
     pub shared_with: Vec<String>,
 }
 
+/// Who may run a function of the caller's from now on, beside the caller.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FunctionSharing {
+    /// Names of tenants, `team:NAME` for those of a team, `*` for everyone; none for nobody else.
+    pub shared_with: Vec<String>,
+}
+
 /// A registered function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FunctionStatus {

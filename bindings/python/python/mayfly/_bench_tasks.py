@@ -211,4 +211,6 @@ def serve(workers: int) -> None:
 
 
 if __name__ == "__main__":
+    # Beside this file there are modules with names of others' packages.
+    del sys.path[0]
     serve(int(sys.argv[1]))

@@ -356,6 +356,19 @@ class Client:
 
         return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
 
+    def share(self, function: Registered | str, share: Iterable[str]) -> Registered:
+        """Says who may run a function of yours from now on, instead of those who may so far. Accepted tasks go on.
+
+        Args:
+            function: by its name, for all its versions; or one version, also by its id.
+            share: as of `register`; none for nobody but you.
+        """
+        from mayfly._tasks import Registered
+
+        name = function.id if isinstance(function, Registered) else function
+        spec = json.dumps({"shared_with": [share] if isinstance(share, str) else list(share)})
+        return Registered(json.loads(self._native.put(f"/v1/functions/{quote(name, safe='')}/sharing", spec)))
+
     def run(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submits a durable task and answers its future: it runs whether or not this process goes on."""
         return self._executor().submit(fn, *args, **kwargs)

@@ -7,14 +7,14 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes,
-    TaskCounts, TaskOutcome, TaskPrinted, TaskStatus, TaskSubmission,
+    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionSharing, FunctionStatus, MOST_BODY_BYTES,
+    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskStatus, TaskSubmission,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -34,6 +34,7 @@ pub fn routes() -> Router<Api> {
         .route("/v1/functions", get(list_functions).post(register_function))
         .route("/v1/functions/{id}", get(show_function))
         .route("/v1/functions/{id}/code", get(show_code))
+        .route("/v1/functions/{id}/sharing", put(share_function))
         .route("/v1/tasks", get(list_tasks).post(submit_tasks))
         .route("/v1/tasks/counts", get(count_tasks))
         .route("/v1/tasks/cancel", post(cancel_tasks))
@@ -151,6 +152,25 @@ pub(crate) async fn show_code(
     let function = function_at(&control, &caller, path)?;
     let code = control.tasks()?.code(function.id).await?;
     Ok(code.0.into_response())
+}
+
+/// Says who may run a function of the caller's from now on: one version, by its id, or all versions of a name. Tasks that were
+/// accepted go on.
+#[utoipa::path(put, path = "/v1/functions/{id}/sharing", params(("id" = String, Path)), request_body = FunctionSharing,
+    security(("bearer" = [])), responses((status = 200, body = FunctionStatus), (status = "default", body = ErrorBody)))]
+pub(crate) async fn share_function(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+    Document(sharing): Document<FunctionSharing>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let name = named(path)?;
+    control.audit(&caller, "function.share", &name, &sharing).await?;
+    let tasks = control.tasks()?;
+    let function = tasks.share(caller.bearer.tenant, &name, sharing.shared_with).await?;
+    Ok(packed.answer(status_of(&control, &function)))
 }
 
 /// Accepts tasks. Once this is answered they are on the disk, and each ends in one outcome.

@@ -267,6 +267,9 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Keeps a function, as the next version of its name; as it was if it is known.
     fn register(&self, function: FunctionRecord, code: Blob) -> Pending<FunctionRecord>;
 
+    /// Changes what is said of functions; those that are not known stay so.
+    fn change(&self, functions: Vec<(FunctionId, FunctionSpec)>) -> Pending<()>;
+
     /// A function's code.
     fn code(&self, function: FunctionId) -> Pending<Option<Blob>>;
 

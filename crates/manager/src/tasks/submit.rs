@@ -115,6 +115,41 @@ impl Tasks {
         Ok(kept)
     }
 
+    /// Says who may run a function of a tenant's, beside that: one version by its id, or all that have a name. Answers the last.
+    pub async fn share(
+        &self,
+        tenant: TenantId,
+        which: &str,
+        shared_with: Vec<String>,
+    ) -> Result<Arc<FunctionRecord>, Failure> {
+        self.check_shared(&shared_with)?;
+        let mut functions = self.functions();
+        let id = which.parse::<FunctionId>().ok();
+        functions.retain(|function| {
+            function.tenant == tenant && id.map_or(function.name.as_deref() == Some(which), |id| function.id == id)
+        });
+        functions.sort_by_key(|function| function.version);
+        let changed = |function: &Arc<FunctionRecord>| {
+            let mut changed = FunctionRecord::clone(function);
+            changed.spec.shared_with.clone_from(&shared_with);
+            Arc::new(changed)
+        };
+        let changed: Vec<_> = functions.iter().map(changed).collect();
+        let Some(last) = changed.last().cloned() else {
+            let text = format!(
+                "you have no function `{which:.80}`; `mayfly function list` tells whose those are that you may run"
+            );
+            return Err(Failure::new(Code::NotFound, text));
+        };
+        let specs = changed.iter().map(|function| (function.id, function.spec.clone()));
+        self.store.change(specs.collect()).wait().await?;
+        let mut state = self.state();
+        for function in changed {
+            state.functions.insert(function.id, function);
+        }
+        Ok(last)
+    }
+
     /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
     pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
         self.tenants.may_spend(by.tenant)?;

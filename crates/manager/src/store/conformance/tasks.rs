@@ -173,6 +173,25 @@ pub async fn a_name_has_versions_and_a_function_is_kept_once(store: &dyn TaskSto
     assert_eq!(store.load().wait().await.unwrap().functions.len(), 3);
 }
 
+pub async fn what_is_said_of_a_function_changes_and_nothing_else_does(store: &dyn TaskStore) {
+    let kept = store.register(function(1, "f"), Blob::default()).wait().await.unwrap();
+    store.register(function(2, "f"), Blob::default()).wait().await.unwrap();
+    let spec = FunctionSpec {
+        shared_with: vec!["team:ours".into(), "ann".into()],
+        ..kept.spec.clone()
+    };
+    let unknown = (FunctionId([9; 16]), spec.clone());
+    store
+        .change(vec![(kept.id, spec.clone()), unknown])
+        .wait()
+        .await
+        .unwrap();
+    let mut functions = store.load().wait().await.unwrap().functions;
+    functions.sort_by_key(|function| function.id);
+    assert_eq!(functions[0], FunctionRecord { spec, ..kept });
+    assert_eq!((functions.len(), &functions[1].spec), (2, &function(2, "f").spec));
+}
+
 pub async fn what_ended_long_ago_is_forgotten_and_what_waits_is_not(store: &dyn TaskStore) {
     store
         .enqueue((1..=5).map(|id| task(id, "a")).collect())
@@ -365,6 +384,7 @@ task_suite!(
     what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted,
     a_task_is_given_the_answers_of_those_before_it_in_their_order,
     a_name_has_versions_and_a_function_is_kept_once,
+    what_is_said_of_a_function_changes_and_nothing_else_does,
     what_ended_long_ago_is_forgotten_and_what_waits_is_not,
     an_answer_of_outcomes_ends_when_it_is_long_and_the_next_one_goes_on,
     a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_it,

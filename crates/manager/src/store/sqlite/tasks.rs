@@ -19,8 +19,8 @@ use super::writer::{Schema, Writer};
 use super::{accounts, flows, json, parsed, signed, triggers, unsigned};
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
-    TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord,
+    TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 use crate::store::{Pending, StoreError};
 
@@ -172,6 +172,16 @@ impl TaskStore for SqliteTasks {
                     &code[..]
                 ])?;
             Ok(function)
+        })
+    }
+
+    fn change(&self, functions: Vec<(FunctionId, FunctionSpec)>) -> Pending<()> {
+        self.0.write(true, functions.len(), move |transaction| {
+            let mut change = transaction.prepare_cached("UPDATE functions SET spec = ?2 WHERE id = ?1")?;
+            for (function, spec) in &functions {
+                change.execute(params![function.0, json(spec)?])?;
+            }
+            Ok(())
         })
     }
 

@@ -19,8 +19,8 @@ use crate::store::postgres::connect::Link;
 use crate::store::postgres::faults::Fault;
 use crate::store::postgres::rows::{self, json, signed, small};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord, TaskSnapshot,
-    TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord,
+    TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 
 /// Ended tasks that are looked at in one step of forgetting.
@@ -62,6 +62,19 @@ impl TaskStore for PostgresTasks {
     fn register(&self, function: FunctionRecord, code: Blob) -> Pending<FunctionRecord> {
         self.write((function, code), |link, (function, code)| {
             register(link, function, code).boxed()
+        })
+    }
+
+    fn change(&self, functions: Vec<(FunctionId, FunctionSpec)>) -> Pending<()> {
+        self.write(functions, |link, functions| {
+            async move {
+                for (function, spec) in functions {
+                    let sql = "UPDATE functions SET spec = $2 WHERE id = $1";
+                    link.execute(sql, &[&function.0.as_slice(), &json(spec)]).await?;
+                }
+                Ok(())
+            }
+            .boxed()
         })
     }
 

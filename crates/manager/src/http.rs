@@ -18,6 +18,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::extract::{DefaultBodyLimit, Query, Request, State as Shared};
+use axum::http::header::CONTENT_LENGTH;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -42,6 +43,8 @@ use crate::requests::{
 use crate::sessions;
 use crate::world::lease_status;
 
+/// Bytes of a body that is read before its request is looked at.
+const MOST_SHORT_BYTES: usize = 16 << 10;
 /// No WebSocket message of a node is larger: a registration with 10,000 leases has under 1 MiB.
 const MOST_MESSAGE_BYTES: usize = 1 << 20;
 /// A heartbeat has a tenth of it, and there may be thousands of sockets.
@@ -120,6 +123,7 @@ pub fn router(control: Api) -> Router {
             response
         })
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+        .layer(axum::middleware::from_fn(read_short_bodies))
         .layer(axum::middleware::from_fn_with_state(
             control.clone(),
             relay::at_its_owner,
@@ -129,6 +133,21 @@ pub fn router(control: Api) -> Router {
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
         .layer(axum::middleware::from_fn(seeing::trace))
         .with_state(control)
+}
+
+/// Reads short bodies before anything is answered, also of requests that need none: a connection whose request was answered
+/// first cannot be used again, and is closed while its client may be sending the next one.
+async fn read_short_bodies(request: Request, next: Next) -> Response {
+    let length = request.headers().get(CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if !length.is_some_and(|length| (1..=MOST_SHORT_BYTES).contains(&length)) {
+        return next.run(request).await;
+    }
+    let (parts, body) = request.into_parts();
+    match axum::body::to_bytes(body, MOST_SHORT_BYTES).await {
+        Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Err(error) => refuse(Code::InvalidRequest, format!("the request was cut short: {error}")).into_response(),
+    }
 }
 
 /// Whoever asks learns when the list of managers changes.

@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -17,9 +16,9 @@ from typing import Any, NoReturn
 
 import cloudpickle
 import pytest
-from harness.daemons import Daemon, private_directory
+from harness.daemons import Daemon
 from harness.leaks import wait_until
-from harness.programs import bin_dir
+from harness.managers import manager_here, most_memory
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -31,12 +30,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Daemon]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    with private_directory() as directory:
-        state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
-        yield daemon
-        daemon.stop()
+    with manager_here() as manager:
+        yield manager
 
 
 @pytest.fixture
@@ -51,13 +46,6 @@ def client(manager: Daemon) -> Iterator[mayfly.Client]:
 
 def area(width: int, height: int) -> int:
     return width * height
-
-
-def most_memory(pid: int) -> int:
-    """The most bytes that a process ever had in memory."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def executions(mark: Path) -> int:

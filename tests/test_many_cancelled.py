@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures as cf
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from harness.daemons import Daemon, private_directory
+from harness.daemons import Daemon
 from harness.leaks import wait_until
-from harness.programs import bin_dir
+from harness.managers import manager_here, most_memory
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -30,25 +29,14 @@ PAGE = 100_000
 
 @pytest.fixture
 def manager() -> Iterator[Daemon]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    with private_directory() as directory:
-        state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
-        yield daemon
-        daemon.stop()
+    with manager_here() as manager:
+        yield manager
 
 
 @pytest.fixture
 def client(manager: Daemon) -> Iterator[mayfly.Client]:
     with mayfly.connect(config=manager.state) as client:
         yield client
-
-
-def most_memory(pid: int) -> int:
-    """The most bytes that a process ever had in memory."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def wait_for(path: str) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from harness.daemons import Daemon, private_directory
+from harness.daemons import Daemon
 from harness.leaks import wait_until
-from harness.managers import tenant
-from harness.programs import bin_dir, program, run
+from harness.managers import manager_here, tenant
+from harness.programs import program, run
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -48,12 +48,8 @@ class Person:
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Daemon]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    with private_directory() as directory:
-        state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
-        yield daemon
-        daemon.stop()
+    with manager_here() as manager:
+        yield manager
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from harness.daemons import Daemon, free_port
+from harness.daemons import Daemon, free_port, private_directory
 from harness.programs import bin_dir
+
+
+@contextlib.contextmanager
+def manager_here(port: int = 0) -> Iterator[Daemon]:
+    """A manager with a node whose workers have the tests' own Python, in a directory of its own."""
+    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    with private_directory() as directory:
+        state = Path(directory) / "state"
+        daemon = Daemon("up", "--listen", f"127.0.0.1:{port}", "--python", sys.executable, state=state)
+        yield daemon
+        daemon.stop()
+
+
+def most_memory(pid: int) -> int:
+    """The most bytes that a process ever had in memory."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 class Manager:

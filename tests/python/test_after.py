@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.daemons import Daemon, free_port, private_directory
-from harness.programs import bin_dir
+from harness.daemons import Daemon, free_port
+from harness.managers import manager_here
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture
 def manager() -> Iterator[Daemon]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    with private_directory() as directory:
-        state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", f"127.0.0.1:{free_port()}", "--python", sys.executable, state=state)
-        yield daemon
-        daemon.stop()
+    with manager_here(free_port()) as manager:
+        yield manager
 
 
 @pytest.fixture

@@ -15,25 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.daemons import Daemon, private_directory
+from harness.daemons import Daemon
 from harness.leaks import wait_until
-from harness.programs import bin_dir
+from harness.managers import manager_here
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Daemon]:
-    with private_directory() as directory:
-        state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=state)
-        yield daemon
-        daemon.stop()
+    with manager_here() as manager:
+        yield manager
 
 
 @pytest.fixture(scope="module")
 def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
     with mayfly.connect(config=manager.state) as client:
         yield client
 

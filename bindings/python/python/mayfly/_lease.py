@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures as cf
 import functools
 import json
@@ -222,7 +221,7 @@ class Lease(Watching, cf.Executor):
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a function on a worker and awaits its result."""
-        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        return await self.submit(fn, *args, **kwargs)
 
     def amap(
         self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int | None = None, progress: bool = False
@@ -395,7 +394,7 @@ class Calls:
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Lease.asubmit`."""
-        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        return await self.submit(fn, *args, **kwargs)
 
     def map(
         self,

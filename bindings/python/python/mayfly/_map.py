@@ -150,8 +150,6 @@ def _until_failure(values: list[Any]) -> Iterator[list[Any]]:
 
 async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
     """As `results`, for asyncio."""
-    import asyncio
-
     chunks.started = True
     lease = chunks.lease
     try:
@@ -161,7 +159,7 @@ async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
                 return
             call, items = chunks.sent.popleft()
             future: Future[Any] = Future(call, lease._pool, lease)
-            cost_ns, _, values = await asyncio.wrap_future(future)
+            cost_ns, _, values = await future
             chunks.learn(cost_ns, items)
             if chunks.progress is not None:
                 chunks.progress.advance(items)

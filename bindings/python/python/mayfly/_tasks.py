@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures as cf
 import functools
 import inspect
@@ -206,7 +205,7 @@ class Executor(Watching, cf.Executor):
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Submits a task and awaits its result."""
-        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        return await self.submit(fn, *args, **kwargs)
 
     def _entry_point(self, fn: Any) -> bytes | None:
         """Which one it is, if it is one."""

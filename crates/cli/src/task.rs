@@ -454,6 +454,7 @@ mod tests {
             environment_at_ms: 0,
             started_at_ms,
             ended_at_ms,
+            raw: false,
         }
     }
 

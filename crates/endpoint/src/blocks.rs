@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -197,9 +198,13 @@ fn read(path: &Path) -> Result<Memory, Failure> {
         })
 }
 
+/// The wall clock as it was when this process began, and by itself since: no block ends because somebody sets it.
 fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    static BEGAN: LazyLock<(Duration, Instant)> = LazyLock::new(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (since, Instant::now())
+    });
+    u64::try_from((BEGAN.0 + BEGAN.1.elapsed()).as_millis()).unwrap_or(u64::MAX)
 }
 
 struct Keeper {

@@ -13,6 +13,7 @@ pub mod call;
 pub mod cores;
 mod entry_point;
 pub mod forked;
+mod left;
 pub mod meter;
 pub mod native;
 mod outputs;

@@ -1,7 +1,6 @@
 //! The warm, single-threaded parent of a lease's workers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
 use mayfly_fabric::descriptors;
 use mayfly_fabric::memory::Mapping;
@@ -59,25 +58,22 @@ struct Parent<'a, R: Runtime> {
     runtime: &'a mut R,
     assignment: Option<Assignment>,
     workers: Vec<Slot>,
-    /// How often to look yet for what a dead worker left, which dies a moment after it.
-    looks: u8,
+    /// Whether there may be processes that a dead worker left.
+    strays: bool,
 }
 
-/// Looks after a death, and the time between two.
-const LOOKS: u8 = 20;
+/// Between two looks for what a dead worker left, as long as there is some.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
-/// Most processes below a worker that are ended with it by name; its group and, at the end of the lease, all others go anyway.
-const MOST_BELOW: usize = 10_000;
 
 /// Runs an executor over the control socket at descriptor 3 until the node closes it.
 pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
     let control = borrow(CONTROL_FD);
     // Our memory is not for the workers to read or write, though they are the same user.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    // Children of the worker's own that outlive it come to us, and go with it.
+    // What a worker started, and what that started, comes to us when the worker has ended, and goes with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     rustix::io::fcntl_setfd(control, rustix::io::FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
     let ready = FromExecutor::Ready {
@@ -88,7 +84,7 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         runtime,
         assignment: None,
         workers: Vec::new(),
-        looks: 0,
+        strays: false,
     };
     // The first worker waits for the lease as the parent does: whoever starts cold does not wait for its fork.
     let result = parent.fork(0, 1).and_then(|first| {
@@ -120,9 +116,8 @@ impl<R: Runtime> Parent<'_, R> {
         let mut packet = vec![0; MAX_PACKET_BYTES];
         loop {
             let all = self.wait()?;
-            if all.is_empty() && self.looks > 0 {
-                self.looks -= 1;
-                self.reap_strays();
+            if self.strays {
+                self.end_strays();
             }
             for ready in all {
                 match ready {
@@ -156,7 +151,7 @@ impl<R: Runtime> Parent<'_, R> {
             waiting.push(PollFd::new(&worker.pidfd, PollFlags::IN));
             waiting.push(PollFd::new(&worker.socket, PollFlags::IN));
         }
-        let limit = (self.looks > 0).then_some(&LOOK);
+        let limit = self.strays.then_some(&LOOK);
         match rustix::event::poll(&mut waiting, limit) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
@@ -229,12 +224,7 @@ impl<R: Runtime> Parent<'_, R> {
             }
             ToExecutor::Kill { worker } => {
                 if let Some(slot) = self.workers.get(worker.0 as usize) {
-                    // What it started in sessions of their own has no other mark than being below it.
-                    let below = descendants(slot.pid);
                     let _ = rustix::process::pidfd_send_signal(&slot.pidfd, Signal::KILL);
-                    for process in below {
-                        let _ = rustix::process::kill_process(process, Signal::KILL);
-                    }
                 }
             }
         }
@@ -268,8 +258,7 @@ impl<R: Runtime> Parent<'_, R> {
         let Some((_, status)) = status else { return Ok(()) };
         // Whatever the worker started goes with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        self.reap_strays();
-        self.looks = LOOKS;
+        self.end_strays();
         if self.assignment.is_none() {
             return Err(ExecutorError::Idle);
         }
@@ -284,11 +273,15 @@ impl<R: Runtime> Parent<'_, R> {
         self.assign(index as u16)
     }
 
-    /// Collects dead processes that became ours because their parent, a worker, died. Workers are left alone: each is
-    /// collected by its own pidfd, with its status.
-    fn reap_strays(&self) {
+    /// Ends processes that became ours. They are a dead worker's, whatever sessions and groups they made for themselves: what
+    /// descends from a live one stays below it (see [`settle`]). Their own children become ours when they have ended.
+    fn end_strays(&mut self) {
+        self.strays = false;
         for child in children() {
+            // Each worker is collected by its own pidfd, with its status.
             if self.workers.iter().all(|worker| worker.pid != child) {
+                self.strays = true;
+                let _ = rustix::process::kill_process(child, Signal::KILL);
                 let _ = rustix::process::waitpid(Some(child), WaitOptions::NOHANG);
             }
         }
@@ -363,31 +356,9 @@ impl<R: Runtime> Parent<'_, R> {
     }
 }
 
-/// All processes below one, as they are now.
-fn descendants(of: Pid) -> Vec<Pid> {
-    let mut found = vec![of];
-    let mut next = 0;
-    while let Some(parent) = found.get(next).copied() {
-        next += 1;
-        let threads = std::fs::read_dir(format!("/proc/{parent}/task", parent = parent.as_raw_nonzero()));
-        for thread in threads.into_iter().flatten().flatten() {
-            found.extend(children_of(&thread.path()));
-        }
-        if found.len() > MOST_BELOW {
-            break;
-        }
-    }
-    found.split_off(1)
-}
-
-/// This process's children, dead ones included.
+/// This process's children, dead ones included. It has one thread.
 fn children() -> Vec<Pid> {
-    children_of(Path::new("/proc/thread-self"))
-}
-
-/// The children of a thread, by its directory in `/proc`.
-fn children_of(thread: &Path) -> Vec<Pid> {
-    let text = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
+    let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     text.split_whitespace()
         .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
         .collect()

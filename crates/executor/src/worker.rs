@@ -15,8 +15,10 @@ use mayfly_protocol::slot::{Geometry, Status};
 use rustix::process::Pid;
 
 use crate::cores::Place;
+use crate::left::Left;
 use crate::meter::{Account, Activity, Meter, meters_length};
-use crate::{Call, Runtime, forked, outputs};
+use crate::outputs::Prints;
+use crate::{Call, Runtime, forked};
 
 /// Polls between two looks at the clock. An empty poll of shared memory takes about 1 ns, so the time that a worker stays
 /// hot is exact to a microsecond.
@@ -45,8 +47,9 @@ struct Worker<'a, R: Runtime> {
     code_dir: PathBuf,
     hot_for_ms: u32,
     max_output_bytes: u64,
-    /// Whether what it prints is read to its end before a call's reply.
-    tells_apart: bool,
+    /// Where what it prints is told apart by call, and read to its end before a call's reply.
+    prints: Option<Prints>,
+    left: Left,
 }
 
 /// Waits for a lease over `parent`, and then serves channels that come the same way, until the parent is gone.
@@ -125,7 +128,8 @@ impl<'a, R: Runtime> Worker<'a, R> {
             code_dir: code_dir.into(),
             hot_for_ms,
             max_output_bytes,
-            tells_apart: false,
+            prints: None,
+            left: Left::default(),
         })
     }
 
@@ -138,7 +142,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
             let channel = match &message {
                 ToExecutor::Attach { channel, .. } => *channel,
                 ToExecutor::Prints { .. } => {
-                    self.tells_apart = outputs::replace(&files);
+                    self.prints = Prints::into(files);
                     continue;
                 }
                 _ => continue,
@@ -268,9 +272,14 @@ impl<'a, R: Runtime> Worker<'a, R> {
             index if index == FunctionIndex::LOAD.0 => self.load(&mut call),
             index => self.runtime.invoke(index - 1, &mut call),
         };
-        if self.tells_apart {
+        if let Some(prints) = &self.prints {
             self.runtime.flush();
-            outputs::wait_until_read();
+            if prints.put_back() {
+                // What could not be written before is this call's still.
+                self.runtime.flush();
+            }
+            prints.wait_until_read();
+            self.left.after_call();
         }
         let sent = call.send(status);
         let end = clock::ticks();
@@ -362,8 +371,8 @@ fn open(message: ToExecutor, mut files: Vec<OwnedFd>) -> Result<AnyLink, LinkErr
     }
 }
 
-/// Turns the process into a worker that its parent's death ends, alone in its process group so that it can be ended with
-/// everything it started.
+/// Turns the process into a worker that its parent's death ends, alone in its process group, and above everything that it starts, also
+/// what makes itself a daemon: so that it can be ended with all of that.
 pub fn settle(parent: Pid) {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     // It may have died before that. A worker without it would serve its channel for ever.
@@ -372,6 +381,7 @@ pub fn settle(parent: Pid) {
         unsafe { libc::_exit(0) };
     }
     let _ = rustix::process::setsid();
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
 /// Restricts a process of one thread, or this one, to some cores; to none in the list means to leave it as it is.

@@ -1,6 +1,6 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mayfly_lease::{SigningKey, State};
@@ -442,6 +442,24 @@ pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_fo
 pub fn now_ms() -> u64 {
     // Before 1970 there was no Mayfly: a clock that says so counts as 1970, and tokens then say that clocks differ.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
+}
+
+/// Milliseconds since this machine was booted, those in which it slept included: a clock that nobody sets.
+pub fn since_boot_ms() -> u64 {
+    let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(since.tv_sec * 1_000 + since.tv_nsec / 1_000_000).unwrap_or_default()
+}
+
+/// When this machine was booted, by the wall clock as it is set now.
+pub fn booted_at_ms() -> u64 {
+    now_ms().saturating_sub(since_boot_ms())
+}
+
+/// The wall clock, or what it would be if nobody had set it since this process began, whichever is earlier: for what is
+/// forgotten when it is old, so that a clock that is set ahead has nothing forgotten too soon.
+pub fn cautious_ms() -> u64 {
+    static BOOTED_AT_MS: LazyLock<u64> = LazyLock::new(booted_at_ms);
+    now_ms().min(*BOOTED_AT_MS + since_boot_ms())
 }
 
 /// Waits until the manager is told to stop.

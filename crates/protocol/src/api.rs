@@ -275,8 +275,8 @@ fn one() -> u16 {
     1
 }
 /// For numbers that are left out where they are 0.
-pub(crate) fn is_none(count: &u16) -> bool {
-    *count == 0
+pub(crate) fn is_none<N: Default + PartialEq>(count: &N) -> bool {
+    *count == N::default()
 }
 fn for_ever() -> u32 {
     u32::MAX

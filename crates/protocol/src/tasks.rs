@@ -31,6 +31,8 @@ pub const MOST_MEMBERS: usize = 10_000;
 pub const MOST_TEAMS: usize = 1_000;
 /// The longest tag, name or key.
 pub const MOST_NAME_BYTES: usize = 256;
+/// The longest that a task waits for its next execution after its function failed.
+pub const MOST_RETRY_WAIT_MS: u32 = 3_600_000;
 /// The longest that a request for outcomes is held open.
 pub const MOST_WAIT_MS: u64 = 30_000;
 
@@ -218,6 +220,10 @@ pub struct TaskOptions {
     pub walltime_ms: u32,
     /// How often it is executed again when its function fails.
     pub retries: u16,
+    /// Milliseconds before the first of these, and before each further one twice as long as before the last, an hour at most; 0 for at once.
+    #[serde(skip_serializing_if = "is_none")]
+    #[schema(maximum = 3_600_000)]
+    pub retry_wait_ms: u32,
     /// Whether it may be executed again after a fault; none for what its function says.
     pub repeatable: Option<bool>,
     /// Whether it may have the result of another of its owner's with the same function and arguments, in place of an execution.
@@ -365,6 +371,9 @@ pub struct TaskStatus {
     pub started_at_ms: u64,
     /// When it ended; 0 before.
     pub ended_at_ms: u64,
+    /// Whether its arguments and its result are bytes as they are, as those of a shared library's function.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub raw: bool,
 }
 
 impl TaskStatus {

@@ -1,6 +1,7 @@
 //! What becomes of a task after an execution, or when whoever executed it is gone.
 
 use mayfly_protocol::error::Code;
+use mayfly_protocol::tasks::MOST_RETRY_WAIT_MS;
 
 /// What a task's owner allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,11 @@ pub enum Fate {
     },
     /// It ends with this code in place of what was told.
     As(Code),
+}
+
+/// How long a task rests whose function failed again after it had rested so long, in milliseconds.
+pub fn next_wait(waited_ms: u32) -> u32 {
+    waited_ms.saturating_mul(2).min(MOST_RETRY_WAIT_MS)
 }
 
 /// What becomes of a task whose execution ended so: none for well. `begun` is whether its function may have been begun.
@@ -152,6 +158,13 @@ mod tests {
         };
         assert_eq!(fate(terms, Some(Code::FunctionError), true), RETRIED);
         assert_eq!(fate(TERMS, Some(Code::FunctionError), true), Fate::Done);
+    }
+
+    #[test]
+    fn each_rest_is_twice_the_last_one_up_to_an_hour() {
+        assert_eq!(next_wait(250), 500);
+        assert_eq!(next_wait(MOST_RETRY_WAIT_MS - 1), MOST_RETRY_WAIT_MS);
+        assert_eq!(next_wait(u32::MAX), MOST_RETRY_WAIT_MS);
     }
 
     proptest! {

@@ -202,13 +202,17 @@ def set_variable(name: str, value: str) -> None:
 
 
 def flush() -> None:
-    """What a call has printed leaves Python's own buffers."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except Exception:
-        # What a function has put in their place is its own business.
-        return
+    """What a call has printed leaves Python's own buffers. Streams that it closed are opened for the next one."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            stream = getattr(sys, name)
+            if stream.closed:
+                setattr(sys, name, open(number, "w", buffering=1, errors="backslashreplace", closefd=False))
+            else:
+                stream.flush()
+        except Exception:
+            # What a function has put in their place is its own business.
+            continue
 
 
 def after_fork() -> None:

@@ -132,6 +132,8 @@ pub struct TaskSpec {
     pub walltime_ms: u32,
     /// Whether it may be executed again after a fault.
     pub repeatable: bool,
+    /// Milliseconds before the first execution after one in which its function failed.
+    pub retry_wait_ms: u32,
     /// Wall clock; 0 for none.
     pub deadline_at_ms: u64,
     /// Wall clock.

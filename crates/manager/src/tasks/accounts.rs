@@ -12,7 +12,7 @@ use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
 
 use super::submit::Submitter;
-use super::{Endpoint, Place, State, Tasks, Tenants};
+use super::{Endpoint, State, Tasks, Tenants};
 use crate::random;
 use crate::store::tasks::{AccountOf, EndpointRecord};
 
@@ -85,11 +85,10 @@ impl Tasks {
         let Some(below) = state.below(above, tenant) else {
             return;
         };
-        let waits = |place| matches!(place, Place::Queued | Place::Depending | Place::Following);
         let waiting = state
             .live
             .iter()
-            .filter(|(_, live)| live.endpoint == below && waits(live.place));
+            .filter(|(_, live)| live.endpoint == below && live.place.is_unsent());
         let ended = waiting.map(|(task, _)| (*task, Some(failure.clone()))).collect();
         if let Some(endpoint) = state.endpoints.get_mut(&below) {
             endpoint.trouble = Some(failure.message.clone());

@@ -17,7 +17,7 @@ use mayfly_storage::{Objects, Place, Reading, Writing};
 use tokio::sync::RwLock;
 
 use super::Tasks;
-use crate::control::now_ms;
+use crate::control::{cautious_ms, now_ms};
 use crate::store::tasks::TaskStore;
 
 /// A content that no task has is kept for so long after its last use: until the task comes that it was stored for.
@@ -236,7 +236,7 @@ impl Contents {
 
     /// Deletes what nobody needs. Whether there may be more.
     async fn sweep(&self, unused: Duration) -> Result<bool, Failure> {
-        let before = now_ms().saturating_sub(u64::try_from(unused.as_millis()).unwrap_or(u64::MAX));
+        let before = cautious_ms().saturating_sub(u64::try_from(unused.as_millis()).unwrap_or(u64::MAX));
         let _alone = self.known.write().await;
         let going = self.store.unused_contents(before).wait().await?;
         if going.is_empty() {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::memo::Key;
 use super::{Ending, Place, State, Tasks, late};
-use crate::control::now_ms;
+use crate::control::{now_ms, since_boot_ms};
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::EndedTask;
 use crate::store::{Pending, StoreError};
@@ -42,7 +42,7 @@ impl Tasks {
 
     /// Executions were the last of their tasks: their outcomes are written down, in this order.
     pub(super) fn end(&self, state: &mut State, ended: Vec<Ended>, by: Option<EndpointId>) {
-        let now_ms = now_ms();
+        let (today_ms, since_boot_ms) = (now_ms(), since_boot_ms());
         let mut tasks = Vec::with_capacity(ended.len());
         let mut kept = Vec::new();
         let mut anew = Vec::new();
@@ -54,6 +54,7 @@ impl Tasks {
                 continue;
             };
             live.place = Place::Ending;
+            let now_ms = live.time_ms(since_boot_ms);
             let arguments = live.arguments.take();
             let led = live.memo.filter(|_| live.leads);
             let started_at_ms = match (live.tries.attempts, live.started_at_ms) {
@@ -68,7 +69,7 @@ impl Tasks {
             };
             let (waiting_at_ms, environment_at_ms) = (live.waiting_at_ms, live.environment_at_ms);
             let attempts = live.tries.attempts;
-            let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
+            let cost = state.usage.entry(live.usage_key(today_ms)).or_default();
             cost.tasks += 1;
             cost.failed += u64::from(one.error.is_some());
             state.cached_bytes -= arguments.map_or(0, |arguments| arguments.bytes_here());
@@ -179,7 +180,7 @@ impl State {
 
     /// Tasks that waited for this answer, and have it.
     fn answered(&mut self, key: Key, answer: &Payload) -> Vec<Ended> {
-        let mut followers = self.memo.answered(key, answer, now_ms());
+        let mut followers = self.memo.answered(key, answer, since_boot_ms());
         followers.retain(|task| self.is_following(*task));
         followers
             .into_iter()

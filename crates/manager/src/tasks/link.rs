@@ -1,5 +1,6 @@
 //! What a dispatcher says.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
@@ -7,13 +8,13 @@ use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
-use mayfly_tasks::{Fate, Terms, fate};
+use mayfly_tasks::{Fate, Terms, fate, next_wait};
 use tokio::sync::mpsc;
 
 use super::endpoints::own;
 use super::finish::instead;
 use super::{Endpoint, Link, Live, Place, State, Tasks};
-use crate::control::now_ms;
+use crate::control::{now_ms, since_boot_ms};
 
 /// Most messages that are looked at under one hold of the lock.
 const AT_ONCE: usize = 256;
@@ -137,7 +138,7 @@ impl Tasks {
 
     /// Executions ended, well or not.
     fn on_ended(&self, state: &mut State, id: EndpointId, ended: Vec<Ended>) {
-        let now_ms = now_ms();
+        let (now_ms, since_boot_ms) = (now_ms(), since_boot_ms());
         let mut pay = state.charges_at(id);
         let mut last = Vec::with_capacity(ended.len());
         let mut stale = Vec::new();
@@ -165,7 +166,8 @@ impl Tasks {
             if one.begun {
                 let cost = state.usage.entry(live.usage_key(now_ms)).or_default();
                 // An endpoint may say anything.
-                let most_us = now_ms
+                let most_us = live
+                    .time_ms(since_boot_ms)
                     .saturating_sub(live.submitted_at_ms)
                     .saturating_add(1_000)
                     .saturating_mul(1_000);
@@ -179,8 +181,14 @@ impl Tasks {
                 live.tries.retries_left -= u16::from(retry);
                 live.tries.faults += u16::from(fault);
                 live.place = Place::Queued;
+                if retry && live.retry_wait_ms > 0 {
+                    live.place = Place::Resting;
+                    state.rests.push(Reverse((since_boot_ms + u64::from(live.retry_wait_ms), task)));
+                    live.retry_wait_ms = next_wait(live.retry_wait_ms);
+                }
                 (live.waiting_at_ms, live.environment_at_ms, live.started_at_ms) = (0, 0, 0);
             }
+            let rests = live.place == Place::Resting;
             let Some(endpoint) = state.endpoints.get_mut(&id) else {
                 return;
             };
@@ -195,6 +203,7 @@ impl Tasks {
                     (one.answer, one.raised) = (Payload::default(), false);
                     last.push(one);
                 }
+                Fate::Again { .. } if rests => {}
                 Fate::Again { .. } => endpoint.queue.put_back(tenant, priority, task),
             }
         }
@@ -224,7 +233,7 @@ impl State {
             let adopts = |live: &&mut Live| live.place == Place::Queued && live.tries.attempts < attempt.number;
             if let Some(live) = live.filter(adopts) {
                 live.place = Place::Sent;
-                live.waiting_at_ms = now_ms();
+                live.waiting_at_ms = live.time_ms(since_boot_ms());
                 live.tries.attempts = attempt.number;
             }
         }
@@ -274,21 +283,21 @@ impl State {
     }
 
     fn on_building(&mut self, attempts: &[Attempt]) {
-        let now_ms = now_ms();
+        let since_boot_ms = since_boot_ms();
         for attempt in attempts {
             if let Some(live) = self.at(attempt, &[Place::Sent]) {
                 live.place = Place::Building;
-                live.environment_at_ms = now_ms;
+                live.environment_at_ms = live.time_ms(since_boot_ms);
             }
         }
     }
 
     fn on_running(&mut self, attempts: &[Attempt]) {
-        let now_ms = now_ms();
+        let since_boot_ms = since_boot_ms();
         for attempt in attempts {
             if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
                 live.place = Place::Running;
-                live.started_at_ms = now_ms;
+                live.started_at_ms = live.time_ms(since_boot_ms);
             }
         }
     }

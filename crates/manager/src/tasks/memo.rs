@@ -46,7 +46,7 @@ enum Known {
     Answer(Answer),
 }
 
-/// An answer, and when it came.
+/// An answer, and when it came, since the machine was booted.
 #[derive(Debug)]
 struct Answer {
     answer: Payload,

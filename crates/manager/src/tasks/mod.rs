@@ -20,6 +20,7 @@
 
 mod accounts;
 mod after;
+mod codes;
 mod contents;
 mod endpoints;
 mod finish;
@@ -50,7 +51,7 @@ use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, T
 use mayfly_tasks::Queue;
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::control::now_ms;
+use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};
 use crate::options::ContentOptions;
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
@@ -107,14 +108,17 @@ pub struct Tasks {
 #[derive(Default)]
 struct State {
     functions: HashMap<FunctionId, Arc<FunctionRecord>>,
-    /// Functions' code, as far as it was asked for.
-    codes: HashMap<FunctionId, Blob>,
+    /// Functions' code, as far as it was used lately.
+    codes: codes::Codes,
     live: HashMap<TaskId, Live>,
     /// Who waits for the end of a task.
     later: HashMap<TaskId, Vec<TaskId>>,
     endpoints: HashMap<EndpointId, Endpoint>,
     tags: HashMap<TenantId, HashMap<Arc<str>, Arc<Tag>>>,
+    /// When they are, in milliseconds since the machine was booted.
     deadlines: BinaryHeap<Reverse<(u64, TaskId)>>,
+    /// When tasks that wait for their next execution line up again, likewise.
+    rests: BinaryHeap<Reverse<(u64, TaskId)>>,
     memo: memo::Memo,
     /// How many tasks of each tenant ended since the manager started.
     ended: HashMap<TenantId, TaskCounts>,
@@ -146,6 +150,8 @@ enum Place {
     Depending,
     /// Waits for the answer of a task that is the same.
     Following,
+    /// Waits for a while, since its function failed.
+    Resting,
     /// Being written down as sent.
     Beginning,
     /// At its dispatcher.
@@ -156,6 +162,13 @@ enum Place {
     Running,
     /// Its outcome is being written down.
     Ending,
+}
+
+impl Place {
+    /// Whether no dispatcher has it, nor is about to.
+    fn is_unsent(self) -> bool {
+        matches!(self, Self::Queued | Self::Depending | Self::Following | Self::Resting)
+    }
 }
 
 /// A task that has not ended.
@@ -174,6 +187,10 @@ struct Live {
     place: Place,
     tries: Tries,
     walltime_ms: u32,
+    /// How long it rests when its function fails next.
+    retry_wait_ms: u32,
+    /// When the machine was booted, by the wall clock as it was when the task came: see [`Live::time_ms`].
+    booted_at_ms: u64,
     deadline_at_ms: u64,
     submitted_at_ms: u64,
     waiting_at_ms: u64,
@@ -255,12 +272,11 @@ impl Endpoint {
 impl Live {
     fn state(&self) -> TaskState {
         match self.place {
-            Place::Accepting | Place::Queued | Place::Depending | Place::Following | Place::Beginning => {
-                TaskState::Queued
-            }
+            Place::Accepting | Place::Beginning => TaskState::Queued,
+            place if place.is_unsent() => TaskState::Queued,
             Place::Sent => TaskState::Waiting,
             Place::Building => TaskState::Environment,
-            Place::Running | Place::Ending => TaskState::Running,
+            _ => TaskState::Running,
         }
     }
 
@@ -271,6 +287,17 @@ impl Live {
 
     fn attempt(&self, id: TaskId) -> Attempt {
         self.tries.attempt(id)
+    }
+
+    /// What time it is by the clock that it was submitted by, however that was set since: a task takes as long as it takes, and has as
+    /// long as it was given.
+    fn time_ms(&self, since_boot_ms: u64) -> u64 {
+        self.booted_at_ms + since_boot_ms
+    }
+
+    /// When its deadline is, since the machine was booted; none if it has none.
+    fn deadline_since_boot_ms(&self) -> Option<u64> {
+        (self.deadline_at_ms > 0).then(|| self.deadline_at_ms.saturating_sub(self.booted_at_ms))
     }
 
     /// What it is counted with.
@@ -357,8 +384,8 @@ impl Tasks {
 
     /// A function's code.
     pub async fn code(&self, id: FunctionId) -> Result<Blob, Failure> {
-        if let Some(code) = self.state().codes.get(&id) {
-            return Ok(code.clone());
+        if let Some(code) = self.state().codes.get(id) {
+            return Ok(code);
         }
         let code = self.store.code(id).wait().await?;
         let code = code.ok_or_else(|| Failure::new(Code::NotFound, format!("there is no function {id}")))?;
@@ -453,8 +480,9 @@ impl Tasks {
                 continue;
             };
             match live.place {
-                Place::Queued | Place::Depending | Place::Following => ended.push((*id, Some(cancelled_before()))),
-                Place::Accepting | Place::Beginning | Place::Sent | Place::Building | Place::Running => {
+                Place::Ending => {}
+                place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
+                _ => {
                     live.cancelled = true;
                     cancelled.told += 1;
                     let (endpoint, attempt) = (live.endpoint, live.attempt(*id));
@@ -463,7 +491,6 @@ impl Tasks {
                         false => told.entry(endpoint).or_default().push(attempt),
                     }
                 }
-                Place::Ending => {}
             }
         }
         cancelled.ended += ended.len() as u64;
@@ -474,19 +501,39 @@ impl Tasks {
         self.end(&mut state, unheard, None);
     }
 
+    /// Tasks that have rested line up again.
+    fn look_at_rests(&self, since_boot_ms: u64) {
+        let mut state = self.state();
+        while let Some(Reverse((at_ms, id))) = state.rests.peek().copied()
+            && at_ms <= since_boot_ms
+        {
+            state.rests.pop();
+            let live = state.live.get_mut(&id);
+            let Some(live) = live.filter(|live| live.place == Place::Resting) else {
+                continue;
+            };
+            live.place = Place::Queued;
+            let (endpoint, tenant, priority) = (live.endpoint, live.tenant, live.priority);
+            if let Some(endpoint) = state.endpoints.get_mut(&endpoint) {
+                endpoint.queue.put_back(tenant, priority, id);
+                endpoint.wake.notify_one();
+            }
+        }
+    }
+
     /// Tasks that reached their deadline end.
-    fn look_at_deadlines(&self, now_ms: u64) {
+    fn look_at_deadlines(&self, since_boot_ms: u64) {
         let mut state = self.state();
         let (mut ended, mut unheard) = (Vec::new(), Vec::new());
         while let Some(Reverse((at_ms, id))) = state.deadlines.peek().copied()
-            && at_ms <= now_ms
+            && at_ms <= since_boot_ms
         {
             state.deadlines.pop();
             let Some(live) = state.live.get_mut(&id) else { continue };
             live.late = true;
             let (endpoint, attempt, place) = (live.endpoint, live.attempt(id), live.place);
             match place {
-                Place::Queued | Place::Depending | Place::Following => ended.push((id, Some(late()))),
+                place if place.is_unsent() => ended.push((id, Some(late()))),
                 Place::Sent | Place::Building | Place::Running if !state.is_up(endpoint) => {
                     unheard.push(given_up(attempt, late()));
                 }
@@ -494,7 +541,7 @@ impl Tasks {
                     state.tell(endpoint, ToDispatcher::Cancel(vec![attempt]))
                 }
                 // What is on its way is looked at when it arrives.
-                Place::Accepting | Place::Beginning | Place::Ending => {}
+                _ => {}
             }
         }
         self.end_unexecuted(&mut state, ended);
@@ -589,11 +636,16 @@ impl State {
         if place == Place::Queued {
             endpoint.queue.push(spec.tenant, spec.priority, spec.id);
         }
-        if spec.deadline_at_ms > 0 {
-            self.deadlines.push(Reverse((spec.deadline_at_ms, spec.id)));
-        }
         let id = spec.id;
-        self.live.insert(id, Live::new(spec, function, tag, tries, place, None));
+        self.live_on(id, Live::new(spec, function, tag, tries, place, None));
+    }
+
+    /// One more that has not ended.
+    fn live_on(&mut self, id: TaskId, live: Live) {
+        if let Some(at_ms) = live.deadline_since_boot_ms() {
+            self.deadlines.push(Reverse((at_ms, id)));
+        }
+        self.live.insert(id, live);
     }
 
     fn tag(&mut self, tenant: TenantId, name: &str) -> Arc<Tag> {
@@ -652,6 +704,7 @@ impl State {
             environment_at_ms: live.environment_at_ms,
             started_at_ms: live.started_at_ms,
             ended_at_ms: 0,
+            raw: !live.function.spec.form.speaks_json(),
         };
         Some((live.tenant, status))
     }
@@ -679,6 +732,7 @@ impl State {
             environment_at_ms: record.environment_at_ms,
             started_at_ms: record.started_at_ms,
             ended_at_ms: record.ended_at_ms,
+            raw: self.functions.get(&record.spec.function).is_some_and(|function| !function.spec.form.speaks_json()),
         }
     }
 }
@@ -706,6 +760,8 @@ impl Live {
             place,
             tries,
             walltime_ms: spec.walltime_ms,
+            retry_wait_ms: spec.retry_wait_ms,
+            booted_at_ms: booted_at_ms(),
             deadline_at_ms: spec.deadline_at_ms,
             submitted_at_ms: spec.submitted_at_ms,
             waiting_at_ms: 0,
@@ -731,18 +787,23 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
     loop {
         tokio::select! {
             _ = deadlines.tick() => match tasks.upgrade() {
-                Some(tasks) => tasks.look_at_deadlines(now_ms()),
+                Some(tasks) => {
+                    let since_boot_ms = since_boot_ms();
+                    tasks.look_at_rests(since_boot_ms);
+                    tasks.look_at_deadlines(since_boot_ms);
+                }
                 None => return,
             },
             _ = tidy.tick() => {
                 let Some(tasks) = tasks.upgrade() else { return };
                 tasks.tidy();
-                let before = now_ms().saturating_sub(u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX));
+                let now_ms = cautious_ms();
+                let before = now_ms.saturating_sub(u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX));
                 let from = forget_from.unwrap_or(TaskId([0; 16]));
                 // A store that cannot write has more urgent work; the next turn tries again.
                 forget_from = tasks.store.forget(before, from).wait().await.unwrap_or(Some(from));
                 let _ = tasks.store.forget_flows(before).wait().await;
-                let _ = tasks.store.forget_usage(sharing::forgotten_before(now_ms())).wait().await;
+                let _ = tasks.store.forget_usage(sharing::forgotten_before(now_ms)).wait().await;
             }
         }
     }

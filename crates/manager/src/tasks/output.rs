@@ -141,7 +141,7 @@ impl Tasks {
                 }
                 state.printed_from(task.id, from)
             };
-            let is_last = ended_at_ms > 0 && now_ms().saturating_sub(ended_at_ms) > LATE.as_millis() as u64;
+            let is_last = ended_at_ms > 0 && now_ms().abs_diff(ended_at_ms) > LATE.as_millis() as u64;
             let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
             if !pieces.is_empty() || is_last || Instant::now() >= until {
                 return TaskPrinted {

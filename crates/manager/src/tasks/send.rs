@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::after::forgotten;
 use super::{Endpoint, Live, Place, State, Tasks, Tenants, cancelled_before, late};
-use crate::control::now_ms;
+use crate::control::since_boot_ms;
 use crate::store::tasks::{FunctionRecord, Given, Tries};
 
 /// Most tasks that are sent at once.
@@ -204,7 +204,7 @@ impl Tasks {
 
     /// Sends tasks that are written down as sent; those that must not run any more end instead.
     pub(super) fn assign(&self, state: &mut State, id: EndpointId, tasks: &[TaskId], programs: Vec<Program>) {
-        let now_ms = now_ms();
+        let since_boot_ms = since_boot_ms();
         let mut ended = Vec::new();
         let mut assigned = Vec::with_capacity(tasks.len());
         let mut messages = Vec::new();
@@ -233,6 +233,7 @@ impl Tasks {
                     name: self.tenants.name(live.tenant),
                 });
             }
+            let now_ms = live.time_ms(since_boot_ms);
             live.place = Place::Sent;
             (live.waiting_at_ms, live.environment_at_ms) = (now_ms, 0);
             assigned.push(assignment(*task, live, now_ms));

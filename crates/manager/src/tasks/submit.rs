@@ -1,6 +1,5 @@
 //! Functions and tasks come in.
 
-use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
+    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
 };
 use sha2::{Digest, Sha256};
 
@@ -20,7 +19,7 @@ use super::after::{self, Endings};
 use super::finish::unexecuted;
 use super::memo::{Key, Turn};
 use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
-use crate::control::now_ms;
+use crate::control::{now_ms, since_boot_ms};
 use crate::random;
 use crate::store::StoreError;
 use crate::store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
@@ -154,6 +153,13 @@ impl Tasks {
     pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
         self.tenants.may_spend(by.tenant)?;
         named("the tag", &submission.tag)?;
+        if submission.options.retry_wait_ms > MOST_RETRY_WAIT_MS {
+            let text = format!(
+                "retry_wait_ms is {}; {MOST_RETRY_WAIT_MS} are allowed, which is an hour",
+                submission.options.retry_wait_ms
+            );
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
         if submission.tasks.is_empty() || submission.tasks.len() > MOST_TASKS {
             let count = submission.tasks.len();
             return Err(Failure::new(
@@ -411,14 +417,12 @@ impl State {
                 priority: options.priority,
                 walltime_ms,
                 repeatable: options.repeatable.unwrap_or(function.spec.repeatable),
+                retry_wait_ms: options.retry_wait_ms,
                 deadline_at_ms,
                 submitted_at_ms,
                 after: input.after,
                 with_answers: input.with_answers,
             };
-            if deadline_at_ms > 0 {
-                self.deadlines.push(Reverse((deadline_at_ms, id)));
-            }
             let given = Payload::of(input.arguments, input.content);
             let fits = self.cached_bytes + given.bytes_here() <= CACHED_BYTES;
             // With answers, all of it is read when it is its turn.
@@ -433,7 +437,7 @@ impl State {
                 arguments,
             );
             live.memo = options.memoize.then(|| Key::of(&function, &spec, &given));
-            self.live.insert(id, live);
+            self.live_on(id, live);
             self.wait_for(id, &spec.after, endings);
             tasks.push(NewTask {
                 spec,
@@ -502,7 +506,7 @@ impl State {
         let live = self.live.get_mut(&task)?;
         let turn = live
             .memo
-            .map_or(Turn::Execute, |key| self.memo.comes(key, task, now_ms()));
+            .map_or(Turn::Execute, |key| self.memo.comes(key, task, since_boot_ms()));
         match turn {
             Turn::Answered(answer) => return Some(unexecuted(task, None, answer)),
             Turn::Follow => live.place = Place::Following,

@@ -49,6 +49,7 @@ pub fn task(id: u8, tag: &str) -> NewTask {
             priority: -3,
             walltime_ms: 0,
             repeatable: true,
+            retry_wait_ms: 250,
             deadline_at_ms: 0,
             submitted_at_ms: 11,
             after: Vec::new(),

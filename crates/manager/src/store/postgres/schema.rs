@@ -7,7 +7,7 @@ use super::tasks;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 6;
+pub const SCHEMA: i64 = 7;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -55,7 +55,7 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 5] = [
+const UPGRADES: [&str; 6] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
     "ALTER TABLE mayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE mayfly.version SET version = 4;",
@@ -65,6 +65,7 @@ const UPGRADES: [&str; 5] = [
         "UPDATE mayfly.version SET version = 5;"
     ),
     concat!(tasks::times!(), "UPDATE mayfly.version SET version = 6;"),
+    concat!(tasks::waits!(), "UPDATE mayfly.version SET version = 7;"),
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
@@ -81,7 +82,7 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
         }
         Some(found) => known(found),
         None => {
-            let tables = [TABLES, tasks::tables!(), tasks::costs!(), tasks::times!()].concat();
+            let tables = [TABLES, tasks::tables!(), tasks::costs!(), tasks::times!(), tasks::waits!()].concat();
             client.batch_execute(&tables).await.map_err(Fault::from)
         }
     };

@@ -41,7 +41,8 @@ CREATE TABLE tasks (
     number INTEGER, started_at_ms INTEGER NOT NULL DEFAULT 0, ended_at_ms INTEGER NOT NULL DEFAULT 0,
     code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
     arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0,
-    waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0
+    waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0,
+    retry_wait_ms INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL;
 CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
@@ -72,6 +73,7 @@ CREATE INDEX contents_by_use ON contents (used_at_ms)",
         accounts::COSTS,
         "ALTER TABLE tasks ADD COLUMN waiting_at_ms INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN environment_at_ms INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tasks ADD COLUMN retry_wait_ms INTEGER NOT NULL DEFAULT 0",
     ],
 };
 
@@ -229,8 +231,9 @@ impl TaskStore for SqliteTasks {
         self.0.write(true, tasks.len(), move |transaction| {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
-                 submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) ON CONFLICT (id) DO NOTHING",
+                 submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
+                 retry_wait_ms)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18) ON CONFLICT (id) DO NOTHING",
             )?;
             let keep = |NewTask { spec, tries, arguments }: &NewTask| {
                 let (here, stored) = columns(arguments);
@@ -252,7 +255,8 @@ impl TaskStore for SqliteTasks {
                     here,
                     stored,
                     after,
-                    spec.with_answers
+                    spec.with_answers,
+                    spec.retry_wait_ms
                 ])?;
                 Ok(kept > 0)
             };
@@ -481,7 +485,7 @@ fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
 const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
     attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-    waiting_at_ms, environment_at_ms";
+    waiting_at_ms, environment_at_ms, retry_wait_ms";
 
 fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     let number: Option<i64> = row.get(13)?;
@@ -496,6 +500,7 @@ fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
             priority: row.get(5)?,
             walltime_ms: row.get(6)?,
             repeatable: row.get(7)?,
+            retry_wait_ms: row.get(22)?,
             deadline_at_ms: unsigned(row, 8)?,
             submitted_at_ms: unsigned(row, 9)?,
             after: after(row, 18)?,

@@ -10,6 +10,9 @@ use serde_json::Map;
 use super::{AGAIN, Heard, Tasks, Trigger};
 use crate::store::triggers::NewEvent;
 
+/// The longest that a timer waits for a clock that was set back.
+const MOST_WAIT_MS: u64 = 24 * 3_600_000;
+
 impl Trigger {
     /// Reads its times, if it is a timer.
     pub(super) fn set_timer(&mut self) {
@@ -26,9 +29,21 @@ impl Trigger {
         }
     }
 
+    /// A clock that is set back is waited for, so that no time comes twice, but not for long: what it said before was wrong then.
+    fn believe(&mut self, now_ms: u64) {
+        if let Some(timer) = &self.timer
+            && self.record.done_until_ms > now_ms + MOST_WAIT_MS
+        {
+            tracing::warn!(trigger = self.record.name, "the clock was set back; the times of this trigger are from now on");
+            self.record.done_until_ms = now_ms;
+            self.next_at_ms = timer.next(now_ms).unwrap_or(0);
+        }
+    }
+
     /// Whether one of its times has passed. Those of a trigger that is paused or has expired pass without a word: it is made, or
     /// resumed, with new ones.
     fn passed(&mut self, now_ms: u64, started_at_ms: u64) -> Option<(Option<NewEvent>, u64)> {
+        self.believe(now_ms);
         if self.next_at_ms == 0 || self.next_at_ms > now_ms {
             return None;
         }

@@ -32,7 +32,7 @@ macro_rules! task {
         concat!(
             "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
              attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-             waiting_at_ms, environment_at_ms FROM tasks ",
+             waiting_at_ms, environment_at_ms, retry_wait_ms FROM tasks ",
             $which
         )
     };
@@ -331,10 +331,11 @@ async fn register(link: &Link, function: &FunctionRecord, code: &Blob) -> Result
 async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
     const INSERT: &str =
         "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
-        submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers)
+        submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
+        retry_wait_ms)
         SELECT * FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BYTEA[], $4::BYTEA[], $5::BYTEA[], $6::BIGINT[], $7::BIGINT[],
         $8::BOOLEAN[], $9::BIGINT[], $10::BIGINT[], $11::BIGINT[], $12::BIGINT[], $13::BIGINT[], $14::BYTEA[], $15::BYTEA[],
-        $16::BYTEA[], $17::BOOLEAN[]) ON CONFLICT (id) DO NOTHING RETURNING id";
+        $16::BYTEA[], $17::BOOLEAN[], $18::BIGINT[]) ON CONFLICT (id) DO NOTHING RETURNING id";
     let tags: Vec<&[u8]> = tasks.iter().map(|task| task.spec.tag.as_bytes()).collect();
     let payloads: Vec<_> = tasks.iter().map(|task| columns(&task.arguments)).collect();
     let here: Vec<&[u8]> = payloads.iter().map(|(here, _)| *here).collect();
@@ -364,6 +365,7 @@ async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
                 &stored,
                 &after,
                 &with_answers,
+                &numbers(tasks, |task| task.spec.retry_wait_ms),
             ],
         )
         .await?;
@@ -551,6 +553,7 @@ fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
             priority: i8::try_from(priority).unwrap_or_default(),
             walltime_ms: small(row, 6)?,
             repeatable: row.try_get(7)?,
+            retry_wait_ms: small(row, 22)?,
             deadline_at_ms: rows::unsigned(row, 8)?,
             submitted_at_ms: rows::unsigned(row, 9)?,
             after: after(row, 18)?,

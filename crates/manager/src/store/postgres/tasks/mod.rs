@@ -111,6 +111,14 @@ ALTER TABLE mayfly.tasks ADD COLUMN waiting_at_ms BIGINT NOT NULL DEFAULT 0,
 }
 pub(super) use times;
 
+/// How long tasks wait between their executions, in tables of an earlier release.
+macro_rules! waits {
+    () => {
+        "ALTER TABLE mayfly.tasks ADD COLUMN retry_wait_ms BIGINT NOT NULL DEFAULT 0;"
+    };
+}
+pub(super) use waits;
+
 /// Which manager has the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TasksOwner {

@@ -1,5 +1,8 @@
 //! `mayfly function`: what durable tasks run.
 
+mod read;
+mod register;
+
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use mayfly_client::encoded;
@@ -10,9 +13,11 @@ use mayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output};
 
-/// Show the functions that durable tasks run.
+/// Keep and show the functions that durable tasks run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
+  mayfly function register extract.py:extract --name extract
+  mayfly function register --command 'convert {source} {target}' --name convert
   mayfly function list
   mayfly function show simulate
   mayfly function show simulate --source > simulate.py
@@ -22,7 +27,7 @@ use crate::{Global, connect, output};
   mayfly function share simulate           with nobody any more
 
 Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
-registered by `client.register` of Python, and by whatever submits tasks.")]
+registered here, by `client.register` of Python, and by whatever submits tasks; `mayfly task run` calls them.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -30,6 +35,8 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// Keep a function, to be run by its name
+    Register(Box<register::Register>),
     /// Show the functions that you may run, with all their versions
     List,
     /// Show one function
@@ -81,11 +88,21 @@ struct Show {
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     match &arguments.what {
+        What::Register(wanted) => told(&register::register(wanted, global)?, global),
         What::List => list(global),
         What::Show(wanted) => show(wanted, global),
         What::Diff(wanted) => diff(wanted, global),
         What::Share(wanted) => share(wanted, global),
     }
+}
+
+fn told(function: &FunctionStatus, global: &Global) -> Result<(), Failure> {
+    output::line(&if global.json {
+        output::json(function)?
+    } else {
+        described(function)
+    });
+    Ok(())
 }
 
 fn list(global: &Global) -> Result<(), Failure> {

@@ -116,7 +116,7 @@ enum Command {
     Lease(lease::Arguments),
     /// Follow durable tasks, fetch their outcomes, and cancel them
     Task(task::Arguments),
-    /// Show the functions that durable tasks run
+    /// Keep and show the functions that durable tasks run
     Function(function::Arguments),
     Env(env::Arguments),
     /// Show where durable tasks run, and make and run such places

@@ -64,6 +64,7 @@ fn set_up(client: &Client, name: &str, connection: &Connection) -> connection::O
         managers: connection.managers(),
         token: new.token,
         outbox: None,
+        spec: None,
     }
 }
 

@@ -16,6 +16,7 @@ use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::api::ManagerAddress;
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MOST_FRAME_BYTES, ToDispatcher};
 use mayfly_protocol::error::Failure;
+use mayfly_protocol::tasks::EndpointSpec;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -41,6 +42,8 @@ pub struct Options {
     pub token: String,
     /// Where outcomes are kept while there is no connection; none where they are in memory alone.
     pub outbox: Option<PathBuf>,
+    /// What the endpoint is, which the manager is told on each connection; none where that is not for its dispatcher to say.
+    pub spec: Option<EndpointSpec>,
 }
 
 /// How the connection is.
@@ -110,7 +113,10 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
         let code = mayfly_protocol::error::Code::Internal;
         Failure::new(code, format!("no randomness: {error}"))
     })?;
-    let mut book = Book::default();
+    let mut book = Book {
+        spec: options.spec.map(FromDispatcher::Spec),
+        ..Book::default()
+    };
     let outbox = options.outbox.map(|path| {
         let (outbox, left) = Outbox::open(path);
         book.say(&FromDispatcher::Ended(left));
@@ -143,6 +149,7 @@ struct Book {
     room: Option<u32>,
     workers: Option<(u32, Option<String>)>,
     blocks: Option<FromDispatcher>,
+    spec: Option<FromDispatcher>,
 }
 
 impl Book {
@@ -167,6 +174,7 @@ impl Book {
             FromDispatcher::Room { tasks } => self.room = Some(*tasks),
             FromDispatcher::Workers { count, trouble } => self.workers = Some((*count, trouble.clone())),
             FromDispatcher::Blocks { .. } => self.blocks = Some(message.clone()),
+            FromDispatcher::Spec(_) => self.spec = Some(message.clone()),
             // Of files, a manager that connects anew is told anew.
             FromDispatcher::Arrived { .. }
             | FromDispatcher::Unmapped { .. }
@@ -191,6 +199,7 @@ impl Book {
             instance,
             holds: self.held.keys().copied().collect(),
         }];
+        words.extend(self.spec.clone());
         let ended = self.ended();
         if !ended.is_empty() {
             words.push(FromDispatcher::Ended(ended));

@@ -15,8 +15,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What is read and not executed yet, and what is answered and not stored yet, have so many KiB each, unless a single one has more.
 const ROOM_KIB: u32 = 256 << 10;
-/// Between two attempts while a content store does not answer.
-const RETRY: Duration = Duration::from_millis(500);
+/// After the first attempt while a content store does not answer, or is full; twice as long after each further one, up to the second.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(10);
 
 /// Where long arguments and answers are. Calls block.
 pub trait Contents: Send + Sync {
@@ -167,6 +168,7 @@ async fn patiently<T: Send + 'static>(
     ask: impl Fn() -> Result<T, Failure> + Send + Sync + 'static,
 ) -> Result<T, Failure> {
     let ask = Arc::new(ask);
+    let mut rest = FIRST_RETRY;
     loop {
         let asked = tokio::task::spawn_blocking({
             let ask = Arc::clone(&ask);
@@ -174,8 +176,9 @@ async fn patiently<T: Send + 'static>(
         });
         match asked.await {
             Ok(Err(failure)) if failure.code.retry() == Retry::Later && failure.code != Code::QuotaExceeded => {
-                tracing::info!(%failure, "a content cannot be moved just now");
-                tokio::time::sleep(RETRY).await;
+                tracing::warn!(%failure, "a content cannot be moved just now; it is tried again");
+                tokio::time::sleep(rest).await;
+                rest = (2 * rest).min(LAST_RETRY);
             }
             Ok(answer) => return answer,
             Err(error) => {

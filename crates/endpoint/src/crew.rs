@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Error, LeaseOptions, Mode, Output};
+use mayfly_client::{Client, Error, LeaseOptions, Mode, Output, Sandbox};
 use mayfly_protocol::api::{Placement, RendezvousAddress, Runtime};
 use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
 use mayfly_protocol::error::{Code, Failure};
@@ -112,6 +112,9 @@ impl Shared {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     pub tenant: TenantId,
+    /// Whether the endpoint is another's, whose files, processes and network its workers have nothing to do with: also where the
+    /// site runs its owner's functions without a sandbox.
+    guest: bool,
     runtime: Runtime,
     image: Option<String>,
     cores: u16,
@@ -122,9 +125,10 @@ pub struct Key {
 }
 
 impl Key {
-    pub fn of(tenant: TenantId, program: &Program) -> Self {
+    pub fn of(tenant: TenantId, guest: bool, program: &Program) -> Self {
         Self {
             tenant,
+            guest,
             runtime: program.runtime.clone(),
             image: program.image.clone(),
             cores: program.resources.cores,
@@ -506,6 +510,8 @@ impl Crew {
             mode: Mode::Warm,
             runtime: self.key.runtime.clone(),
             image: self.key.image.clone(),
+            // In an image they are in a container anyway.
+            sandbox: (self.key.guest && self.key.image.is_none()).then_some(Sandbox::Isolated),
             cores_per_worker: self.key.cores,
             memory_bytes: self.key.memory_bytes.saturating_mul(workers.into()),
             gpus_per_worker: self.key.gpus,

@@ -1,6 +1,6 @@
 //! What the manager says, and who does it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -162,6 +162,8 @@ impl Handle {
 struct Dispatching {
     shared: Arc<Shared>,
     clients: HashMap<TenantId, Client>,
+    /// Tenants that are not the endpoint's owner.
+    guests: HashSet<TenantId>,
     programs: HashMap<FunctionId, Arc<Program>>,
     crews: HashMap<Key, Arc<Crew>>,
     watcher: Watcher,
@@ -179,6 +181,7 @@ impl Dispatching {
         Self {
             shared,
             clients: HashMap::new(),
+            guests: HashSet::new(),
             programs: HashMap::new(),
             crews: HashMap::new(),
             watcher,
@@ -196,7 +199,12 @@ impl Dispatching {
             };
             let Some(message) = message else { break };
             match message {
-                ToDispatcher::Tenant { tenant, name } => self.on_tenant(tenant, name).await,
+                ToDispatcher::Tenant { tenant, name, guest } => {
+                    if guest {
+                        self.guests.insert(tenant);
+                    }
+                    self.on_tenant(tenant, name).await;
+                }
                 ToDispatcher::Program(program) => {
                     self.programs.insert(program.id, Arc::new(*program));
                 }
@@ -261,7 +269,7 @@ impl Dispatching {
                 );
                 continue;
             }
-            let key = Key::of(tenant, program);
+            let key = Key::of(tenant, self.guests.contains(&tenant), program);
             let crew = self.crews.entry(key.clone());
             let crew = crew.or_insert_with(|| {
                 let crew = Crew::new(key, client.clone(), Arc::clone(&self.shared));

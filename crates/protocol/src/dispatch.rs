@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::executor::Form;
 use crate::ids::{CodeHash, FunctionId, TaskId, TenantId, TriggerId};
 use crate::node_api::Stream;
-use crate::tasks::{BlockStatus, MOST_BODY_BYTES, Resources};
+use crate::tasks::{BlockStatus, EndpointSpec, MOST_BODY_BYTES, Resources};
 use crate::triggers::{FileSeen, Watch};
 
 /// One execution of a task: a later one of the same task is another.
@@ -82,6 +82,9 @@ pub enum ToDispatcher {
         tenant: TenantId,
         /// For people.
         name: String,
+        /// Whether the endpoint is another tenant's: what this one runs there is kept from what is the owner's.
+        #[serde(default)]
+        guest: bool,
     },
     /// A function that tasks will name.
     Program(Box<Program>),
@@ -222,6 +225,8 @@ pub enum FromDispatcher {
         /// What it has not ended, or not been told is kept.
         holds: Vec<Attempt>,
     },
+    /// What its endpoint is, as its owner has it now.
+    Spec(EndpointSpec),
     /// How many tasks it wants to have at a time.
     Room {
         /// So many.

@@ -75,6 +75,7 @@ pub async fn serve(
         managers: credential.managers(),
         token: credential.token.clone(),
         outbox: None,
+        spec: Some(config.spec()),
     })?;
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut running = Running {

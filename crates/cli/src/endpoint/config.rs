@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mayfly_lease::ledger::MAX_WORKERS;
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::tasks::EndpointSpec;
 use mayfly_tasks::BlockTerms;
 use serde::{Deserialize, Serialize};
 use toml::Table;
@@ -239,6 +240,16 @@ impl Config {
         u16::try_from(most).unwrap_or(u16::MAX)
     }
 
+    /// What the manager is told that the endpoint is.
+    pub fn spec(&self) -> EndpointSpec {
+        EndpointSpec {
+            description: self.description.clone(),
+            provider: self.provider.kind.clone(),
+            shared_with: self.shared_with.clone(),
+            accounts: !self.accounts.is_empty(),
+        }
+    }
+
     /// Whether others' functions run here.
     pub fn is_shared(&self) -> bool {
         !self.shared_with.is_empty()
@@ -289,6 +300,8 @@ mod tests {
             ("[blocks]\nwalltime = \"an hour\"", "no duration"),
             ("[provider]\nkind = \"slurm\"", "blocks.walltime"),
             ("[provider]\nkind = \"aws\"\n[blocks]\nnodes = 2", "is one node"),
+            ("[provider]\nkind = \"google\"\n[blocks]\nnodes = 2", "is one node"),
+            ("[provider]\nkind = \"azure\"\n[blocks]\nnodes = 2", "is one node"),
             ("[accounts.map]\na = \"root\"", "accounts.map"),
         ] {
             let error = read(text).expect_err(text);

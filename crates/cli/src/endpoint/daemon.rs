@@ -62,6 +62,8 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         managers: credential.managers(),
         token: credential.token,
         outbox: Some(state.path().join(OUTBOX)),
+        // Whoever started the daemon of an account has said what the endpoint is.
+        spec: parent.is_none().then(|| config.spec()),
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.clone()));
     let options = mayfly_endpoint::Options {

@@ -27,7 +27,7 @@ use crate::output;
 /// The provider of nodes that are processes of this machine.
 pub const LOCAL: &str = "local";
 /// Those whose nodes see nothing of this machine's files.
-pub const APART: [&str; 2] = ["kubernetes", "aws"];
+pub const APART: [&str; 4] = ["kubernetes", "aws", "google", "azure"];
 /// The module of the Python package that speaks for batch systems and clouds.
 const PROVIDERS: &str = "mayfly._providers";
 /// A job may wait long for its turn, and its nodes join only then.

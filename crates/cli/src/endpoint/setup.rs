@@ -8,7 +8,7 @@ use clap::Args;
 use mayfly_client::encoded;
 use mayfly_protocol::api::{Connection, ManagerStatus};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, NewEndpoint};
+use mayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
 use serde_json::json;
 use toml::Value;
 
@@ -30,12 +30,13 @@ use crate::{Global, connect, output, values};
 
 Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
 change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'mayfly[providers]'`;
---option names what they take (https://parsl.readthedocs.io). Instances of Amazon's EC2 need `pip install 'mayfly[aws]'`."
+--option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install 'mayfly[aws]'` for Amazon's EC2,
+`'mayfly[google]'` for Google's Compute Engine, `'mayfly[azure]'` for Microsoft's Azure."
 )]
 pub struct Arguments {
     /// What others call it
     name: String,
-    /// How it gets nodes: local, or slurm, pbs, torque, lsf, grid-engine, htcondor, kubernetes, aws
+    /// How it gets nodes: local, or slurm, pbs, torque, lsf, grid-engine, htcondor, kubernetes, aws, google, azure
     #[arg(long, value_name = "KIND", default_value = LOCAL)]
     provider: String,
     /// For the provider, such as partition=idle or account=p123; may be repeated
@@ -127,12 +128,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let registration = EndpointRegistration {
         name: arguments.name.clone(),
-        spec: EndpointSpec {
-            description: config.description.clone(),
-            provider: config.provider.kind.clone(),
-            shared_with: config.shared_with.clone(),
-            accounts: !config.accounts.is_empty(),
-        },
+        spec: config.spec(),
     };
     let new: NewEndpoint = client.post("/v1/endpoints", &registration).map_err(|error| error.0)?;
     let managers: Vec<ManagerStatus> = client.get("/v1/managers").map_err(|error| error.0)?;
@@ -207,7 +203,7 @@ impl Arguments {
              # Where nodes reach this machine.\n\
              address = {address}\n\n\
              [provider]\n\
-             # local, a batch system (asked through Parsl's provider for it), or aws.\n\
+             # local, a batch system (asked through Parsl's provider for it), or aws, google or azure.\n\
              kind = {kind}\n\
              # A Python that has what it is asked by.\n\
              python = {python}\n\n\

@@ -1,6 +1,7 @@
 //! Endpoints: sites where tasks run, whose they are, and how they do.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId};
@@ -73,6 +74,31 @@ impl Tasks {
         }
         let gone = || Failure::new(Code::NotFound, "the endpoint was removed meanwhile");
         state.endpoint_status(id, &*self.tenants).ok_or_else(gone)
+    }
+
+    /// Its owner says what an endpoint is, by the configuration that its daemon began with.
+    pub(super) fn on_spec(self: &Arc<Self>, state: &mut State, id: EndpointId, spec: EndpointSpec) {
+        let unknown = state.unknown_team(&spec.shared_with);
+        let Some(endpoint) = state.endpoints.get_mut(&id) else {
+            return;
+        };
+        // The endpoint of an account is as the one above it says.
+        if endpoint.record.of.is_some() || endpoint.record.spec == spec {
+            return;
+        }
+        if let Some(failure) = unknown {
+            endpoint.trouble = Some(format!("it is shared as before: {}", failure.message));
+            return;
+        }
+        tracing::info!(endpoint = endpoint.record.name, "its owner has changed what it is");
+        endpoint.record.spec = spec;
+        let (tasks, record) = (Arc::clone(self), endpoint.record.clone());
+        tokio::spawn(async move {
+            // It says so again on its next connection.
+            if let Err(error) = tasks.store.endpoint(record).wait().await {
+                tracing::error!(%error, "what an endpoint is could not be written down");
+            }
+        });
     }
 
     /// Forgets an endpoint, and those below it, if no task is to be run there any more. Their dispatchers are cut off. Answers

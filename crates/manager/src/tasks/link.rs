@@ -105,6 +105,7 @@ impl Tasks {
                     ended.extend(state.on_holds(id, instance, &holds));
                     state.want_all(Some(id), &*self.tenants);
                 }
+                FromDispatcher::Spec(spec) => self.on_spec(&mut state, id, spec),
                 FromDispatcher::Room { tasks } => {
                     endpoint.room = tasks;
                     endpoint.wake.notify_one();

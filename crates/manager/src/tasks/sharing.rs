@@ -107,6 +107,14 @@ impl Charges {
 }
 
 impl State {
+    /// Why nothing can be shared with these, if there is a team among them that there is not.
+    pub(super) fn unknown_team(&self, shared_with: &[String]) -> Option<Failure> {
+        let mut named = shared_with.iter().filter_map(|with| with.strip_prefix(TEAM));
+        let unknown = named.find(|team| !self.teams.all.contains_key(*team))?;
+        let text = format!("there is no team `{unknown:.80}` to share with; `mayfly team set` makes one");
+        Some(Failure::new(Code::NotFound, text))
+    }
+
     /// Who pays for what is executed at an endpoint.
     pub(super) fn charges_at(&self, id: EndpointId) -> Charges {
         let record = |id| self.endpoints.get(&id).map(|endpoint| &endpoint.record);
@@ -237,13 +245,7 @@ impl Tasks {
 
     /// Refuses to share with teams that there are not: whoever made them later would be let in.
     pub(super) fn check_shared(&self, shared_with: &[String]) -> Result<(), Failure> {
-        let state = self.state();
-        let named = shared_with.iter().filter_map(|with| with.strip_prefix(TEAM));
-        let unknown = named.into_iter().find(|team| !state.teams.all.contains_key(*team));
-        unknown.map_or(Ok(()), |team| {
-            let text = format!("there is no team `{team:.80}` to share with; `mayfly team set` makes one");
-            Err(Failure::new(Code::NotFound, text))
-        })
+        self.state().unknown_team(shared_with).map_or(Ok(()), Err)
     }
 
     /// What tasks cost that ended from one time on and before another, by whole days, of one tenant or of all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -155,13 +156,15 @@ def test_a_task_that_never_returns_ends_with_all_that_it_started(client: mayfly.
     def linger(directory: str) -> NoReturn:
         import signal
 
-        # It does not want to end, and what it starts leaves its session, or has lost its parent.
+        # It does not want to end, and what it starts leaves its session, has lost its parent, or both, as daemons have.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "1000"])
         leader = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         orphan = f"sleep 1000 >{directory}/out 2>&1 & echo $! > {directory}/orphan"
         subprocess.run(["sh", "-c", orphan], check=True)
+        daemon = f"sleep 1000 >/dev/null 2>&1 & echo $! > {directory}/daemon"
+        subprocess.run(["setsid", "--wait", "sh", "-c", daemon], check=True)
         Path(directory, "pids").write_text(f"{os.getpid()} {child.pid} {leader.pid}")
         while True:
             try:
@@ -176,8 +179,70 @@ def test_a_task_that_never_returns_ends_with_all_that_it_started(client: mayfly.
     assert isinstance(error, mayfly.DeadlineExceeded)
     assert took < 5
     started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    started.append(int((tmp_path / "orphan").read_text()))
+    started += [int((tmp_path / name).read_text()) for name in ("orphan", "daemon")]
     wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], "all of them are gone")
+
+
+def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: mayfly.Client, tmp_path: Path) -> None:
+    def daemonize(path: str) -> int:
+        daemon = f"sleep 1000 >/dev/null 2>&1 & echo $! > {path}"
+        subprocess.run(["setsid", "--wait", "sh", "-c", daemon], check=True)
+        return os.getpid()
+
+    def die_of(worker: int) -> None:
+        if os.getpid() == worker:
+            os.kill(worker, 9)
+
+    path = tmp_path / "daemon"
+    worker = client.run(daemonize, str(path)).result(30)
+    daemon = int(path.read_text())
+    assert Path(f"/proc/{daemon}").exists()
+
+    def killed() -> bool:
+        with contextlib.suppress(mayfly.Error):
+            client.run(die_of, worker).result(30)
+        return not Path(f"/proc/{worker}").exists()
+
+    wait_until(killed, "its worker is gone")
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon is gone, too")
+
+
+def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: mayfly.Client, manager: Daemon) -> None:
+    def leave() -> None:
+        subprocess.run(["sh", "-c", "true & exit 0"], check=True)
+
+    def dead() -> int:
+        states = (Path(f"/proc/{pid}/stat") for pid in manager.processes())
+        words = (path.read_text() for path in states if path.exists())
+        return sum(text.rpartition(")")[2].split()[0] == "Z" for text in words)
+
+    batch = client.batch()
+    for _ in range(1_000):
+        batch.submit(leave)
+    assert list(batch.results(timeout=60)) == [None] * 1_000
+    # Some are left to those who may yet ask for them: on each worker as many as there are looks between, and the bound.
+    wait_until(lambda: dead() < 400, "most of them are collected")
+
+
+@pytest.mark.parametrize("how", ["descriptor", "stream", "replaced"])
+def test_a_task_that_closes_its_standard_output_closes_no_others(client: mayfly.Client, how: str) -> None:
+    def close(how: str) -> None:
+        print("before")
+        match how:
+            case "descriptor":
+                os.close(1)
+            case "stream":
+                sys.stdout.close()
+            case _:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+
+    closing = client.map(close, [how] * 20)
+    assert list(closing.results(timeout=30)) == [None] * 20
+    saying = client.map(print, [f"heard {number}" for number in range(20)])
+    assert list(saying.results(timeout=30)) == [None] * 20
+    for number, future in enumerate(saying.futures):
+        wait_until(lambda: client.output(future) == f"heard {number}\n", "it is heard")  # noqa: B023 (called at once)
 
 
 def test_three_hundred_mebibytes_come_back_whole(client: mayfly.Client) -> None:

@@ -186,7 +186,7 @@ impl Contents for Beside {
 
     fn store(&self, tenant: TenantId, _: TaskId, bytes: &[u8]) -> Result<Content, Failure> {
         let contents = self.manager.contents()?;
-        self.runtime.block_on(contents.put_bytes(tenant, bytes.to_vec().into()))
+        self.runtime.block_on(contents.put_copy(tenant, bytes))
     }
 }
 

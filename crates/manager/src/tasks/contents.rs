@@ -29,6 +29,8 @@ const RECENT_BYTES: usize = 64 << 20;
 const RECENT_EACH: usize = 4 << 20;
 /// Deletions at the same time.
 const DELETIONS: usize = 8;
+/// Bytes that are copied at once; whole for what is kept in memory afterwards.
+const PIECE: usize = RECENT_EACH;
 
 /// The content store of one manager.
 pub struct Contents {
@@ -172,6 +174,14 @@ impl Contents {
         let hash = ContentHash(*blake3::hash(&bytes).as_bytes());
         let bytes = futures_util::stream::iter([Ok::<_, Failure>(bytes)]);
         self.put(tenant, hash, bytes).await
+    }
+
+    /// Keeps a copy of bytes that are another's, made a piece at a time: it need not be in memory twice as a whole.
+    pub async fn put_copy(&self, tenant: TenantId, bytes: &[u8]) -> Result<Content, Failure> {
+        let hash = ContentHash(*blake3::hash(bytes).as_bytes());
+        let pieces = bytes.chunks(PIECE);
+        let pieces = pieces.map(|piece| Ok::<_, Failure>(Bytes::copy_from_slice(piece)));
+        self.put(tenant, hash, futures_util::stream::iter(pieces)).await
     }
 
     async fn known(&self, tenant: TenantId, hash: ContentHash) -> Result<Option<Content>, Failure> {

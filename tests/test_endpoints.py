@@ -283,6 +283,84 @@ def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint:
         shared = endpoint("--share-with", "alice", name="shared")
         assert alice.batch(endpoint="shared").submit(abs, -2).result(40) == 2
         assert shared.seen["shared_with"] == ["alice"]
+        with pytest.raises(mayfly.Error, match="no endpoint `here`"):
+            alice.remove_endpoint("here")
+    here.stop()
+    with mayfly.connect(config=manager.state) as client:
+        assert client.remove_endpoint("here")["name"] == "here"
+        assert "here" not in [one["name"] for one in client.endpoints()]
+
+
+def test_who_an_endpoint_is_shared_with_is_what_its_configuration_says_at_each_start(
+    manager: Daemon, endpoint: Make, state: Path
+) -> None:
+    def share(with_whom: str) -> None:
+        path = here.directory / "endpoint.toml"
+        lines = [line for line in path.read_text().splitlines() if "shared_with" not in line]
+        path.write_text("\n".join([f"shared_with = {with_whom}", *lines]) + "\n")
+
+    here = endpoint("--idle", "1s", start=False)
+    manager.cli("tenant", "set", "alice")
+    token = state / "alice.json"
+    manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
+    with mayfly.connect(config=token) as alice:
+        share('["alice"]')
+        here.start()
+        wait_until(lambda: here.seen["shared_with"] == ["alice"], "the manager knows")
+        batch = alice.batch(endpoint="here")
+        assert batch.submit(os.path.exists, str(here.directory)).result(40) is False
+        here.stop()
+        # Accepted while it is shared, and run when it is not any more.
+        left = batch.submit(os.path.exists, str(here.directory))
+        batch.flush()
+        share("[]")
+        here.start()
+        wait_until(lambda: here.seen["shared_with"] == [], "the manager knows")
+        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
+            alice.batch(endpoint="here").submit(abs, -1).result(20)
+        # It sees nothing of the owner's even then; the owner does.
+        assert left.result(40) is False
+    with mayfly.connect(config=manager.state) as client:
+        assert client.batch(endpoint="here").submit(os.path.exists, str(here.directory)).result(40) is True
+    # What cannot be is told, and changes nothing.
+    here.stop()
+    share('["team:nobody"]')
+    here.start()
+    wait_until(lambda: "no team `nobody`" in str(here.seen["trouble"]), "it is told")
+    assert here.seen["shared_with"] == []
+
+
+def test_what_need_not_be_durable_goes_straight_to_the_nodes_of_an_endpoint(
+    manager: Daemon, endpoint: Make, state: Path
+) -> None:
+    here = endpoint("--idle", "1s", "--max-blocks", "2")
+    with mayfly.connect(config=manager.state) as client:
+        # Nodes come for it: one for each two workers.
+        with mayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as executor:
+            assert executor.submit(pow, 2, 10).result(60) == 1024
+            assert list(executor.map(abs, range(-1000, 0))) == list(range(1000, 0, -1))
+            with mayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as second:
+                assert second.submit(pow, 2, 11).result(60) == 2048
+                assert len(here.blocks) == 2
+            assert executor.submit(pow, 2, 12).result(60) == 4096
+        wait_until(lambda: here.blocks == [], "its nodes go again", 40)
+        assert here.seen["tasks"]["done"] == 0
+        # By the same word, and without it.
+        with mayfly.Executor(endpoint="here", client=client) as executor:
+            assert executor.submit(pow, 2, 13).result(60) == 8192
+        here.stop()
+        with pytest.raises(mayfly.Error, match="not connected"):
+            mayfly.Executor(endpoint="here", client=client, durable=False)
+    manager.cli("tenant", "set", "alice")
+    token = state / "alice.json"
+    manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
+    with mayfly.connect(config=token) as alice:
+        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
+            mayfly.Executor(endpoint="here", client=alice, durable=False)
+        endpoint("--share-with", "alice", name="shared")
+        with mayfly.Executor(endpoint="shared", client=alice, durable=False, workers=1) as executor:
+            # As a guest: nothing of the owner's is there.
+            assert executor.submit(os.path.exists, str(here.directory)).result(60) is False
 
 
 def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -> None:

@@ -268,6 +268,15 @@ def other_python() -> tuple[str, Path] | None:
     return None
 
 
+def of_which_python(times: int) -> list[list[str]]:
+    """The package's version and Python's, so many times."""
+    import sys
+
+    import mayfly_test_package
+
+    return [[mayfly_test_package.version, f"{sys.version_info[0]}.{sys.version_info[1]}"]] * times
+
+
 @pytest.mark.skipif(other_python() is None, reason="this machine has one Python alone")
 def test_functions_as_source_run_in_another_version_of_python(directory: Path, index: Path) -> None:
     python, place = other_python()
@@ -291,6 +300,18 @@ def test_functions_as_source_run_in_another_version_of_python(directory: Path, i
         [task] = said["tasks"]
         _, said = manager.ask("GET", f"/v1/tasks/{task}/outcome?wait_ms=30000")
         assert json.loads(said).get("result") == ["2.0", python], said
+        # From Python, too.
+        environment = mayfly.Environment([f"{PACKAGE}<2"], python=python)
+        with (
+            mayfly.connect(config=manager.state) as client,
+            mayfly.Executor(client=client, environment=environment, source=True) as executor,
+        ):
+            assert executor.submit(of_which_python, times=2).result(60) == [["1.0", python]] * 2
+            registered = client.register(of_which_python, environment=environment, source=True)
+            assert client.run(registered, 1).result(60) == [["1.0", python]]
+            with pytest.raises(mayfly.Error) as raised:
+                client.register(of_which_python, environment=environment)
+            assert raised.value.code == "python_mismatch"
 
 
 def test_the_command_line_captures_builds_and_shows(directory: Path, index: Path) -> None:

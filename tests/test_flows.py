@@ -69,6 +69,10 @@ def test_each_step_is_called_with_the_result_of_the_one_before(client: mayfly.Cl
     [same] = client.flows()
     assert (same.id, same.status["state"]) == (flow.id, "done")
     assert same.result() == flow.result()
+    assert client.find_flow(flow.id).result() == flow.result()
+    with pytest.raises(mayfly.Error, match="no flow") as caught:
+        client.find_flow("0" * 32)
+    assert caught.value.code == "not_found"
     # Its tasks are tasks like others.
     assert len(client.tasks(tag=flow.tag)) == 102
 
@@ -173,6 +177,15 @@ def test_what_is_no_flow_is_refused(client: mayfly.Client, steps: list[Step], wo
     with pytest.raises(mayfly.Error, match=words):
         client.flow(steps, 3)
     assert client.flows() == []
+
+
+def test_tasks_of_a_step_have_its_priority_and_deadline(client: mayfly.Client) -> None:
+    steps = [Step("slow", lambda _: time.sleep(60), priority=3, deadline=0.5)]
+    with pytest.raises(mayfly.DeadlineExceeded):
+        client.flow(steps).result(30)
+    for wrong in ({"priority": 200}, {"deadline": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            client.flow([Step("slow", numbers, **wrong)])
 
 
 def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: mayfly.Client, tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
             bob.function(function.id)
         assert client.teams() == []
         client.team("astro", ["bob", "bob"])
+        client.team("bio", ["bob"])
+        with pytest.raises(mayfly.Error, match="you have no team `bio`"):
+            bob.remove_team("bio")
+        assert client.remove_team("bio")["members"] == ["bob"]
+        assert [team["name"] for team in client.teams()] == ["astro"]
     manager.again()
     with mayfly.connect(config=people["bob"]) as bob:
         assert bob.run(bob.function(function.id), 6).result(30) == 12

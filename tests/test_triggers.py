@@ -420,6 +420,18 @@ def test_an_endpoint_looks_at_files_for_its_owner_alone_also_for_those_that_came
 # By requests
 
 
+def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: mayfly.Client) -> None:
+    def linger(event: dict[str, Any]) -> None:
+        time.sleep(60)
+
+    hook = client.trigger("hook", linger, webhook=True, priority=-3, deadline=0.5)
+    with pytest.raises(mayfly.DeadlineExceeded):
+        client.task(hook.fire("x")["task"]).result(30)
+    for wrong in ({"priority": -129}, {"deadline": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            client.trigger("hook", linger, webhook=True, **wrong)
+
+
 def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client: mayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", record, webhook=True, keywords={"place": str(marks)})
     assert hook.token is not None

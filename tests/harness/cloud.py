@@ -1,4 +1,4 @@
-"""A fake of Amazon's EC2: moto answers its API, and instances are processes here that do what their user data says."""
+"""Fakes of clouds, whose instances are processes that do what their scripts say; and that of Amazon's EC2, by moto."""
 
 from __future__ import annotations
 
@@ -26,17 +26,80 @@ def unavailable() -> str | None:
     return None
 
 
-class Ec2(Server):
-    """Such a cloud. ``hidden`` is a directory that no instance sees."""
+class Cloud:
+    """What is behind the API of a cloud: machines, and somebody who turns them on and off."""
+
+    #: What the provider for it is called, the option that says where its API is, and where that is.
+    kind: str
+    where: str
+    url: str
 
     def __init__(self, directory: Path, hidden: Path) -> None:
+        """``hidden`` is a directory that no instance sees."""
         self.machines = Machines(directory, hidden)
         self._ends = threading.Event()
         self._failure: Exception | None = None
-        super().__init__(directory)
-        self.client = self._client()
         self._thread = threading.Thread(target=self._operate, daemon=True)
+
+    def begin(self) -> None:
+        """Turns machines on and off from now on."""
         self._thread.start()
+
+    def end(self) -> None:
+        """Turns all machines off."""
+        self._ends.set()
+        self._thread.join(3 * GRACE)
+        self.machines.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _operate(self) -> None:
+        """What a cloud does behind its API, which here tells of nothing by itself."""
+        try:
+            while not self._ends.wait(0.05):
+                self.look()
+        except Exception as failure:
+            self._failure = failure
+
+    def look(self) -> None:
+        """Does what is to be done now."""
+        raise NotImplementedError
+
+    def output(self, instance: str) -> list[str]:
+        """What was written there so far, by lines."""
+        return self.machines.output(instance)
+
+    def environment(self) -> dict[str, str]:
+        """Who is asking."""
+        raise NotImplementedError
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """What an endpoint says of its instances."""
+        raise NotImplementedError
+
+    def costs(self) -> list[str]:
+        """Instances that there are, and whatever else of them is to be paid for."""
+        raise NotImplementedError
+
+    def is_running(self, instance: str) -> bool:
+        """Whether one is turned on, as the API has it."""
+        raise NotImplementedError
+
+    def asks(self, sent: bytes) -> bool:
+        """Whether what was sent to the API ends a request for an instance."""
+        raise NotImplementedError
+
+
+class Ec2(Cloud, Server):
+    """Such a cloud."""
+
+    kind, where = "aws", "endpoint_url"
+
+    def __init__(self, directory: Path, hidden: Path) -> None:
+        Cloud.__init__(self, directory, hidden)
+        Server.__init__(self, directory)
+        self.client = self._client()
+        self.begin()
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -46,11 +109,9 @@ class Ec2(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """Who is asking."""
         return {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """What an endpoint says of its instances."""
         about = {"image": IMAGE, "instance_type": "t3.micro", "region": "us-east-1", "endpoint_url": self.url}
         return about | more
 
@@ -64,17 +125,18 @@ class Ec2(Server):
         found: str = self.instances()[instance]["State"]["Name"]
         return found
 
-    def output(self, instance: str) -> list[str]:
-        """What was written there so far, by lines."""
-        return self.machines.output(instance)
+    def costs(self) -> list[str]:
+        return [one for one in self.instances() if self.state(one) != "terminated"]
+
+    def is_running(self, instance: str) -> bool:
+        return self.state(instance) == "running"
+
+    def asks(self, sent: bytes) -> bool:
+        return b"RunInstances" in sent and b"DryRun" not in sent
 
     def stop(self) -> None:
-        self._ends.set()
-        self._thread.join(3 * GRACE)
-        self.machines.close()
-        super().stop()
-        if self._failure is not None:
-            raise self._failure
+        self.end()
+        Server.stop(self)
 
     def _client(self) -> Any:
         import boto3
@@ -83,15 +145,7 @@ class Ec2(Server):
             aws_access_key_id="tests", aws_secret_access_key="secret", region_name="us-east-1"
         ).client("ec2", endpoint_url=self.url)
 
-    def _operate(self) -> None:
-        """What a cloud does behind its API, which here tells of nothing by itself."""
-        try:
-            while not self._ends.wait(0.1):
-                self._look()
-        except Exception as failure:
-            self._failure = failure
-
-    def _look(self) -> None:
+    def look(self) -> None:
         for name, about in self.instances().items():
             state = about["State"]["Name"]
             if state == "running" and name not in self.machines:

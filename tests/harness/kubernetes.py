@@ -8,10 +8,10 @@ import os
 import re
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from harness.api import Api, RefusedError, Reply, Request
 from harness.machines import Machines
 
 
@@ -24,55 +24,24 @@ def unavailable() -> str | None:
     return None
 
 
-class RefusedError(Exception):
-    """A request that is not granted: its status, and why."""
+def _refused(status: int, words: str) -> RefusedError:
+    said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "code": status}
+    return RefusedError(status, said)
 
 
-class Kubernetes:
+class Kubernetes(Api):
     """Such a cluster, with room for so many pods in each namespace. ``hidden`` is a directory that no pod sees."""
 
     def __init__(self, directory: Path, hidden: Path, room: int = 4) -> None:
         self.machines = Machines(directory, hidden)
         self.room = room
-        #: Whether nobody gets an answer.
-        self.down = False
         #: What was asked for, and when, by namespace and name.
         self.pods: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}
         self._lock = threading.Lock()
-        cluster = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length) or b"null")
-                if cluster.down:
-                    self.close_connection = True
-                    return
-                try:
-                    said, status = cluster.answer(self.command, self.path, body), 201 if self.command == "POST" else 200
-                except RefusedError as refusal:
-                    status, words = refusal.args
-                    said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "code": status}
-                text = json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST = do_DELETE = _answer  # noqa: N815 (what it is called by)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        super().__init__()
         self._config = directory / "config"
         user, cluster_name = {"name": "tests", "user": {"token": "secret"}}, "here"
-        about = {"server": f"http://127.0.0.1:{self._server.server_address[1]}"}
+        about = {"server": self.url}
         context = {"name": "here", "context": {"cluster": cluster_name, "user": "tests"}}
         config = {
             "apiVersion": "v1",
@@ -99,22 +68,21 @@ class Kubernetes:
 
     def stop(self) -> None:
         """Ends it with all its pods."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10)
+        super().stop()
         self.machines.close()
 
-    def answer(self, verb: str, path: str, body: Any) -> Any:
+    def answer(self, request: Request) -> Any:
         """What it says to a request."""
-        found = re.fullmatch(r"/api/v1/namespaces/([a-z-]+)/pods(?:/([a-z0-9.-]+))?", path.partition("?")[0])
+        verb = request.method
+        found = re.fullmatch(r"/api/v1/namespaces/([a-z-]+)/pods(?:/([a-z0-9.-]+))?", request.path)
         if found is None:
-            raise RefusedError(404, "the server could not find the requested resource")
+            raise _refused(404, "the server could not find the requested resource")
         namespace, name = found.groups()
         with self._lock:
             if verb == "POST":
-                return self._create(namespace, body)
+                return Reply(201, self._create(namespace, request.json()), {})
             if (namespace, name) not in self.pods:
-                raise RefusedError(404, f'pods "{name}" not found')
+                raise _refused(404, f'pods "{name}" not found')
             pod, since = self.pods[namespace, name]
             late = time.monotonic() - since > pod["spec"]["activeDeadlineSeconds"]
             if verb == "DELETE":
@@ -127,7 +95,7 @@ class Kubernetes:
         name = pod["metadata"]["name"]
         running = [pod for there, pod in self.pods if there == namespace and self.machines.ended(pod) is None]
         if len(running) >= self.room:
-            raise RefusedError(403, f'pods "{name}" is forbidden: exceeded quota: pods={self.room}')
+            raise _refused(403, f'pods "{name}" is forbidden: exceeded quota: pods={self.room}')
         (container,) = pod["spec"]["containers"]
         # A pod that starts again for ever would be none of a batch job's.
         assert pod["spec"]["restartPolicy"] == "Never"

@@ -32,14 +32,15 @@ class Machines:
         # They die with the thread that started them.
         self._starter = ThreadPoolExecutor(1)
 
-    def boot(self, name: str, command: Sequence[str]) -> None:
-        """Turns one on, which runs a command and is over when that is."""
+    def boot(self, name: str, command: Sequence[str], **programs: str) -> None:
+        """Turns one on, which runs a command and is over when that is. It has programs beside the usual ones."""
         root = self.directory / name
         (root / "bin").mkdir(parents=True)
         for called, does in {
             "shutdown": f'echo "shutdown $*" >> {root}/output',
             "hostname": "echo 127.0.0.1",
             "mayfly": f'exec {program()} "$@"',
+            **programs,
         }.items():
             (root / "bin" / called).write_text(f"#!/bin/sh\n{does}\n")
             (root / "bin" / called).chmod(0o755)

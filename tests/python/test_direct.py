@@ -48,9 +48,11 @@ def test_a_decorated_function_goes_there_too(client: mayfly.Client) -> None:
 
 def test_what_only_durable_tasks_have_is_refused(client: mayfly.Client) -> None:
     before = len(client.leases())
-    for options in ({"tag": "mine"}, {"retries": 1}, {"memoize": True}, {"endpoint": "cluster"}, {"deadline": 3}):
+    for options in ({"tag": "mine"}, {"retries": 1}, {"memoize": True}, {"deadline": 3}):
         with pytest.raises(ValueError, match=next(iter(options))):
             mayfly.Executor(client=client, durable=False, **options)
     with pytest.raises(ValueError, match="workers"):
         mayfly.Executor(client=client, workers=2)
+    with pytest.raises(mayfly.Error, match="no endpoint `cluster`"):
+        mayfly.Executor(client=client, durable=False, endpoint="cluster")
     assert len(client.leases()) == before

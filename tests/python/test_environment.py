@@ -80,11 +80,16 @@ def test_what_is_installed_is_captured_in_its_versions() -> None:
     )
 
 
-def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path) -> None:
-    info = tmp_path / "mine-1.0.dist-info"
+def install(place: Path, name: str, origin: str) -> None:
+    """Something that was installed from there."""
+    info = place / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "direct_url.json").write_text('{"url": "file:///nowhere/mine", "dir_info": {"editable": true}}')
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "direct_url.json").write_text(origin)
+
+
+def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path) -> None:
+    install(tmp_path, "mine", '{"url": "file:///nowhere/mine", "dir_info": {"editable": true}}')
     program = "import mayfly; print(mayfly.Environment.captured(without=['mine'] if {left_out} else []))"
 
     def captured(left_out: bool) -> subprocess.CompletedProcess[str]:
@@ -100,3 +105,22 @@ def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path)
     assert refused.returncode != 0
     assert "mine (file:///nowhere/mine)" in refused.stderr
     assert "pytest==" in captured(left_out=True).stdout
+
+
+def test_only_what_others_cannot_have_is_refused_when_it_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a wheel").touch()
+    here = (tmp_path / "a wheel").as_uri()
+    install(tmp_path, "built-elsewhere", '{"url": "file:///croot/built_1700000000000/work", "dir_info": {}}')
+    install(tmp_path, "downloaded", '{"url": "https://files.example/downloaded.whl", "archive_info": {}}')
+    install(tmp_path, "editable", '{"url": "file:///nowhere/editable", "dir_info": {"editable": true}}')
+    install(tmp_path, "cloned", '{"url": "https://git.example/cloned", "vcs_info": {"vcs": "git"}}')
+    install(tmp_path, "local", f'{{"url": "{here}", "archive_info": {{}}}}')
+    with pytest.raises(ValueError, match="from where nodes do not get it") as raised:
+        mayfly.Environment.captured()
+    said = str(raised.value).split(";")[0]
+    assert said.endswith(f"cloned (https://git.example/cloned), editable (file:///nowhere/editable), local ({here})")
+    captured = mayfly.Environment.captured(without=["cloned", "editable", "local"]).requirements
+    assert {"built-elsewhere==1.0", "downloaded==1.0"} <= set(captured)

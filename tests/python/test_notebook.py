@@ -64,6 +64,8 @@ def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: may
     assert min(counts["waiting"], counts["queued"]) > 0
     assert sum(counts.values()) == 500
     assert shown(batch) == (batch.tag, 4, 500, 4)
+    # One of those that have ended has failed.
+    assert re.search(r"</progress> \d+ running, 1 failed</div>", batch._repr_html_())
     assert repr(batch) == f"<mayfly.Batch {batch.tag!r}: 4 of 500 done>"
     assert [repr(future).split()[-1] for future in (batch[0], batch[499])] == ["pending>", "pending>"]
     assert batch[0].done()
@@ -152,6 +154,21 @@ def test_results_draw_a_bar_that_counts_them(client: mayfly.Client, capfd: pytes
     assert {total for _, total in counted} == {300}
     assert drawn.endswith("\n")
     assert "100% |" in drawn
+
+
+def test_a_bar_counts_what_is_completed_in_whatever_order(
+    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batch = client.map(work, [4, 0, 1, 2], [str(gate)] * 4)
+    completed = batch.as_completed(timeout=30, progress=True)
+    assert {next(completed).result() for _ in range(3)} == {0, 1, 2}
+    gate.touch()
+    assert [future.result() for future in completed] == [4]
+    drawn = capfd.readouterr().err
+    assert numbers_of_bar(drawn)[-1] == (4, 4)
+    assert drawn.endswith("\n")
+    assert len(list(batch.as_completed())) == 4
+    assert capfd.readouterr().err == ""
 
 
 def test_a_bar_ends_where_a_task_did_not_end_well(

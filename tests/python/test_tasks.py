@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures as cf
+import itertools
 import json
 import os
 import pickle
@@ -112,6 +113,40 @@ def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client:
     assert {function.id for function in client.functions()} >= {first.id, second.id}
 
 
+def test_a_registered_function_is_removed_with_its_versions(client: mayfly.Client) -> None:
+    versions = [client.register(fn, name="short lived") for fn in (abs, len)]
+    assert [one.id for one in client.remove_function(versions[1])] == [versions[1].id]
+    assert client.function("short lived").id == versions[0].id
+    assert [one.version for one in client.remove_function("short lived")] == [1]
+    with pytest.raises(mayfly.Error, match="there is no function"):
+        client.function("short lived")
+
+
+def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_ones(client: mayfly.Client) -> None:
+    registered = client.register(area, name="area")
+    settings: dict[str, Any] = {
+        "cores": 2,
+        "memory": 1 << 30,
+        "gpus": 1,
+        "ranks": 2,
+        "placement": "packed",
+        "environment": ["numpy"],
+        "image": "tool",
+        "source": True,
+    }
+    for name, value in settings.items():
+        with mayfly.Executor(client=client, **{name: value}) as executor:
+            why = f"{name}= of this executor says nothing about .*area v.* register"
+            for submit in (executor.submit, executor.map):
+                with pytest.raises(ValueError, match=why):
+                    submit(registered, [6], [7])
+        with pytest.raises(ValueError, match=f"{name}= "):
+            client.map(registered, [6], [7], **{name: value})
+    # What is the default, or is about tasks, harms nobody.
+    with mayfly.Executor(client=client, cores=1, memory=0, walltime=60, retries=1, repeatable=True) as executor:
+        assert executor.submit(registered, 6, 7).result(30) == 42
+
+
 def test_tasks_are_found_again_by_their_tag_after_their_submitter_was_killed(
     client: mayfly.Client, manager: Daemon, tmp_path: Path
 ) -> None:
@@ -206,6 +241,23 @@ def test_a_batch_is_cancelled_as_a_whole(client: mayfly.Client, tmp_path: Path) 
     wait_until(lambda: batch.done() == 300, "all are heard of", timeout=30)
 
 
+def test_tasks_are_cancelled_by_their_ids_and_their_futures(client: mayfly.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with mayfly.Executor(client=client) as executor:
+        futures = [executor.submit(wait_for, str(gate)) for _ in range(30)]
+        cancelled = client.cancel([futures[0], *(future.id for future in futures[1:20])])
+        assert cancelled["ended"] + cancelled["told"] == 20
+        assert sum(client.cancel(futures[20]).values()) == 1
+        assert sum(client.cancel(futures[21].id).values()) == 1
+        for future in futures[:22]:
+            with pytest.raises(cf.CancelledError):
+                future.result(30)
+        gate.touch()
+        assert [future.result(30) for future in futures[22:]] == ["released"] * 8
+        # What has ended stays as it is, and is nobody else's.
+        assert client.cancel(futures) == {"ended": 0, "told": 0}
+
+
 def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, tmp_path: Path) -> None:
     written = tmp_path / "pid"
 
@@ -226,6 +278,45 @@ def test_a_deadline_ends_tasks_that_wait_and_tasks_that_run(client: mayfly.Clien
         for future in futures:
             with pytest.raises(mayfly.DeadlineExceeded):
                 future.result(30)
+
+
+def fail_and_note(path: str, times: int) -> int:
+    """Fails so many times, and notes when it was called."""
+    with open(path, "a") as file:
+        file.write(f"{time.monotonic()}\n")
+    if len(Path(path).read_text().split()) <= times:
+        raise ValueError("not yet")
+    return times
+
+
+def test_a_task_that_fails_is_executed_again_after_a_while_and_after_a_longer_one(
+    client: mayfly.Client, tmp_path: Path
+) -> None:
+    noted = tmp_path / "calls"
+    with mayfly.Executor(client=client, retries=3, retry_wait=0.2) as executor:
+        future = executor.submit(fail_and_note, str(noted), 3)
+        wait_until(noted.exists, "it is called", 30)
+        # Others have the workers meanwhile.
+        assert executor.submit(area, 6, 7).result(30) == 42
+        assert future.result(30) == 3
+    calls = [float(line) for line in noted.read_text().split()]
+    waits = [later - earlier for earlier, later in itertools.pairwise(calls)]
+    assert all(wait >= wanted for wait, wanted in zip(waits, (0.2, 0.4, 0.8), strict=True)), waits
+    assert client.task_status(future.id)["attempts"] == 4
+
+
+def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: mayfly.Client, tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    with mayfly.Executor(client=client, retries=3, retry_wait=3600) as executor:
+        future = executor.submit(fail_and_note, str(noted), 3)
+        wait_until(lambda: client.task_status(future.id)["attempts"] == 1 and noted.exists(), "it was called", 30)
+        wait_until(lambda: client.task_status(future.id)["state"] == "queued", "it rests", 30)
+        assert future.cancel()
+    with mayfly.Executor(client=client, retries=3, retry_wait=3600, deadline=1) as executor:
+        with pytest.raises(mayfly.DeadlineExceeded):
+            executor.submit(fail_and_note, str(noted), 3).result(30)
+    with pytest.raises(ValueError, match="retry_wait=3601"):
+        mayfly.Executor(client=client, retry_wait=3601)
 
 
 def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: mayfly.Client, tmp_path: Path) -> None:

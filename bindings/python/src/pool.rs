@@ -460,7 +460,7 @@ pub fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
 }
 
 /// The bytes of anything that exports a contiguous buffer.
-fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
+pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = data.downcast::<PyBytes>() {
         return with(bytes.as_bytes());
     }

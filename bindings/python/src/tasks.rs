@@ -11,13 +11,13 @@ use mayfly_protocol::tasks::{FunctionRegistration, TaskOptions as Options, TaskO
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::client::seconds;
 use crate::codec::{Arguments, Codec, form};
 use crate::errors::{from_call, from_error};
 use crate::guard::Guarded;
-use crate::pool::{Failure, SLICE, deadline};
+use crate::pool::{Failure, SLICE, deadline, with_bytes};
 
 /// How tasks are treated.
 #[pyclass(frozen, module = "mayfly._native")]
@@ -87,8 +87,9 @@ impl Tasks {
         }
     }
 
-    fn result<'py>(&self, py: Python<'py>, outcome: TaskOutcome) -> PyResult<Bound<'py, PyAny>> {
+    fn result<'py>(&self, py: Python<'py>, outcome: TaskOutcome, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         match outcome.error {
+            None if raw => Ok(PyBytes::new(py, &outcome.answer).into_any()),
             None => self.codec.decode_small(py, &outcome.answer),
             Some(failure) => Err(from_call(
                 py,
@@ -152,10 +153,16 @@ impl Tasks {
         self.send(py, function, packed, after, options)
     }
 
-    /// Submits a call in JSON of a function that is none of Python's.
-    fn submit_json(&self, py: Python<'_>, function: &[u8], call: &[u8], options: &TaskOptions) -> PyResult<Task> {
-        let packed = [call, &[form::JSON]].concat();
-        self.send(py, function, packed, Vec::new(), options)
+    /// Submits a call whose payload is what a buffer has, as it is.
+    fn submit_raw(
+        &self,
+        py: Python<'_>,
+        function: &[u8],
+        data: &Bound<'_, PyAny>,
+        options: &TaskOptions,
+    ) -> PyResult<Task> {
+        let payload = with_bytes(data, |bytes| Ok(bytes.to_vec()))?;
+        self.send(py, function, payload, Vec::new(), options)
     }
 
     /// Submits one task that calls a function on every item of a list.
@@ -250,6 +257,7 @@ impl Task {
         &self,
         py: Python<'py>,
         outcome: Result<Option<TaskOutcome>, mayfly_client::Error>,
+        raw: bool,
         tasks: &Tasks,
     ) -> PyResult<Bound<'py, PyAny>> {
         let outcome = match outcome {
@@ -258,7 +266,7 @@ impl Task {
             Ok(Some(outcome)) => outcome,
         };
         self.taken.store(true, Ordering::Relaxed);
-        match tasks.result(py, outcome) {
+        match tasks.result(py, outcome, raw) {
             Ok(value) => Ok(value),
             Err(error) => {
                 let error = error.into_value(py).into_any();
@@ -276,11 +284,10 @@ impl Task {
         self.id.to_string()
     }
 
-    /// Waits up to so many seconds. Answers the result, a `Failure`, `NotImplemented` when the time is over, or `Ellipsis`
-    /// when somebody else took the outcome.
+    /// Waits up to so many seconds. Answers the result (`raw`: its bytes as they are), a `Failure`, `NotImplemented` when the time
+    /// is over, or `Ellipsis` when somebody else took the outcome.
     #[pyo3(signature = (tasks, limit = None, raw = false))]
     fn wait<'py>(&self, py: Python<'py>, tasks: &Tasks, limit: Option<f64>, raw: bool) -> PyResult<Bound<'py, PyAny>> {
-        let _ = raw;
         let until = deadline(limit)?;
         let own = self.tasks.get(py)?;
         loop {
@@ -288,7 +295,7 @@ impl Task {
             let slice = left.unwrap_or(SLICE).min(SLICE);
             let outcome = py.detach(|| own.wait(self.id, slice));
             if !matches!(outcome, Ok(None)) || left.is_some_and(|left| left <= slice) {
-                return self.answer(py, outcome, tasks);
+                return self.answer(py, outcome, raw, tasks);
             }
             py.check_signals()?;
         }
@@ -297,9 +304,10 @@ impl Task {
     /// As `wait`, without waiting.
     #[pyo3(signature = (tasks, raw = false))]
     fn take<'py>(&self, py: Python<'py>, tasks: &Tasks, raw: bool) -> PyResult<Bound<'py, PyAny>> {
-        let _ = raw;
-        let outcome = self.tasks.get(py)?.wait(self.id, Duration::ZERO);
-        self.answer(py, outcome, tasks)
+        let own = self.tasks.get(py)?;
+        // A long answer is fetched now, and others go on meanwhile.
+        let outcome = py.detach(|| own.wait(self.id, Duration::ZERO));
+        self.answer(py, outcome, raw, tasks)
     }
 
     /// Whether it left for the manager and has not ended.

@@ -1,11 +1,16 @@
 //! The content store of a manager, as its command line says.
 
+use std::time::Duration;
+
 use clap::Args;
 use mayfly_manager::Options;
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_storage::Place;
 
 use crate::values;
+
+/// The least that results are kept.
+const SHORTEST: Duration = Duration::from_secs(3600);
 
 /// What `mayfly up` and `mayfly manager` have in common.
 #[derive(Debug, Args)]
@@ -17,12 +22,20 @@ pub struct ContentArguments {
     /// How much of them each tenant may have, such as 500G
     #[arg(long, value_name = "SIZE", default_value = "256G", value_parser = values::size)]
     most_contents: u64,
+    /// How long tasks and their results are kept after their end, such as 12h or 30d; an hour at least
+    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = values::duration)]
+    keep_results: Duration,
 }
 
 impl ContentArguments {
     pub fn apply(&self, options: &mut Options) -> Result<(), Failure> {
         options.contents = self.contents.as_deref().map(Place::parse).transpose()?;
         options.most_content_bytes = self.most_contents;
+        if self.keep_results < SHORTEST {
+            let text = "results are kept for an hour at least, so that whoever waits for them can fetch them";
+            return Err(Failure::new(Code::InvalidRequest, text));
+        }
+        options.keep_results = self.keep_results;
         Ok(())
     }
 }

@@ -25,6 +25,7 @@ use crate::{Global, connect, output};
   mayfly function diff simulate 2 5
   mayfly function share simulate --with ann --with team:astro
   mayfly function share simulate           with nobody any more
+  mayfly function remove simulate
 
 Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
 registered here, by `client.register` of Python, and by whatever submits tasks; `mayfly task run` calls them.")]
@@ -45,6 +46,17 @@ enum What {
     Diff(Diff),
     /// Say who may run a function of yours
     Share(Share),
+    /// Forget a function of yours that nothing uses any more
+    Remove(Remove),
+}
+
+/// Forget a function of yours. What has not ended of its tasks and flows must end before, and its triggers be removed;
+/// outcomes stay. Operators may remove anybody's by its id.
+#[derive(Debug, Args)]
+struct Remove {
+    /// Its name, for all its versions, or the id of one
+    #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
+    function: String,
 }
 
 /// Say who may run a function of yours, instead of those who may so far. Tasks that were accepted go on.
@@ -93,6 +105,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         What::Show(wanted) => show(wanted, global),
         What::Diff(wanted) => diff(wanted, global),
         What::Share(wanted) => share(wanted, global),
+        What::Remove(wanted) => remove(wanted, global),
     }
 }
 
@@ -218,6 +231,19 @@ fn share(wanted: &Share, global: &Global) -> Result<(), Failure> {
         format!("Nobody but you may run {}.", name(&function))
     } else {
         format!("{} is shared with {}.", name(&function), shared(&function))
+    });
+    Ok(())
+}
+
+fn remove(wanted: &Remove, global: &Global) -> Result<(), Failure> {
+    let client = connect::manager(global)?;
+    let path = format!("/v1/functions/{}", encoded(&wanted.function));
+    let gone: Vec<FunctionStatus> = client.delete(&path).map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&gone)?
+    } else {
+        let versions = output::count(gone.len() as u64, "version");
+        format!("{versions} of {} gone.", gone.last().map(name).unwrap_or_default())
     });
     Ok(())
 }

@@ -114,7 +114,7 @@ enum Command {
     Page(page::Arguments),
     /// List, create, renew, release and revoke leases
     Lease(lease::Arguments),
-    /// Follow durable tasks, fetch their outcomes, and cancel them
+    /// Submit and follow durable tasks, fetch their outcomes, and cancel them
     Task(task::Arguments),
     /// Keep and show the functions that durable tasks run
     Function(function::Arguments),

@@ -1,43 +1,37 @@
 //! `mayfly task`: durable tasks, wherever they were submitted.
 
-use std::time::{Duration, Instant};
+mod outcome;
+mod printed;
+mod run;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use mayfly_client::{Client, encoded};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::Form;
+use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::tasks::{
-    Cancellation, Cancelled, FunctionStatus, JSON_ANSWER, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
-    TaskTimes,
-};
+use mayfly_protocol::tasks::{Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes};
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, invoke, output, values};
+use crate::{Global, connect, output, values};
 
-/// One request waits this long at most: less than a client waits for an answer.
-const ASK: Duration = Duration::from_secs(20);
-/// Between two requests, so that a manager which answers sooner than it is asked to has time for others.
-const PAUSE: Duration = Duration::from_millis(100);
 /// Of an id, which begins with the time, so that tasks that were submitted together differ in their last digits.
 const SHORT_DIGITS: usize = 12;
-/// Bytes of a value that are shown; whoever wants more of them wants them in a file.
-const SHOWN_BYTES: usize = 1024;
 
-/// Follow durable tasks, fetch their outcomes, and cancel them.
+/// Submit and follow durable tasks, fetch their outcomes, and cancel them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
+  mayfly task run extract report.pdf --keyword pages=3 --wait
   mayfly task list --tag sweep-7
+  mayfly task list --failed --function extract
   mayfly task list --json | jq -r '.[].id'                      ids in full, which the other commands take
   mayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
   mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
   mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
   mayfly task cancel --tag sweep-7
-  mayfly task counts
+  mayfly task counts --tag sweep-7
 
 A durable task is on the manager's disk once it is accepted, and ends in one outcome, whoever goes away meanwhile. Tasks
-are submitted by client libraries; in Python, `client.tasks(\"sweep-7\")` has all of a tag with their results.")]
+are submitted here and by client libraries; in Python, `client.tasks(\"sweep-7\")` has all of a tag with their results.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -45,6 +39,8 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// Submit a task: one call of a function, by its name
+    Run(Box<run::Run>),
     /// Show your tasks, the latest first
     List(List),
     /// Show one task, and how long it waited and ran
@@ -54,39 +50,15 @@ enum What {
         task: TaskId,
     },
     /// Show how a task ended; fails as the task did
-    Result(Outcome),
+    Result(outcome::Outcome),
     /// Show what a task prints: the last 64 KiB, while its manager lives
-    Output(Printed),
+    Output(printed::Printed),
     /// End tasks: those that have not begun never will, those that run end soon
     Cancel(Cancel),
+    /// Forget tasks that have ended, with their results, before they are forgotten by themselves
+    Forget(Forget),
     /// Show how many of your tasks wait and run, and how many have ended since the manager started
-    Counts,
-}
-
-/// Show what a task prints on standard output and error: the last 64 KiB, while its manager lives.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
-struct Printed {
-    /// Its id
-    #[arg(value_name = "ID", value_parser = values::task)]
-    task: TaskId,
-    /// Go on with what it prints next, until it has ended
-    #[arg(long, short)]
-    follow: bool,
-    /// Standard output or error alone
-    #[arg(long, value_enum, value_name = "STREAM")]
-    stream: Option<Channel>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Channel {
-    /// Standard output
-    Out,
-    /// Standard error
-    Err,
+    Counts(Count),
 }
 
 /// Show your tasks, the latest first.
@@ -95,6 +67,18 @@ struct List {
     /// Those with this tag only
     #[arg(long)]
     tag: Option<String>,
+    /// Those of this function only: of all versions of a name, or of one by its id
+    #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
+    function: Option<String>,
+    /// Those at this endpoint only, by its name or id
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    endpoint: Option<String>,
+    /// Those in this state only: queued, waiting, environment, running or done
+    #[arg(long, value_name = "STATE", value_parser = state)]
+    state: Option<TaskState>,
+    /// Those only that have not ended well
+    #[arg(long, conflicts_with = "state")]
+    failed: bool,
     /// So many at most, 1 to 10,000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
@@ -103,30 +87,32 @@ struct List {
     everybody: bool,
 }
 
-/// Show how a task ended; fails as the task did.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
-
-Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well. What a Python
-function answers is encoded: `client.task(ID).result()` reads it in Python.")]
-struct Outcome {
-    /// Of which, by its id
-    #[arg(value_name = "ID", value_parser = values::task)]
-    task: TaskId,
-    /// Wait so long for its end: seconds, or such as 10m [default: not at all]
-    #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
-    wait: Option<Duration>,
-    /// Write what the function answered as it is, as its runtime encodes it
-    #[arg(long, conflicts_with = "json")]
-    raw: bool,
-}
-
 /// End tasks: those that have not begun never will, those that run end soon.
 #[derive(Debug, Args)]
 struct Cancel {
+    /// Which, by their ids
+    #[arg(value_name = "ID", value_parser = values::task, required_unless_present_any = ["tag", "endpoint"])]
+    tasks: Vec<TaskId>,
+    /// All with this tag
+    #[arg(long, conflicts_with = "tasks")]
+    tag: Option<String>,
+    /// Of these those at this endpoint; by itself, all there
+    #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
+    endpoint: Option<String>,
+    /// Whoever's they are, for operators, and, with --endpoint, for its owner
+    #[arg(long)]
+    everybody: bool,
+}
+
+/// Forget tasks that have ended, with their results.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly task forget --tag sweep-7
+  mayfly task forget 019a51c3e0f07d2c9b64f1a85be3d207
+
+What they answered goes, too, within an hour if it was long, and does not count against what the content store holds for
+you. Tasks that have not ended, or that others come after which have not, are left alone.")]
+struct Forget {
     /// Which, by their ids
     #[arg(value_name = "ID", value_parser = values::task, required_unless_present = "tag")]
     tasks: Vec<TaskId>,
@@ -135,22 +121,52 @@ struct Cancel {
     tag: Option<String>,
 }
 
+/// Show how many of your tasks wait and run, and how many have ended since the manager started.
+#[derive(Debug, Args)]
+struct Count {
+    /// Of those with this tag, of which all count whose outcomes are kept
+    #[arg(long)]
+    tag: Option<String>,
+}
+
+fn state(text: &str) -> Result<TaskState, String> {
+    TaskState::from_name(text).ok_or_else(|| {
+        let names = TaskState::ALL.map(TaskState::name).join(", ");
+        format!("`{text}` is no state of a task; there are {names}")
+    })
+}
+
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     match &arguments.what {
+        What::Run(wanted) => run::run(wanted, &client, global),
         What::List(wanted) => list_wanted(wanted, &client, global),
         What::Show { task } => show(*task, &client, global),
-        What::Result(wanted) => result(wanted, &client, global),
-        What::Output(wanted) => printed(wanted, &client, global),
+        What::Result(wanted) => outcome::result(wanted, &client, global),
+        What::Output(wanted) => printed::printed(wanted, &client, global),
         What::Cancel(wanted) => cancel(wanted, &client, global),
-        What::Counts => counts(&client, global),
+        What::Forget(wanted) => forget(wanted, &client, global),
+        What::Counts(wanted) => counts(wanted, &client, global),
     }
 }
 
 fn list_wanted(wanted: &List, client: &Client, global: &Global) -> Result<(), Failure> {
     let mut path = format!("/v1/tasks?everybody={}", wanted.everybody);
-    if let Some(tag) = &wanted.tag {
-        path += &format!("&tag={}", encoded(tag));
+    let texts = [
+        ("tag", &wanted.tag),
+        ("function", &wanted.function),
+        ("endpoint", &wanted.endpoint),
+    ];
+    for (name, text) in texts {
+        if let Some(text) = text {
+            path += &format!("&{name}={}", encoded(text));
+        }
+    }
+    if let Some(state) = wanted.state {
+        path += &format!("&state={}", state.name());
+    }
+    if wanted.failed {
+        path += "&failed=true";
     }
     list(path, wanted.limit, client, global)
 }
@@ -262,120 +278,36 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
     text
 }
 
-fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), Failure> {
-    let mut outcome = wait(wanted.task, wanted.wait.unwrap_or_default(), client)?;
-    if let Some(mut failure) = outcome.error.take() {
-        if outcome.raised {
-            let task = wanted.task;
-            failure.message += &format!("; in Python, `client.task(\"{task}\").result()` raises it");
-        }
-        return Err(failure);
-    }
-    if let Some(content) = outcome.content.filter(|_| wanted.raw || !global.json) {
-        outcome.answer = client.read_content(content).map_err(|error| error.0)?.into();
-    }
-    if wanted.raw {
-        output::bytes(&outcome.answer);
-        return Ok(());
-    }
-    output::line(&if global.json {
-        output::json(&outcome)?
-    } else {
-        answer(wanted.task, &outcome.answer, form(wanted.task, client).as_ref())
-    });
-    Ok(())
-}
-
-/// Asks for the outcome until there is one, or the wait is over: then it is the manager who says that there is none.
-fn wait(task: TaskId, wait: Duration, client: &Client) -> Result<TaskOutcome, Failure> {
-    let begun = Instant::now();
-    loop {
-        let left = wait.saturating_sub(begun.elapsed());
-        let path = format!("/v1/tasks/{task}/outcome?wait_ms={}", left.min(ASK).as_millis());
-        match client.get(&path).map_err(|error| error.0) {
-            Err(failure) if failure.code == Code::TimedOut && !left.is_zero() => {
-                std::thread::sleep(left.min(PAUSE));
-            }
-            answered => return answered,
-        }
-    }
-}
-
-/// What a task's function is, which says how it answers; none if whoever owns it does not share it any more.
-fn form(task: TaskId, client: &Client) -> Option<Form> {
-    let task: TaskStatus = client.get(&format!("/v1/tasks/{task}")).ok()?;
-    let function: FunctionStatus = client.get(&format!("/v1/functions/{}", task.function)).ok()?;
-    Some(function.form)
-}
-
-/// An answer for people, as far as that goes without its runtime: of Python's, the last byte says what it is.
-fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
-    match (form, answer) {
-        (Some(Form::Plain { .. } | Form::Checked { .. }), _) => match invoke::as_text(answer) {
-            Some(text) => text.trim_end_matches('\n').into(),
-            None => cut(answer, |shown| format!("hex:{}", hex::encode(shown))),
-        },
-        (Some(Form::EntryPoint { .. }), [text @ .., JSON_ANSWER]) => match serde_json::from_slice::<String>(text) {
-            Ok(text) => match invoke::as_text(text.as_bytes()) {
-                Some(text) => text.trim_end_matches('\n').into(),
-                None => cut(text.as_bytes(), |shown| shown.escape_ascii().to_string()),
-            },
-            Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
-        },
-        (Some(Form::Python { .. }), [.., 1]) => "None".into(),
-        (Some(Form::Python { .. }), [bytes @ .., 2]) => cut(bytes, |shown| format!("b'{}'", shown.escape_ascii())),
-        _ => format!(
-            "{}, encoded by the function's runtime: in Python `client.task(\"{task}\").result()` reads them, and --raw \
-             writes them as they are",
-            output::count(answer.len() as u64, "byte")
-        ),
-    }
-}
-
-fn cut(bytes: &[u8], text: impl Fn(&[u8]) -> String) -> String {
-    match bytes.get(..SHOWN_BYTES) {
-        Some(shown) if shown.len() < bytes.len() => format!("{}... ({} bytes in all)", text(shown), bytes.len()),
-        _ => text(bytes),
-    }
-}
-
-/// Shows what a task prints, each stream where it belongs.
-fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
-    let mut from = 0;
-    loop {
-        let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
-        let path = format!("/v1/tasks/{}/output?from={from}&wait_ms={wait_ms}", wanted.task);
-        let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
-        if answer.from > from {
-            eprintln!(
-                "mayfly task: {} bytes before this are not kept any more",
-                answer.from - from
-            );
-        }
-        let is_done = answer.over || (!wanted.follow && answer.pieces.is_empty());
-        from = answer.next;
-        let shown = answer.pieces.into_iter().filter(|piece| match wanted.stream {
-            None => true,
-            Some(Channel::Out) => piece.stream == Stream::Out,
-            Some(Channel::Err) => piece.stream == Stream::Err,
-        });
-        let shown = shown.map(|piece| (piece.stream, piece.bytes.to_vec()));
-        if !output::printed(shown, global.json)? || is_done {
-            return Ok(());
-        }
-    }
-}
-
 fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failure> {
     let what = Cancellation {
         tasks: wanted.tasks.clone(),
         tag: wanted.tag.clone(),
+        endpoint: wanted.endpoint.clone(),
+        everybody: wanted.everybody,
     };
     let cancelled: Cancelled = client.post("/v1/tasks/cancel", &what).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&cancelled)?
     } else {
         told(&cancelled)
+    });
+    Ok(())
+}
+
+fn forget(wanted: &Forget, client: &Client, global: &Global) -> Result<(), Failure> {
+    let what = Forgetting {
+        tasks: wanted.tasks.clone(),
+        tag: wanted.tag.clone(),
+    };
+    let done: Forgotten = client.post("/v1/tasks/forget", &what).map_err(|error| error.0)?;
+    output::line(&if global.json {
+        output::json(&done)?
+    } else {
+        let gone = output::count(done.forgotten, "task");
+        match done.left {
+            0 => format!("Forgot {gone}."),
+            left => format!("Forgot {gone}; {left} more have not ended, or others come after them."),
+        }
     });
     Ok(())
 }
@@ -391,8 +323,12 @@ fn told(cancelled: &Cancelled) -> String {
     }
 }
 
-fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
-    let counts: TaskCounts = client.get("/v1/tasks/counts").map_err(|error| error.0)?;
+fn counts(wanted: &Count, client: &Client, global: &Global) -> Result<(), Failure> {
+    let path = match &wanted.tag {
+        None => "/v1/tasks/counts".into(),
+        Some(tag) => format!("/v1/tasks/counts?tag={}", encoded(tag)),
+    };
+    let counts: TaskCounts = client.get(&path).map_err(|error| error.0)?;
     if global.json {
         output::line(&output::json(&counts)?);
         return Ok(());
@@ -420,8 +356,8 @@ fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
         environment_ms,
         running_ms,
     } = counts.times;
-    if counts.done > 0 {
-        // In each column how long those that ended were in its state, all together.
+    if counts.done > 0 || wanted.tag.is_some() {
+        // In each column how long all together were in its state: those that ended, and of a tag the others, too.
         let [queued, waiting, environment, running] =
             [queued_ms, waiting_ms, environment_ms, running_ms].map(output::span);
         table.row([queued, waiting, environment, running, String::new(), String::new()]);
@@ -432,6 +368,7 @@ fn counts(client: &Client, global: &Global) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_protocol::error::Code;
     use mayfly_protocol::ids::FunctionId;
 
     use super::*;
@@ -441,6 +378,7 @@ mod tests {
     fn task(state: TaskState, started_at_ms: u64, ended_at_ms: u64) -> TaskStatus {
         TaskStatus {
             id: ID,
+            owner: "astro".into(),
             function: FunctionId([7; 16]),
             name: "area".into(),
             endpoint: "local".into(),
@@ -478,36 +416,6 @@ mod tests {
                 && text.ends_with("\n  error       one\\ntwo"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn of_pythons_answers_none_and_bytes_are_shown_and_others_counted() {
-        let python = Form::Python {
-            python: "3.11".into(),
-            cloudpickle: "3.1".into(),
-            name: "area".into(),
-        };
-        let shown = |bytes: &[u8]| answer(ID, bytes, Some(&python));
-        assert_eq!(shown(&[1]), "None");
-        assert_eq!(shown(b"a\nb'\xff\x02"), r"b'a\nb\'\xff'");
-        assert_eq!(shown(&[2]), "b''");
-        let long = [&[b'x'; 2000][..], &[2]].concat();
-        assert!(shown(&long).ends_with("xxx'... (2000 bytes in all)"));
-        let text = shown(b"\x80\x05K*.\0");
-        assert!(
-            text.starts_with("6 bytes, ") && text.contains(&ID.to_string()),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn answers_of_libraries_are_texts_or_hexadecimal_whatever_their_last_byte() {
-        let library = Form::Plain { symbol: "area".into() };
-        let shown = |bytes: &[u8]| answer(ID, bytes, Some(&library));
-        assert_eq!(shown(b"done\n"), "done");
-        assert_eq!(shown(&[42, 0, 0, 1]), "hex:2a000001");
-        assert_eq!(shown(b""), "");
-        assert!(answer(ID, &[1], None).starts_with("1 byte, "), "of an unknown function");
     }
 
     #[test]

@@ -79,7 +79,7 @@ struct Start {
     #[arg(long, value_name = "FILE")]
     then: Option<PathBuf>,
     /// Argument by name that goes along, in JSON, or a text that is none; may be repeated
-    #[arg(long, value_name = "NAME=JSON", value_parser = keyword)]
+    #[arg(long, value_name = "NAME=JSON", value_parser = values::keyword)]
     keyword: Vec<(String, Value)>,
     /// For how long it is good [default: as long as the token that it is made with, which it cannot outlive]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
@@ -198,19 +198,6 @@ struct Fire {
     /// What it is known by: what is sent again with the same key is the same event
     #[arg(long)]
     key: Option<String>,
-}
-
-/// Reads `dpi=300`.
-fn keyword(text: &str) -> Result<(String, Value), String> {
-    let wrong = || format!("`{text}` is no argument; write one such as dpi=300 or name=scan");
-    let (name, value) = text
-        .split_once('=')
-        .filter(|(name, _)| !name.is_empty())
-        .ok_or_else(wrong)?;
-    Ok((
-        name.into(),
-        serde_json::from_str(value).unwrap_or_else(|_| value.into()),
-    ))
 }
 
 fn body(text: &str) -> Result<Value, String> {
@@ -354,15 +341,6 @@ fn fire(wanted: &Fire, client: &Client, global: &Global) -> Result<(), Failure> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_by_name_are_json_or_texts() {
-        assert_eq!(keyword("dpi=300"), Ok(("dpi".into(), json!(300))));
-        assert_eq!(keyword("name=a scan"), Ok(("name".into(), json!("a scan"))));
-        assert_eq!(keyword("of={\"a\": [1]}"), Ok(("of".into(), json!({ "a": [1] }))));
-        assert_eq!(keyword("sum=1=2"), Ok(("sum".into(), json!("1=2"))));
-        assert!(keyword("dpi").is_err() && keyword("=300").is_err());
-    }
 
     #[test]
     fn a_place_is_told_from_the_root_unless_it_is_a_bucket() {

@@ -197,6 +197,7 @@ async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Resu
     let options = mayfly_endpoint::Options {
         places: None,
         tenants: tenants(manager),
+        invites: None,
         // Its node looks at each client's own interpreter.
         suits: Box::new(|_| Ok(())),
         contents: Arc::new(Beside {

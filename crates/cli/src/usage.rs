@@ -63,6 +63,8 @@ fn gather(lines: &[UsageLine], by: By) -> Vec<Line> {
     let mut sums: BTreeMap<String, Line> = BTreeMap::new();
     for line in lines {
         let what = match by {
+            // One that is gone has no name.
+            By::Function if line.name.is_empty() => format!("{} ({})", line.function, line.tenant),
             By::Function => format!("{} ({})", line.name, line.tenant),
             By::Tenant => line.tenant.clone(),
             By::Endpoint => line.endpoint.clone(),

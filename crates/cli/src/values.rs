@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mayfly_protocol::ids::TaskId;
+use serde_json::Value;
 
 /// Reads `90s`, `10m`, `1h30m`, `500ms`, `2d`.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -101,9 +102,35 @@ pub fn day(text: &str) -> Result<u64, String> {
     u64::try_from(date.midnight().assume_utc().unix_timestamp() * 1000).map_err(|_| wrong())
 }
 
+/// Reads JSON, or a text that is none.
+pub fn argument(text: &str) -> Result<Value, String> {
+    Ok(serde_json::from_str(text).unwrap_or_else(|_| text.into()))
+}
+
+/// Reads `dpi=300`.
+pub fn keyword(text: &str) -> Result<(String, Value), String> {
+    let wrong = || format!("`{text}` is no argument; write one such as dpi=300 or name=scan");
+    let (name, value) = text
+        .split_once('=')
+        .filter(|(name, _)| !name.is_empty())
+        .ok_or_else(wrong)?;
+    Ok((name.into(), argument(value)?))
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn arguments_by_name_are_json_or_texts() {
+        assert_eq!(keyword("dpi=300"), Ok(("dpi".into(), json!(300))));
+        assert_eq!(keyword("name=a scan"), Ok(("name".into(), json!("a scan"))));
+        assert_eq!(keyword("of={\"a\": [1]}"), Ok(("of".into(), json!({ "a": [1] }))));
+        assert_eq!(keyword("sum=1=2"), Ok(("sum".into(), json!("1=2"))));
+        assert!(keyword("dpi").is_err() && keyword("=300").is_err());
+    }
 
     #[test]
     fn durations_are_read_as_people_write_them() {

@@ -1,6 +1,6 @@
 //! The real program, as a person or a script uses it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -157,11 +157,13 @@ fn every_command_explains_itself() {
         &["lease", "renew"],
         &["lease", "release"],
         &["lease", "revoke"],
+        &["task", "run"],
         &["task", "list"],
         &["task", "show"],
         &["task", "result"],
         &["task", "cancel"],
         &["task", "counts"],
+        &["function", "register"],
         &["function", "list"],
         &["function", "show"],
         &["endpoint", "list"],
@@ -240,6 +242,13 @@ fn what_is_not_understood_ends_with_status_2() {
         &["task", "cancel"],
         &["task", "cancel", ID, "--tag", "both"],
         &["task", "list", "--limit", "0"],
+        &["task", "list", "--state", "asleep"],
+        &["task", "list", "--state", "done", "--failed"],
+        &["task", "run"],
+        &["task", "run", "f", "--keyword", "no value"],
+        &["task", "run", "f", "--input", "-", "argument"],
+        &["task", "run", "f", "--wait=soon"],
+        &["task", "run", "f", "--raw"],
         &["function", "show", ""],
     ] {
         assert_eq!(
@@ -640,6 +649,155 @@ fn the_result_of_a_task_that_fails_or_is_cancelled_is_its_error() {
         ("cancelled".into(), 1)
     );
     assert_eq!(json_of(home, &["task", "cancel", &task])["told"], 0);
+}
+
+#[test]
+fn what_is_no_function_is_refused_before_anybody_is_asked() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let file = |name: &str, text: &[u8]| {
+        let path = home.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let python = file("shapes.py", b"def area(a, b):\n    return a * b\n");
+    let bytes = file("bytes.py", b"def area():\n    return '\xff'\n");
+    let options = file("options.txt", b"--index-url https://example.org\nnumpy\n");
+    let (area, volume, of_bytes) = (
+        format!("{python}:area"),
+        format!("{python}:volume"),
+        format!("{bytes}:area"),
+    );
+    for (arguments, why) in [
+        (&[][..], "required"),
+        (&["/no/such.py:area"], "cannot be read"),
+        (&[&python], "names no function"),
+        (&[&volume], "defines no `volume`; it has area"),
+        (&[&of_bytes], "byte 28 is none"),
+        (&[&area, "--library", "area.so", "--symbol", "area"], "cannot be used with"),
+        (&[&area, "--command", "true"], "cannot be used with"),
+        (&["--library", &python], "--symbol"),
+        (&["--library", &python, "--symbol", "area"], "no shared library"),
+        (&["--library", "/no/such.so", "--symbol", "area"], "cannot be read"),
+        (&["--command", "echo {"], "--command"),
+        (&["--command", " "], "--command is empty"),
+        (&["--words", "--size 7"], "--image"),
+        (&["--image", "tool", "--words", "'"], "a quote has no end"),
+        (&["--image", "tool", "--require", "numpy"], "cannot be used with"),
+        (&[&area, "--memory", "much"], "no size"),
+        (&[&area, "--walltime", "60d"], "49 days"),
+        (&[&area, "--placement", "anywhere"], "spread"),
+        (&[&area, "--requirements", &options], "the option `--index-url"),
+        (&[&area, "--requirements", "uv.lock"], "mayfly env lock"),
+    ] {
+        let output = run(home, &[&["function", "register"], arguments].concat());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && text.contains(why), "{arguments:?}: {text}");
+    }
+    // What may be right is not decided here.
+    let arguments = ["function", "register", &area];
+    assert_eq!(error_of(home, &arguments), ("unreachable".into(), 3));
+}
+
+#[test]
+fn a_function_of_a_library_is_registered_and_run_without_a_program() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let _up = Daemon::up(home);
+    let code = format!(
+        "{AREA}
+#include <stdio.h>
+uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", size); return 0; }}"
+    );
+    let library = home.join("area.so");
+    std::fs::write(&library, support::compile(&code)).unwrap();
+    let library = library.to_str().unwrap();
+    let register = |symbol: &str, more: &[&str]| {
+        let words = ["function", "register", "--library", library, "--symbol", symbol];
+        json_of(home, &[&words, more].concat())
+    };
+    let made = register("area", &["--description", "What two sides enclose.", "--memory", "64M"]);
+    assert_eq!((&made["name"], &made["version"]), (&"area".into(), &1.into()));
+    assert_eq!(made["resources"]["memory_bytes"], 64 << 20);
+    assert_eq!(json_of(home, &["function", "show", "area"]), made);
+    let again = register("area", &["--description", "Another."]);
+    assert_eq!(again["version"], 2);
+    let text = run(home, &["function", "register", "--library", library, "--symbol", "area"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.starts_with("Function area\n  version     3\n  id          "), "{text}");
+
+    let sides = home.join("sides");
+    std::fs::write(&sides, [6, 0, 0, 0, 7, 0, 0, 0]).unwrap();
+    let sides = sides.to_str().unwrap();
+    let output = run(home, &["task", "run", "area", "--input", sides, "--tag", "a b", "--wait"]);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &[42, 0, 0, 0][..]));
+    let output = run(home, &["task", "run", "area", "--tag", "a b", "--priority", "-3"]);
+    let task = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(json_of(home, &["task", "show", task.trim()])["priority"], -3);
+    let output = run(home, &["task", "result", task.trim(), "--wait", "20"]);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"\n"[..]), "no sides");
+    assert_eq!(error_of(home, &["task", "run", "area", "6", "7"]), ("invalid_request".into(), 2));
+    assert_eq!(error_of(home, &["task", "run", "volume"]), ("not_found".into(), 4));
+
+    // More than travels with what is said of it.
+    let long = home.join("long");
+    std::fs::write(&long, vec![0; 200_000]).unwrap();
+    register("speak", &[]);
+    let words = ["task", "run", "speak", "--input", long.to_str().unwrap(), "--follow"];
+    let output = run(home, &words);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "200000 bytes\n");
+
+    register("volume", &[]);
+    let output = run(home, &["task", "run", "volume", "--tag", "a b", "--wait=20"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.starts_with("error [load_failed]: "), "{text}");
+    let listed = |words: &[&str]| {
+        let listed = json_of(home, &[&["task", "list"], words].concat());
+        let names = listed.as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&["--failed"]), ["volume"]);
+    assert_eq!(listed(&["--state", "done"]), ["volume", "speak", "area", "area"]);
+    assert_eq!(listed(&["--state", "queued"]), [""; 0]);
+    assert_eq!(listed(&["--function", "area", "--endpoint", "local"]), ["area", "area"]);
+    assert_eq!(error_of(home, &["task", "list", "--function", "length"]), ("not_found".into(), 4));
+    let counts = json_of(home, &["task", "counts", "--tag", "a b"]);
+    assert_eq!((&counts["done"], &counts["failed"]), (&3.into(), &1.into()));
+    assert_eq!(json_of(home, &["task", "counts", "--tag", "a"])["done"], 0);
+}
+
+#[test]
+fn what_the_nodes_of_a_block_write_is_followed() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let place = home.join(".local/state/mayfly/endpoints/here");
+    std::fs::create_dir_all(place.join("blocks")).unwrap();
+    std::fs::write(place.join("endpoint.toml"), "").unwrap();
+    let write = |name: &str, text: &str| {
+        let path = place.join("blocks").join(name);
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    };
+    write("here-1.0.log", "one\ntwo\n");
+    write("here-10.0.log", "another's\n");
+    let words = ["endpoint", "logs", "here", "--block", "here-1", "-n", "1", "--follow"];
+    let mut command = mayfly(home);
+    let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
+    let (send, lines) = std::sync::mpsc::channel();
+    let printed = BufReader::new(child.stdout.take().unwrap());
+    let reader = std::thread::spawn(move || printed.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+    let next = || lines.recv_timeout(LIMIT).unwrap();
+    assert!(next().ends_with("here-1.0.log <=="));
+    assert_eq!(next(), "two");
+    write("here-1.0.log", "three\n");
+    assert_eq!(next(), "three");
+    write("here-1.1.log", "four\n");
+    assert!(next().ends_with("here-1.1.log <=="));
+    assert_eq!(next(), "four");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(lines);
+    let _ = reader.join().unwrap();
 }
 
 #[test]

@@ -185,6 +185,14 @@ impl Client {
         }
     }
 
+    /// Has bytes kept in the manager's content store, as one's own.
+    pub fn store_content(&self, bytes: &[u8]) -> Result<Content, Error> {
+        match &*self.inner.source {
+            Source::Manager(manager) => Contents::new(Arc::clone(manager)).store(bytes),
+            _ => Err(no_contents()),
+        }
+    }
+
     /// Contents of the tasks that an endpoint has; of a client with an endpoint's token.
     pub fn held_contents(&self) -> Result<HeldContents, Error> {
         match &*self.inner.source {

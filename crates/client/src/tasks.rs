@@ -312,7 +312,10 @@ impl Tasks {
     pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
         // What the manager has not been told of, it cannot end.
         self.flush(PATIENCE);
-        let what = Cancellation { tasks, tag: None };
+        let what = Cancellation {
+            tasks,
+            ..Cancellation::default()
+        };
         self.inner.manager.post_packed("/v1/tasks/cancel", &what)
     }
 

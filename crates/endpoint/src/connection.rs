@@ -181,6 +181,7 @@ impl Book {
             | FromDispatcher::Watching { .. }
             | FromDispatcher::Hello { .. }
             | FromDispatcher::Suits { .. }
+            | FromDispatcher::Invited { .. }
             | FromDispatcher::Building(_)
             | FromDispatcher::Printed(_)
             | FromDispatcher::Running(_) => {}

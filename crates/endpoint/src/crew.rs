@@ -70,6 +70,11 @@ impl Shared {
         demand
     }
 
+    /// Workers that are leased for tasks.
+    pub fn workers(&self) -> u32 {
+        self.workers.load(Ordering::Relaxed)
+    }
+
     /// Tells the manager. One that is gone hears nothing, and needs not.
     pub fn say(&self, message: FromDispatcher) {
         let _ = self.said.send(message);

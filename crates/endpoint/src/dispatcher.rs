@@ -76,6 +76,9 @@ impl Most {
     }
 }
 
+/// Says with what a tenant leases from the site itself, by its id, its name, and whether the endpoint is another's.
+pub type Invites = Box<dyn Fn(TenantId, String, bool) -> Admission + Send + Sync>;
+
 /// Says why no node of the site would run what has this runtime, if that is so.
 pub type Suits = Box<dyn Fn(&Runtime) -> Result<(), Failure> + Send + Sync>;
 
@@ -85,6 +88,8 @@ pub struct Options {
     pub places: Option<Arc<dyn Places>>,
     /// Whom tasks are leased for.
     pub tenants: Tenants,
+    /// Who may lease from the site itself; none where that is the manager that tasks come from.
+    pub invites: Option<Invites>,
     /// What its site can run.
     pub suits: Suits,
     /// Where long arguments and answers are.
@@ -146,6 +151,12 @@ impl Handle {
         move || shared.demand()
     }
 
+    /// Counts the workers that are leased for tasks.
+    pub fn workers(&self) -> impl Fn() -> u32 + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.workers()
+    }
+
     /// Whether it has ended: by itself, it does only for a fault, which has been told on standard error.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
@@ -204,6 +215,21 @@ impl Dispatching {
                         self.guests.insert(tenant);
                     }
                     self.on_tenant(tenant, name).await;
+                }
+                ToDispatcher::Invite {
+                    number,
+                    tenant,
+                    name,
+                    guest,
+                } => {
+                    let answer = match &self.shared.options.invites {
+                        Some(invites) => invites(tenant, name, guest).await,
+                        None => Err(Failure::new(
+                            Code::InvalidRequest,
+                            "this endpoint is the manager's own; lease from the manager",
+                        )),
+                    };
+                    self.shared.say(FromDispatcher::Invited { number, answer });
                 }
                 ToDispatcher::Program(program) => {
                     self.programs.insert(program.id, Arc::new(*program));

@@ -21,4 +21,4 @@ pub mod provider;
 mod watch;
 
 pub use contents::Contents;
-pub use dispatcher::{Admission, Dispatcher, Handle, Most, Options, Places, Suits, Tenants};
+pub use dispatcher::{Admission, Dispatcher, Handle, Invites, Most, Options, Places, Suits, Tenants};

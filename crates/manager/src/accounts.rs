@@ -77,11 +77,23 @@ impl Control {
         subject: impl ToString,
         details: &impl serde::Serialize,
     ) -> Result<(), Failure> {
+        let by = (caller.bearer.tenant, token_id(&caller.bearer));
+        self.audit_of(by, action, subject, details).await
+    }
+
+    /// The same of what another than a client does: for a tenant, with a token or what stands for one.
+    pub async fn audit_of(
+        &self,
+        (tenant, token): (TenantId, String),
+        action: &str,
+        subject: impl ToString,
+        details: &impl serde::Serialize,
+    ) -> Result<(), Failure> {
         let entry = AuditEntry {
             number: 0,
             at_ms: now_ms(),
-            tenant: caller.bearer.tenant,
-            token: token_id(&caller.bearer),
+            tenant,
+            token,
             action: action.into(),
             subject: subject.to_string(),
             details: serde_json::to_string(details).unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -38,6 +39,7 @@ const ROOM_LOOK: Duration = Duration::from_millis(50);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// Longer than a dispatcher is connected.
+const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// An event, and whose concern it is.
@@ -79,6 +81,8 @@ pub struct Control {
     pub peers: Peers,
     /// Who has the durable tasks.
     pub task_owner: TaskOwner,
+    /// Workers of one core that requests for leases wait for.
+    pub waiting: Arc<AtomicU64>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
     world: Mutex<World>,
@@ -111,6 +115,7 @@ impl Control {
             events: broadcast::channel(1_024).0,
             rooms: watch::channel(0).0,
             task_owner: TaskOwner::default(),
+            waiting: Arc::default(),
             stopping: watch::channel(false).0,
             world: Mutex::new(world),
         }
@@ -124,6 +129,12 @@ impl Control {
 
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
+        self.know(tenant, name).await?;
+        Ok(self.unwritten_token(tenant, A_YEAR))
+    }
+
+    /// Makes a tenant known whose tasks, or leases, come here.
+    async fn know(&self, tenant: TenantId, name: &str) -> Result<(), Failure> {
         if !self.world().tenants.contains_key(&tenant) {
             // It is another manager's, which runs tasks here. Names are for people there; here somebody may have the same.
             let name = match self.world().tenant_named(name) {
@@ -133,9 +144,19 @@ impl Control {
             let kept = self.store.tenant(tenant, name, TenantSpec::default()).wait().await?;
             self.world().set_tenant(kept);
         }
-        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
+        Ok(())
+    }
+
+    fn unwritten_token(&self, tenant: TenantId, valid_for: Duration) -> String {
+        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, valid_for);
         self.world().keep(bearer);
-        Ok(token)
+        token
+    }
+
+    /// A token with which a tenant of another manager leases here itself; known until this manager ends.
+    pub async fn token_for_guest(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
+        self.know(tenant, name).await?;
+        Ok(self.unwritten_token(tenant, HALF_A_DAY))
     }
 
     /// A tenant's name, for people.

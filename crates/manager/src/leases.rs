@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mayfly_lease::placement::{PlacementError, View, choose};
@@ -68,7 +69,22 @@ impl Control {
             until: tokio::time::Instant::now() + Duration::from_millis(request.wait_ms.min(MOST_WAIT_MS)),
             has_image: request.image.is_some(),
             own: HashSet::new(),
+            wanted: u64::from(request.workers) * u64::from(request.cores_per_worker.max(1)),
+            waiting: Arc::clone(&self.waiting),
         }
+    }
+
+    /// Workers that there are leases of, and workers of one core for which requests wait in vain.
+    pub fn asked_for(&self) -> u64 {
+        let live = |lease: &LeaseRecord| lease.state.is_live();
+        let held: u64 = self
+            .world()
+            .leases
+            .values()
+            .filter(|lease| live(lease))
+            .map(|lease| u64::from(lease.workers))
+            .sum();
+        held + self.waiting.load(Ordering::Relaxed)
     }
 
     /// What was placed here, or by another manager where that may do better; `once` is the request as that is asked it.
@@ -458,6 +474,25 @@ pub struct Room {
     has_image: bool,
     /// Leases that this request itself took and gave back: they make no room that it did not have.
     own: HashSet<LeaseId>,
+    /// What it asks for, and what all ask for that wait.
+    wanted: u64,
+    waiting: Arc<AtomicU64>,
+}
+
+/// A request is waiting.
+struct Waits<'a>(&'a AtomicU64, u64);
+
+impl<'a> Waits<'a> {
+    fn begin(all: &'a AtomicU64, wanted: u64) -> Self {
+        all.fetch_add(wanted, Ordering::Relaxed);
+        Self(all, wanted)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl Room {
@@ -472,6 +507,7 @@ impl Room {
         if !comes || tokio::time::Instant::now() >= self.until {
             return false;
         }
+        let _waits = Waits::begin(&self.waiting, self.wanted);
         let room = async {
             loop {
                 match self.events.recv().await.map(|told| told.event) {

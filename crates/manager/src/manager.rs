@@ -235,6 +235,7 @@ fn content_options(options: &Options) -> Result<ContentOptions, Failure> {
     Ok(ContentOptions {
         place,
         most_bytes: options.most_content_bytes,
+        kept: options.keep_results,
     })
 }
 
@@ -396,6 +397,20 @@ impl Handle {
             token,
             ..self.0.connection.clone()
         })
+    }
+
+    /// What a tenant of the manager that tasks come from leases with here itself.
+    pub async fn for_guest(&self, tenant: TenantId, name: &str) -> Result<Connection, Failure> {
+        let token = self.0.control.token_for_guest(tenant, name).await?;
+        Ok(Connection {
+            token,
+            ..self.0.connection.clone()
+        })
+    }
+
+    /// Workers of one core that there are leases of, and that are waited for in vain.
+    pub fn asked_for(&self) -> u64 {
+        self.0.control.asked_for()
     }
 
     /// What happens from now on.

@@ -44,6 +44,8 @@ pub struct Options {
     pub contents: Option<Place>,
     /// How many bytes of them each tenant may have.
     pub most_content_bytes: u64,
+    /// How long tasks and their outcomes are kept after their end.
+    pub keep_results: Duration,
     /// How long the leases of a lost node are waited for before they count as lost.
     pub lease_lost_after: Duration,
     /// How long a grant may lie unused.
@@ -67,6 +69,7 @@ impl Options {
             store: StoreKind::Sqlite { most_pages: None },
             contents: None,
             most_content_bytes: 256 << 30,
+            keep_results: Duration::from_secs(7 * 24 * 3600),
             lease_lost_after: Duration::from_secs(60),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
@@ -83,4 +86,6 @@ pub struct ContentOptions {
     pub place: Place,
     /// How many bytes each tenant may have there.
     pub most_bytes: u64,
+    /// How long what tasks answered is kept after their end.
+    pub kept: Duration,
 }

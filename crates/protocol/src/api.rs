@@ -852,7 +852,7 @@ pub const MANAGERS_HEADER: &str = "mayfly-managers";
 
 /// What a daemon writes into its state directory (mode 0600) so that clients of the same user find it, and what
 /// `MAYFLY_MANAGER` may name the path of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
     /// `https://127.0.0.1:7070`.
     pub manager: String,

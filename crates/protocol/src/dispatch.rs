@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{ManagerAddress, Runtime};
+use crate::api::{Connection, ManagerAddress, Runtime};
 use crate::blob::Blob;
 use crate::contents::Payload;
 use crate::error::Failure;
@@ -84,6 +84,17 @@ pub enum ToDispatcher {
         name: String,
         /// Whether the endpoint is another tenant's: what this one runs there is kept from what is the owner's.
         #[serde(default)]
+        guest: bool,
+    },
+    /// A tenant wants to lease from the site itself, beside the tasks that it has there.
+    Invite {
+        /// Names it in the answer.
+        number: u64,
+        /// Who.
+        tenant: TenantId,
+        /// For people.
+        name: String,
+        /// Whether the endpoint is another tenant's.
         guest: bool,
     },
     /// A function that tasks will name.
@@ -227,6 +238,13 @@ pub enum FromDispatcher {
     },
     /// What its endpoint is, as its owner has it now.
     Spec(EndpointSpec),
+    /// Where and with what a tenant leases from the site itself, or why it may not.
+    Invited {
+        /// As it was asked.
+        number: u64,
+        /// The site's own manager, with a token for the tenant.
+        answer: Result<Connection, Failure>,
+    },
     /// How many tasks it wants to have at a time.
     Room {
         /// So many.

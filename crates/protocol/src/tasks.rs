@@ -343,9 +343,12 @@ impl TaskState {
 pub struct TaskStatus {
     /// Which.
     pub id: TaskId,
+    /// Whose.
+    #[serde(default)]
+    pub owner: String,
     /// What it runs.
     pub function: FunctionId,
-    /// The function's name, for people.
+    /// The function's name, for people; empty once the function is gone.
     pub name: String,
     /// Where.
     pub endpoint: String,
@@ -466,7 +469,7 @@ pub struct TaskPiece {
     pub bytes: Blob,
 }
 
-/// Tasks to cancel: those named, or all of a tag.
+/// Tasks to cancel: those named, all of a tag, or all at an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Cancellation {
@@ -474,6 +477,32 @@ pub struct Cancellation {
     pub tasks: Vec<TaskId>,
     /// All that are not done of this tag.
     pub tag: Option<String>,
+    /// Of these, those at this endpoint, by name or id; all that are not done there, where neither tasks nor a tag are named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Whoever's they are: for operators, and, with an endpoint, for its owner.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub everybody: bool,
+}
+
+/// Tasks that have ended to forget, with their outcomes: those named, and all of a tag.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Forgetting {
+    /// These.
+    pub tasks: Vec<TaskId>,
+    /// All of this tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+}
+
+/// What was forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Forgotten {
+    /// Tasks that are not there any more.
+    pub forgotten: u64,
+    /// Tasks that were left alone, as they, or tasks that come after them, have not ended.
+    pub left: u64,
 }
 
 /// What was cancelled.
@@ -497,11 +526,11 @@ pub struct TaskCounts {
     pub environment: u64,
     /// On a worker.
     pub running: u64,
-    /// Ended since the manager started.
+    /// Ended since the manager started; of one tag, all whose outcomes are kept.
     pub done: u64,
     /// Of those, not well.
     pub failed: u64,
-    /// How long those that ended were in each state, added up.
+    /// How long those that ended were in each state, added up; of one tag, also those that have not, so far.
     #[serde(default)]
     pub times: TaskTimes,
 }

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mayfly._library import Library, NativeFunction
     from mayfly._mpirun import MPICommand
     from mayfly._run import run
+    from mayfly._symbol import Symbol
     from mayfly._tasks import Executor, Registered
     from mayfly._trigger import Trigger
 
@@ -90,6 +91,7 @@ __all__ = [
     "RequestError",
     "StateLost",
     "Step",
+    "Symbol",
     "Trigger",
     "WorkerDied",
     "__version__",
@@ -115,6 +117,7 @@ _WHERE = {
     "_library": ("Library", "NativeFunction"),
     "_mpirun": ("MPICommand",),
     "_run": ("run",),
+    "_symbol": ("Symbol",),
     "_tasks": ("Executor", "Registered"),
     "_trigger": ("Trigger",),
 }

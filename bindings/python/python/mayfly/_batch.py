@@ -8,14 +8,18 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from urllib.parse import quote
 
+from mayfly._errors import Error
 from mayfly._future import Future
 from mayfly._progress import Progress
 
 if TYPE_CHECKING:
     from mayfly._client import Client
     from mayfly._tasks import Executor
+
+T = TypeVar("T")
 
 #: Where tasks may be, in the order of their lives.
 STATES = ("queued", "waiting", "environment", "running", "done")
@@ -45,6 +49,12 @@ class Batch:
         self.futures.append(future)
         return future
 
+    async def asubmit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """One more task, whose result is awaited. Where the wait is cancelled, so is the task."""
+        from mayfly._async import submitted
+
+        return await submitted(lambda: self.submit(fn, *args, **kwargs))
+
     def extend(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> None:
         """One more task for every item."""
         submit = self._executor.submit
@@ -66,20 +76,22 @@ class Batch:
             timeout: seconds until all must have come.
             progress: whether to draw a bar on standard error.
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        bar = Progress(len(self.futures)) if progress else None
-        try:
-            for future in self.futures:
-                yield future.result(None if until is None else until - time.monotonic())
-                if bar is not None:
-                    bar.advance(1)
-        finally:
-            if bar is not None:
-                bar.close()
+        return _drawn(self._results(timeout), len(self.futures) if progress else None)
 
-    def as_completed(self, timeout: float | None = None) -> Iterator[Future[Any]]:
-        """Futures in the order in which they are done."""
-        return cast(Iterator[Future[Any]], cf.as_completed(cast(list[cf.Future[Any]], self.futures), timeout))
+    def _results(self, timeout: float | None) -> Iterator[Any]:
+        until = None if timeout is None else time.monotonic() + timeout
+        for future in self.futures:
+            yield future.result(None if until is None else until - time.monotonic())
+
+    def as_completed(self, timeout: float | None = None, *, progress: bool = False) -> Iterator[Future[Any]]:
+        """Futures in the order in which they are done.
+
+        Args:
+            timeout: seconds until all must be.
+            progress: whether to draw a bar on standard error.
+        """
+        completed = cf.as_completed(cast(list[cf.Future[Any]], self.futures), timeout)
+        return _drawn(cast(Iterator[Future[Any]], completed), len(self.futures) if progress else None)
 
     def done(self) -> int:
         """How many have ended, as far as is known here."""
@@ -87,26 +99,22 @@ class Batch:
 
     def counts(self) -> dict[str, int]:
         """How many are where, by the manager: ``queued``, ``waiting``, ``environment``, ``running``, or ``done``."""
-        counts = dict.fromkeys(STATES, 0)
-        for status in statuses(self._client, self.tag):
-            counts[status["state"]] += 1
-        return counts
+        counts = self._ask_counts()
+        return {state: counts[state] for state in STATES}
 
     def times(self) -> dict[str, float]:
         """Seconds that its tasks have been in each state before ``done``, added up.
 
         What came before another attempt of a task counts as queued.
         """
-        spent = dict.fromkeys(STATES[:-1], 0.0)
-        now_ms = time.time() * 1000
-        for status in statuses(self._client, self.tag):
-            until = status["ended_at_ms"] or now_ms
-            marks = (status[f"{came}_at_ms"] for came in ("started", "environment", "waiting", "submitted"))
-            for state, mark in zip(reversed(spent), marks, strict=True):
-                if mark > 0:
-                    spent[state] += max(0.0, until - mark) / 1000
-                    until = mark
-        return spent
+        times = self._ask_counts()["times"]
+        return {state: times[f"{state}_ms"] / 1000 for state in STATES[:-1]}
+
+    def _ask_counts(self) -> dict[str, Any]:
+        counts: dict[str, Any] = json.loads(
+            self._client._native.get(f"/v1/tasks/counts?tag={quote(self.tag, safe='')}")
+        )
+        return counts
 
     def cancel(self) -> dict[str, int]:
         """Ends all that have not ended. How many had not begun, and how many were told to end."""
@@ -123,9 +131,11 @@ class Batch:
         return self.results()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Results in the order of submission, each awaited."""
+        """Results in the order of submission, each awaited. Tasks go on where nobody waits any more."""
+        from mayfly._async import ended
+
         for future in self.futures:
-            yield await future
+            yield await ended(future, cancels=False)
 
     def __getitem__(self, index: int) -> Future[Any]:
         return self.futures[index]
@@ -143,16 +153,33 @@ class Batch:
 
     def _repr_html_(self) -> str:
         done, count = self.done(), max(1, len(self))
+        try:
+            counts = self._ask_counts()
+        except Error:
+            # What is known here is shown without a manager, too.
+            counts = {}
+        named = [f"{counts[name]} {name}" for name in ("running", "failed") if counts.get(name)]
         return (
             f"<div>{html.escape(self.tag)}: {done} of {len(self)} tasks done<br>"
-            f'<progress value="{done}" max="{count}" style="width: 20em"></progress></div>'
+            f'<progress value="{done}" max="{count}" style="width: 20em"></progress> {", ".join(named)}</div>'
         )
+
+
+def _drawn(given: Iterator[T], total: int | None) -> Iterator[T]:
+    """The same, with a bar that says how many of so many there were; without one if it is not known."""
+    bar = None if total is None else Progress(total)
+    try:
+        for one in given:
+            if bar is not None:
+                bar.advance(1)
+            yield one
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def statuses(client: Client, tag: str) -> list[dict[str, Any]]:
     """All tasks of a tag, the earliest first."""
-    from urllib.parse import quote
-
     found: list[dict[str, Any]] = []
     before = ""
     while True:

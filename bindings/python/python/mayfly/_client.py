@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,6 +22,7 @@ from urllib.parse import quote
 import cloudpickle
 
 from mayfly import _native
+from mayfly._async import items, submitted, twin
 from mayfly._environment import Environment, EnvironmentLike, described, environment_of
 from mayfly._gang import at_once
 from mayfly._trace import traceparent
@@ -304,11 +306,12 @@ class Client:
         image: str | None = None,
         ranks: int = 0,
         placement: Placement | None = None,
+        source: bool = False,
     ) -> Registered:
         """Has the manager keep a function, to be run by its name or id, also by others. The same one again is the same.
 
         Args:
-            fn: a callable; it is kept as it is now.
+            fn: a callable, a `Command`, an `EntryPoint` or a `Symbol`; it is kept as it is now.
             name: functions of one name are versions, of which the last is meant by the name; by default the callable's.
             description: for people; by default its docstring.
             cores: of its worker.
@@ -323,6 +326,12 @@ class Client:
             ranks: workers that one execution has at once, all of them or none. Each of them calls the function, in
                 which ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
             placement: on which nodes those are, as of `gang`.
+            source: whether it goes as its text, which any version of Python runs, and is called in JSON. It has its
+                own ``def``, imports inside what it needs, and leaves its decorators here. What it raises is heard as
+                `FunctionError`, with the traceback in its text.
+
+        Raises:
+            TypeError: where it is to go as source, and its text is not all of it.
         """
         from mayfly._tasks import Registered, register
 
@@ -341,6 +350,7 @@ class Client:
             image=image,
             ranks=ranks,
             placement=placement,
+            source=source,
         )
         return Registered(status, fn)
 
@@ -369,11 +379,23 @@ class Client:
         spec = json.dumps({"shared_with": [share] if isinstance(share, str) else list(share)})
         return Registered(json.loads(self._native.put(f"/v1/functions/{quote(name, safe='')}/sharing", spec)))
 
+    def remove_function(self, function: Registered | str) -> list[Registered]:
+        """Forgets a function of yours, once no task, flow or trigger uses it; answers what is gone. Outcomes stay.
+
+        Args:
+            function: by its name, for all its versions; or one version, also by its id.
+        """
+        from mayfly._tasks import Registered
+
+        name = function.id if isinstance(function, Registered) else function
+        gone = json.loads(self._native.delete(f"/v1/functions/{quote(name, safe='')}"))
+        return [Registered(status) for status in gone]
+
     def run(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submits a durable task and answers its future: it runs whether or not this process goes on."""
         return self._executor().submit(fn, *args, **kwargs)
 
-    def batch(self, tag: str | None = None, **options: Any) -> Batch:
+    def batch(self, /, tag: str | None = None, **options: Any) -> Batch:
         """Durable tasks that belong together: ``with client.batch() as batch: batch.submit(f, x)``.
 
         Args:
@@ -389,7 +411,7 @@ class Client:
         return Batch(self, executor, [])
 
     def map(
-        self, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
+        self, /, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
     ) -> Batch:
         """A durable task for every item. When it returns, the manager has all of them on its disk.
 
@@ -410,18 +432,42 @@ class Client:
 
         batch = self.batch(tag)
         executor = batch._executor
-        ids = [status["id"] for status in statuses(self, tag)]
-        batch.futures = executor._adopt(ids)
+        batch.futures = executor._adopt(statuses(self, tag))
         return batch
 
     def task(self, task: str) -> Future[Any]:
         """One task, by its id."""
-        return self._executor(self.task_status(task)["tag"])._adopt([task])[0]
+        status = self.task_status(task)
+        return self._executor(status["tag"])._adopt([status])[0]
 
     def task_status(self, task: str) -> dict[str, Any]:
         """Where a task is in its life, and since when; see the API's ``TaskStatus``."""
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{task}"))
         return status
+
+    def cancel(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
+        """Ends tasks, whether they wait or run. How many had not begun, and how many were told to end.
+
+        Args:
+            tasks: one or several, by their ids, or their futures. All of a tag: `Batch.cancel`.
+        """
+        from mayfly._future import Future
+
+        some: Iterable[Any] = [tasks] if isinstance(tasks, (str, Future)) else tasks
+        spec = json.dumps({"tasks": [_id_of(task) for task in some]})
+        cancelled: dict[str, int] = json.loads(self._native.post("/v1/tasks/cancel", spec))
+        return cancelled
+
+    def forget(self, tasks: Iterable[str | Future[Any]] = (), *, tag: str | None = None) -> dict[str, int]:
+        """Forgets tasks that have ended, with their results, before they are by themselves. How many, and how many were left.
+
+        Args:
+            tasks: by their ids, or their futures. Those that have not ended, or that others wait for, are left alone.
+            tag: all with this tag.
+        """
+        spec = json.dumps({"tasks": [_id_of(task) for task in tasks], "tag": tag})
+        forgotten: dict[str, int] = json.loads(self._native.post("/v1/tasks/forget", spec))
+        return forgotten
 
     def output(self, task: str | Future[Any], stream: Literal["out", "err"] | None = None) -> str:
         """What a durable task has printed so far: the last 64 KiB, while its manager lives.
@@ -442,10 +488,47 @@ class Client:
 
         return of_task(self._native, _id_of(task), stream, follow=True)
 
+    # The same for asyncio
+
+    aregister = twin(register)
+    amap = twin(map)
+    atask = twin(task)
+    atasks = twin(tasks)
+
+    async def arun(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Any:
+        """Submits a durable task and awaits its result. Where the wait is cancelled, so is the task."""
+        return await submitted(lambda: self.run(fn, *args, **kwargs))
+
+    @contextlib.asynccontextmanager
+    async def abatch(self, tag: str | None = None, **options: Any) -> AsyncIterator[Batch]:
+        """As `batch`, for ``async with``, at whose end the manager has all tasks."""
+        batch = await twin(Client.batch)(self, tag, **options)
+        try:
+            yield batch
+        finally:
+            await twin(type(batch).flush)(batch)
+
+    def afollow(
+        self, task: str | Future[Any], stream: Literal["out", "err"] | None = None
+    ) -> AsyncIterator[tuple[Literal["out", "err"], str]]:
+        """As `follow`, for ``async for``."""
+        return items(lambda: self.follow(task, stream))
+
+    # Where, and what starts them
+
     def endpoints(self) -> list[dict[str, Any]]:
         """Where tasks can run, and how much they have to do."""
         endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
         return endpoints
+
+    def remove_endpoint(self, name: str) -> dict[str, Any]:
+        """Forgets an endpoint of yours; answers how it was. Its tasks end.
+
+        Args:
+            name: as `endpoints` has it.
+        """
+        endpoint: dict[str, Any] = json.loads(self._native.delete(f"/v1/endpoints/{quote(name, safe='')}"))
+        return endpoint
 
     def trigger(
         self,
@@ -465,6 +548,8 @@ class Client:
         keywords: Mapping[str, Any] | None = None,
         then: Iterable[Step] = (),
         valid_for: float | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
         retries: int = 0,
         walltime: float | None = None,
         repeatable: bool | None = None,
@@ -495,6 +580,8 @@ class Client:
             keywords: arguments by name that go along with each event, as JSON can express them.
             then: what is called with its result: further steps of a flow, of which it is the first, named ``event``.
             valid_for: seconds that it is good for; by default as long as this client's token, which it cannot outlive.
+            priority: of its tasks, as of `Executor`.
+            deadline: seconds until a task's end, as of `Executor`.
             retries: how often a task is executed again when the function raises.
             walltime: seconds that one execution may take; by default what the function says.
             repeatable: whether a task may be executed again when it may have been executed already; by default what the
@@ -537,6 +624,12 @@ class Client:
 
         return [Flow(self, status) for status in json.loads(self._native.get(f"/v1/flows?limit={limit}"))]
 
+    def find_flow(self, flow: str) -> Flow:
+        """One flow, by its id: after a crash, or from another machine."""
+        from mayfly._flow import Flow
+
+        return Flow(self, json.loads(self._native.get(f"/v1/flows/{quote(flow, safe='')}")))
+
     def team(self, name: str, members: Iterable[str], *, description: str = "") -> dict[str, Any]:
         """Makes a team, or changes yours: tenants that functions are shared with as ``team:NAME``, as by `register`.
 
@@ -553,6 +646,11 @@ class Client:
         """The teams that are yours, and those that you are in."""
         teams: list[dict[str, Any]] = json.loads(self._native.get("/v1/teams"))
         return teams
+
+    def remove_team(self, name: str) -> dict[str, Any]:
+        """Forgets a team of yours; answers how it was. What is shared with it is shared with nobody in it any more."""
+        team: dict[str, Any] = json.loads(self._native.delete(f"/v1/teams/{quote(name, safe='')}"))
+        return team
 
     def usage(self, *, everybody: bool = False) -> list[dict[str, Any]]:
         """What your durable tasks took, by day, function and endpoint; see the API's ``UsageLine``.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from urllib.parse import quote
 
 from mayfly._environment import EnvironmentLike
+from mayfly._errors import Error
+from mayfly._map import async_results
 from mayfly._tasks import Executor, Registered
 
 if TYPE_CHECKING:
@@ -42,19 +46,24 @@ class Direct(Executor):
     ) -> None:
         if asked := sorted(name for name, value in durable_alone.items() if value):
             raise ValueError(f"{', '.join(asked)}: only for durable tasks; leave it out, or durable=False itself")
-        if endpoint not in (None, LOCAL):
-            raise ValueError(
-                f"endpoint={endpoint!r} leases its workers itself, for durable tasks; leave it out for workers of the "
-                "client's own manager, or durable=False itself"
-            )
+        from mayfly._client import connect
+
         self._own_client = client is None
         if client is None:
-            from mayfly._client import connect
-
             client = connect()
+        if endpoint not in (None, LOCAL):
+            asked = client
+            try:
+                # By the site's own manager, to which the endpoint lets us.
+                client = _manager_of(asked, str(endpoint))
+            finally:
+                if self._own_client:
+                    asked.close()
+            self._own_client = True
         self._client = client
         try:
             if workers is None:
+                # Where there is no node yet, one comes for whoever waits.
                 workers = max(1, sum(node["free"]["cores"] for node in client.nodes()))
             self._lease = client.lease(
                 workers,
@@ -66,7 +75,12 @@ class Direct(Executor):
                 image=image,
                 wait=WAIT,
             )
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Error) and error.code == "unreachable" and endpoint not in (None, LOCAL):
+                error.add_note(
+                    f"from here the nodes of {endpoint!r} cannot be reached; leave durable=False out: durable tasks need no "
+                    "way to them"
+                )
             if self._own_client:
                 client.close()
             raise
@@ -94,6 +108,12 @@ class Direct(Executor):
         """
         return self._calls.map(fn, *iterables, timeout=timeout, chunksize=chunksize or None)
 
+    async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 0) -> AsyncIterator[T]:
+        """As `map`, for ``async for``."""
+        chunks = self._lease._chunks(fn, iterables, chunksize or None, False, self._calls._options)
+        async for result in async_results(chunks):
+            yield result
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the executor and its lease, once its calls have ended."""
         self._lease.shutdown(wait=wait or self._own_client, cancel_futures=cancel_futures)
@@ -102,3 +122,12 @@ class Direct(Executor):
 
     def __repr__(self) -> str:
         return f"<mayfly.Executor on {self._lease!r}>"
+
+
+def _manager_of(client: Client, endpoint: str) -> Client:
+    """The manager of an endpoint's own nodes: the endpoint says where it is, and lets us in."""
+    from mayfly import _native
+    from mayfly._client import Client
+
+    place = json.loads(client._native.post(f"/v1/endpoints/{quote(endpoint, safe='')}/invitation", ""))
+    return Client(_native.Client.manager(place["manager"], place["token"], place["ca_pem"]))

@@ -6,10 +6,15 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mayfly._programs import JSON, Program, native
+
+if TYPE_CHECKING:
+    from mayfly._environment import Environment
 
 
-class EntryPoint:
+class EntryPoint(Program):
     """The program that a container image begins with, as a function, which answers what it writes on standard output.
 
     >>> resize = EntryPoint("--size {size} {files} --quiet")
@@ -40,18 +45,27 @@ class EntryPoint:
         """It runs in its image alone."""
         raise TypeError(f"{self!r} runs in its image: register it, and run it as a durable task")
 
+    def form(self, image: str | None) -> dict[str, Any]:
+        return {"form": "entry_point", "name": image or ""}
+
+    def runtime(self, environment: Environment | None) -> dict[str, Any]:
+        return native(environment)
+
     @property
     def code(self) -> bytes:
-        """What is kept of it."""
         return json.dumps(self.words).encode()
+
+    @property
+    def source(self) -> str:
+        return shlex.join(self.words)
+
+    @staticmethod
+    def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        asked = {"arguments": _exact(args), "keywords": _exact(kwargs)}
+        return json.dumps(asked, default=_plain).encode() + JSON
 
     def __repr__(self) -> str:
         return f"<mayfly.EntryPoint {shlex.join(self.words)!r}>"
-
-
-def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """A call in JSON, for functions that know no Python."""
-    return json.dumps({"arguments": _exact(args), "keywords": _exact(kwargs)}, default=_plain).encode()
 
 
 def _exact(value: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Environment:
             without: names of packages to leave out.
 
         Raises:
-            ValueError: where a package was installed from a directory or an address, from where nodes do not get it.
+            ValueError: where a package was installed from a directory or a repository, from where nodes do not get it.
         """
         import importlib.metadata
 
@@ -88,8 +89,8 @@ class Environment:
             if not name or _plain(name) in left_out or _plain(name) in found:
                 continue
             origin = distribution.read_text("direct_url.json")
-            if origin is not None:
-                local.append(f"{name} ({json.loads(origin).get('url', '?')})")
+            if origin is not None and _is_own(where := json.loads(origin)):
+                local.append(f"{name} ({where.get('url', '?')})")
             found[_plain(name)] = f"{name}=={distribution.version}"
         if local:
             raise ValueError(
@@ -131,6 +132,15 @@ def described(environment: Environment | None) -> dict[str, Any] | None:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_own(origin: dict[str, Any]) -> bool:
+    """Whether the version of a package that came from there says nothing to others."""
+    if origin.get("dir_info", {}).get("editable") or "vcs_info" in origin:
+        return True
+    # Builders of distributions, such as conda, leave the directories in which they built what is elsewhere the same.
+    url = urllib.parse.urlsplit(origin.get("url", ""))
+    return url.scheme == "file" and os.path.exists(urllib.parse.unquote(url.path))
 
 
 def _lines(text: str, whence: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mayfly._errors import error_for
-from mayfly._tasks import Registered, _milliseconds
+from mayfly._tasks import Registered, _milliseconds, _priority
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -39,6 +39,8 @@ class Step:
         walltime: seconds that one execution may take.
         repeatable: whether a task may be executed again when it may have been executed already.
         memoize: whether a task may have the result of another with the same function and arguments.
+        priority: higher ones of yours run first, from -128 to 127.
+        deadline: seconds from when a task can begin until its end, after which it is ended.
     """
 
     name: str
@@ -51,13 +53,15 @@ class Step:
     walltime: float | None = None
     repeatable: bool | None = None
     memoize: bool = False
+    priority: int = 0
+    deadline: float | None = None
 
 
 class Flow:
     """A flow that was started. Made by `Client.flow`; `Client.flows` has all of yours.
 
     Attributes:
-        id: which; another process finds it among ``client.flows()``.
+        id: which; another process finds it by this, `Client.find_flow`.
         status: how it did when it was asked last; see the API's ``FlowStatus``.
     """
 
@@ -141,6 +145,8 @@ def _described(client: Client, step: Step) -> dict[str, Any]:
             "walltime_ms": _milliseconds("walltime", step.walltime),
             "repeatable": step.repeatable,
             "memoize": step.memoize,
+            "priority": _priority(step.priority),
+            "deadline_ms": _milliseconds("deadline", step.deadline),
         },
         **({} if of is None else {"from": list(of)}),
         **({} if step.endpoint is None else {"endpoint": step.endpoint}),

@@ -84,7 +84,11 @@ class Future(cf.Future[T]):
         raise AttributeError(name)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """``await future`` is its result, in whatever loop of asyncio's runs."""
+        """``await future`` is its result, in whatever loop of asyncio's runs. Who cancels the wait cancels the call."""
+        if type(self._call) is Task:
+            from mayfly._async import ended
+
+            return ended(self).__await__()
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
@@ -117,6 +121,8 @@ class Future(cf.Future[T]):
         if now is None or type(self._call) is not Task or self._decode is not None:
             text = "a future cannot be pickled: take its result, or give it to a durable task, which waits for it"
             raise TypeError(text)
+        if self._raw:
+            raise TypeError(f"{self!r} is of a shared library's function, and no argument: give its result instead")
         executor, taken = now
         tasks: Any = self._pool
         if tasks is not executor._pool and not tasks.flush(FLUSH):

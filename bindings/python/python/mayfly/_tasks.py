@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures as cf
 import functools
-import inspect
 import json
-import shlex
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast
 
 import cloudpickle
 
-from mayfly import _entry_point, _worker
-from mayfly._command import Command
+from mayfly import _worker
 from mayfly._entry_point import EntryPoint
 from mayfly._environment import Environment, EnvironmentLike, environment_of
 from mayfly._functions import Functions
 from mayfly._future import Future, Watching, serve, taking
 from mayfly._native import TaskOptions
 from mayfly._native import Tasks as NativeTasks
+from mayfly._programs import Kept, Pickled, Program
+from mayfly._source import Source
+from mayfly._symbol import Symbol
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Placement = Literal["packed", "spread", "together", "fabric"]
+
+#: What is not called through pickled arguments, by its form in the API.
+_KINDS: dict[str, type[Program]] = {"entry_point": EntryPoint, "plain": Symbol, "checked": Symbol, "source": Source}
 
 
 class Registered:
@@ -48,7 +51,7 @@ class Registered:
         self.name: str | None = status["name"]
         self.version: int = status["version"]
         self._number = bytes.fromhex(self.id)
-        self._is_entry_point = status["form"]["form"] == "entry_point"
+        self._kind = _KINDS.get(status["form"]["form"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it here, if it was registered here."""
@@ -87,6 +90,7 @@ class Executor(Watching, cf.Executor):
         deadline: seconds from its submission until a task's end, after which it is ended.
         walltime: seconds that one execution may take, after which it is ended with all its processes.
         retries: how often a task is executed again when its function raises.
+        retry_wait: seconds before the first of these, an hour at most; before each further one, twice as long.
         repeatable: whether a task may be executed again when it may have been executed already, as by a node that died.
         memoize: whether a task may have the result of an earlier one of yours with the same function and arguments;
             those that come while it runs wait for it.
@@ -98,6 +102,7 @@ class Executor(Watching, cf.Executor):
         ranks: workers that each task has at once, all of them or none. Each of them calls the function, in which
             ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
         placement: on which nodes those are, as of `Client.gang`.
+        source: whether functions go as their text, as of `Client.register`.
     """
 
     def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
@@ -119,6 +124,7 @@ class Executor(Watching, cf.Executor):
         deadline: float | None = None,
         walltime: float | None = None,
         retries: int = 0,
+        retry_wait: float = 0.0,
         repeatable: bool = False,
         memoize: bool = False,
         environment: EnvironmentLike = None,
@@ -128,6 +134,7 @@ class Executor(Watching, cf.Executor):
         gpus: int = 0,
         ranks: int = 0,
         placement: Placement | None = None,
+        source: bool = False,
     ) -> None:
         if workers is not None:
             raise ValueError(
@@ -145,10 +152,23 @@ class Executor(Watching, cf.Executor):
             deadline=deadline,
             walltime=walltime,
             retries=retries,
+            retry_wait=retry_wait,
             repeatable=repeatable,
             memoize=memoize,
         )
         self._ranks = ranks
+        given = {
+            "environment": environment is not None,
+            "image": image is not None,
+            "cores": cores != 1,
+            "memory": memory != 0,
+            "gpus": gpus != 0,
+            "ranks": ranks != 0,
+            "placement": placement is not None,
+            "source": source,
+        }
+        #: What it says of functions, which those that are registered say themselves.
+        self._given = [name for name, is_given in given.items() if is_given]
         self._register = functools.partial(
             _register,
             self._pool,
@@ -161,7 +181,8 @@ class Executor(Watching, cf.Executor):
             placement=placement,
         )
         self._numbers: list[bytes] = []
-        self._entry_points: dict[tuple[str, ...], bytes] = {}
+        self._programs: dict[Hashable, bytes] = {}
+        self._sources: weakref.WeakKeyDictionary[Any, Source] | None = weakref.WeakKeyDictionary() if source else None
         numbers, known = self._numbers, self._register
 
         def number(fn: Any) -> int:
@@ -195,28 +216,50 @@ class Executor(Watching, cf.Executor):
 
     def _submit(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions) -> Future[Any]:
         self._check_open()
-        if (program := self._entry_point(fn)) is not None:
-            task = self._pool.submit_json(program, _entry_point.call(args, kwargs), options)
-            return Future(task, self._pool, self)
+        if (program := self._program(fn)) is not None:
+            function, kind = program
+            task = self._pool.submit_raw(function, kind.packed(args, kwargs), options)
+            return Future(task, self._pool, self, raw=kind.raw)
         function, arguments = self._known(fn, args)
         with taking(self) as taken:
             task = self._pool.submit(function, arguments, kwargs, options, taken)
         return Future(task, self._pool, self)
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Submits a task and awaits its result."""
-        return await self.submit(fn, *args, **kwargs)
+        """Submits a task and awaits its result. Where the wait is cancelled, so is the task."""
+        from mayfly._async import submitted
 
-    def _entry_point(self, fn: Any) -> bytes | None:
-        """Which one it is, if it is one."""
+        return await submitted(lambda: self.submit(fn, *args, **kwargs))
+
+    def _program(self, fn: Any) -> tuple[bytes, type[Program]] | None:
+        """Which one it is and of what kind, if it is one."""
         if type(fn) is Registered:
-            return fn._number if fn._is_entry_point else None
-        if not isinstance(fn, EntryPoint):
+            if self._given:
+                said = ", ".join(f"{name}=" for name in self._given)
+                raise ValueError(
+                    f"{said} of this executor says nothing about {fn!r}, which has what it was registered with; "
+                    "register it with that, and leave it out here"
+                )
+            return None if fn._kind is None else (fn._number, fn._kind)
+        if self._sources is not None:
+            fn = self._as_source(fn, self._sources)
+        if not isinstance(fn, Program):
             return None
-        words = tuple(fn.words)
-        if words not in self._entry_points:
-            self._entry_points[words] = self._register(fn)
-        return self._entry_points[words]
+        key = fn.key
+        if key not in self._programs:
+            self._programs[key] = self._register(fn)
+        return self._programs[key], type(fn)
+
+    @staticmethod
+    def _as_source(fn: Any, known: weakref.WeakKeyDictionary[Any, Source]) -> Source:
+        try:
+            found = known.get(fn)
+        except TypeError:
+            # What cannot be looked up, such as a method, is told what it is.
+            return Source(fn)
+        if found is None:
+            found = known[fn] = Source(fn)
+        return found
 
     def _known(self, fn: Any, args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
         if type(fn) is Registered:
@@ -233,6 +276,23 @@ class Executor(Watching, cf.Executor):
 
         All are submitted at once: they run to their end even if this process does not.
         """
+        futures, is_chunked = self._mapped(fn, iterables, chunksize)
+        return _unchunked(futures, timeout) if is_chunked else _in_order(futures, timeout)
+
+    async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 1) -> AsyncIterator[T]:
+        """As `map`, for ``async for``; all are submitted when the first result is asked for."""
+        from mayfly._async import ended, twin
+
+        futures, is_chunked = await twin(Executor._mapped)(self, fn, iterables, chunksize)
+        futures.reverse()
+        while futures:
+            # They go on without anybody who waits.
+            result = await ended(futures.pop(), cancels=False)
+            for one in _values(result) if is_chunked else (result,):
+                yield one
+
+    def _mapped(self, fn: Any, iterables: tuple[Iterable[Any], ...], chunksize: int) -> tuple[list[Future[Any]], bool]:
+        """The tasks of a map, and whether each is of a chunk."""
         self._check_open()
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -240,10 +300,9 @@ class Executor(Watching, cf.Executor):
             raise ValueError(f"chunksize={chunksize}: ranks call the function once for each item; leave it out")
         if not iterables:
             raise TypeError("map() takes at least one iterable")
-        if chunksize == 1 or self._entry_point(fn) is not None:
-            futures = [self._submit(fn, args, {}, self._options) for args in zip(*iterables, strict=False)]
-            return _in_order(futures, timeout)
-        return _unchunked(self._chunks(fn, iterables, chunksize), timeout)
+        if chunksize == 1 or self._program(fn) is not None:
+            return [self._submit(fn, args, {}, self._options) for args in zip(*iterables, strict=False)], False
+        return self._chunks(fn, iterables, chunksize), True
 
     def _chunks(self, fn: Any, iterables: tuple[Iterable[Any], ...], chunksize: int) -> list[Future[Any]]:
         from itertools import islice
@@ -300,8 +359,12 @@ class Executor(Watching, cf.Executor):
     def _mapper(self) -> bytes:
         return self._register(_worker.apply_map)
 
-    def _adopt(self, tasks: list[str]) -> list[Future[Any]]:
-        return [Future(task, self._pool, self) for task in self._pool.adopt(tasks)]
+    def _adopt(self, statuses: list[dict[str, Any]]) -> list[Future[Any]]:
+        tasks = self._pool.adopt([status["id"] for status in statuses])
+        return [
+            Future(task, self._pool, self, raw=status.get("raw", False))
+            for task, status in zip(tasks, statuses, strict=True)
+        ]
 
 
 def options(
@@ -310,27 +373,35 @@ def options(
     deadline: float | None,
     walltime: float | None,
     retries: int,
+    retry_wait: float = 0.0,
     repeatable: bool,
     memoize: bool,
 ) -> TaskOptions:
     """How tasks are treated, checked."""
-    if not -128 <= priority <= 127:
-        raise ValueError(f"priority={priority}: ask for -128 to 127")
     if not 0 <= retries <= 1000:
         raise ValueError(f"retries={retries}: ask for 0 to 1000")
+    if not 0 <= retry_wait <= 3600:
+        raise ValueError(f"retry_wait={retry_wait}: ask for 0 to 3600 seconds")
     return TaskOptions(
         json.dumps(
             {
-                "priority": priority,
+                "priority": _priority(priority),
                 "deadline_ms": _milliseconds("deadline", deadline),
                 "walltime_ms": _milliseconds("walltime", walltime),
                 "retries": retries,
+                "retry_wait_ms": round(retry_wait * 1000),
                 # A registered function has its own word on it.
                 "repeatable": True if repeatable else None,
                 "memoize": memoize,
             }
         )
     )
+
+
+def _priority(priority: int) -> int:
+    if not -128 <= priority <= 127:
+        raise ValueError(f"priority={priority}: ask for -128 to 127")
+    return priority
 
 
 def _milliseconds(name: str, seconds: float | None) -> int:
@@ -342,7 +413,7 @@ def _milliseconds(name: str, seconds: float | None) -> int:
 
 
 def describe(
-    fn: Any,
+    kept: Kept,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -358,24 +429,12 @@ def describe(
     placement: Placement | None = None,
 ) -> dict[str, Any]:
     """What the manager is told of a function beside its code."""
-    from mayfly._client import runtime
-    from mayfly._lease import _PYTHON, _name_of
-
-    form = {"form": "python", "python": _PYTHON, "cloudpickle": cloudpickle.__version__, "name": _name_of(fn)}
-    kind, about = runtime(environment), inspect.getdoc(fn) or ""
-    try:
-        source = fn.command if isinstance(fn, Command) else inspect.getsource(fn)
-    except (OSError, TypeError):
-        source = ""
-    if isinstance(fn, EntryPoint):
-        form = {"form": "entry_point", "name": image or ""}
-        kind, about, source = {"kind": "native"}, "", shlex.join(fn.words)
     return {
         "name": name,
-        "description": about if description is None else description,
-        "source": source,
-        "form": form,
-        "runtime": kind,
+        "description": kept.about if description is None else description,
+        "source": kept.source,
+        "form": kept.form(image),
+        "runtime": kept.runtime(environment),
         "resources": {
             "cores": cores,
             "memory_bytes": memory,
@@ -390,10 +449,10 @@ def describe(
     }
 
 
-def register(tasks: NativeTasks, fn: Any, **about: Any) -> dict[str, Any]:
+def register(tasks: NativeTasks, fn: Any, *, source: bool = False, **about: Any) -> dict[str, Any]:
     """Makes a function known to the manager; answers what it knows of it."""
-    code = fn.code if isinstance(fn, EntryPoint) else cloudpickle.dumps(fn, protocol=5)
-    status: dict[str, Any] = json.loads(tasks.register(json.dumps(describe(fn, **about)), code))
+    kept = Source(fn) if source else fn if isinstance(fn, Kept) else Pickled(fn)
+    status: dict[str, Any] = json.loads(tasks.register(json.dumps(describe(kept, **about)), kept.code))
     return status
 
 
@@ -415,10 +474,15 @@ def _in_order(futures: list[Future[T]], timeout: float | None) -> Iterator[T]:
 
 
 def _unchunked(futures: list[Future[Any]], timeout: float | None) -> Iterator[Any]:
+    for chunk in _in_order(futures, timeout):
+        yield from _values(chunk)
+
+
+def _values(chunk: tuple[int, bool, list[Any]]) -> Iterator[Any]:
     from mayfly._errors import failed_item
 
-    for _, any_failed, values in _in_order(futures, timeout):
-        for value in values:
-            if any_failed and type(value) is _worker.Failed:
-                raise failed_item(value)
-            yield value
+    _, any_failed, values = chunk
+    for value in values:
+        if any_failed and type(value) is _worker.Failed:
+            raise failed_item(value)
+        yield value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mayfly._flow import Function, Step, described, id_of
-from mayfly._tasks import _milliseconds
+from mayfly._tasks import _milliseconds, _priority
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -104,6 +104,8 @@ def make(
     keywords: Mapping[str, Any] | None,
     then: Iterable[Step],
     valid_for: float | None,
+    priority: int,
+    deadline: float | None,
     retries: int,
     walltime: float | None,
     repeatable: bool | None,
@@ -121,6 +123,8 @@ def make(
         "description": description,
         "source": source_of(**source),
         "options": {
+            "priority": _priority(priority),
+            "deadline_ms": _milliseconds("deadline", deadline),
             "retries": retries,
             "walltime_ms": _milliseconds("walltime", walltime),
             "repeatable": repeatable,

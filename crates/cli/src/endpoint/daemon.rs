@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mayfly_client::Client;
 use mayfly_endpoint::connection::{self, State};
-use mayfly_endpoint::{Dispatcher, Places, blocks};
+use mayfly_endpoint::{Dispatcher, Invites, Places, blocks};
 use mayfly_manager::Manager;
 use mayfly_protocol::api::{Connection, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
@@ -69,6 +69,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
     let options = mayfly_endpoint::Options {
         places: Some(Arc::clone(&lasting) as Arc<dyn Places>),
         tenants: up::tenants(&manager),
+        invites: Some(invites(&manager, config.is_shared())),
         suits: nodes::suits(&config),
         contents: Arc::new(contents.map_err(|error| error.0)?),
         most_workers: config.most_workers(),
@@ -83,6 +84,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
             manager: manager.clone(),
             runtime: tokio::runtime::Handle::current(),
             demand: Box::new(dispatcher.demand()),
+            leased: Box::new(dispatcher.workers()),
             said: conversation.said,
             board: Arc::clone(&board),
             lasting,
@@ -192,6 +194,22 @@ async fn site_manager(config: &Config, directory: &Path) -> Result<mayfly_manage
         Failure::new(Code::StoreFailed, text)
     })?;
     Ok(manager)
+}
+
+/// Who leases from the site's own manager.
+fn invites(manager: &mayfly_manager::Handle, is_shared: bool) -> Invites {
+    let manager = manager.clone();
+    Box::new(move |tenant, name, guest| {
+        let manager = manager.clone();
+        Box::pin(async move {
+            if guest && !is_shared {
+                // Its sandbox is the owner's, who has none.
+                let text = "the endpoint is not shared any more; ask its owner";
+                return Err(Failure::new(Code::Forbidden, text));
+            }
+            manager.for_guest(tenant, &name).await
+        })
+    })
 }
 
 fn options(config: &Config, directory: &Path, port: u16) -> mayfly_manager::Options {

@@ -1,5 +1,6 @@
 //! An endpoint's directory, and what can be done with the daemon in it from outside.
 
+use std::collections::HashMap;
 use std::fs::{DirBuilder, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -156,7 +157,8 @@ pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure
         }
         let ended = child.try_wait().ok().flatten();
         if ended.is_some() || Instant::now() > until {
-            let said = tail_from(&path, from).unwrap_or_default();
+            let said = bytes_from(&path, from).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said);
             let text = match ended {
                 Some(status) => format!("the endpoint did not start ({status}):\n{}", said.trim_end()),
                 None => format!(
@@ -322,7 +324,7 @@ pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Resu
     let directory = Directory::existing(name)?;
     let path = match block {
         None => directory.path.join(LOG),
-        Some(block) => return block_logs(&directory, block, lines),
+        Some(block) => return block_logs(&directory, block, lines, follow),
     };
     let text = match std::fs::read(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
@@ -335,16 +337,26 @@ pub fn logs(name: &str, block: Option<&str>, lines: usize, follow: bool) -> Resu
     let mut at = text.len() as u64;
     loop {
         std::thread::sleep(LOOK);
-        if let Ok(more) = tail_from(&path, at)
-            && !more.is_empty()
-        {
-            at += more.len() as u64;
-            output::bytes(more.as_bytes());
-        }
+        at += show_from(&path, at, None);
     }
 }
 
-fn block_logs(directory: &Directory, block: &str, lines: usize) -> Result<(), Failure> {
+/// Shows what is in a file from there on, under a heading if there is one. How many bytes that are.
+fn show_from(path: &Path, at: u64, heading: Option<&Path>) -> u64 {
+    // One that is gone, or not there yet, has nothing more.
+    let more = bytes_from(path, at).unwrap_or_default();
+    if more.is_empty() {
+        return 0;
+    }
+    if let Some(heading) = heading {
+        output::line(&format!("==> {} <==", heading.display()));
+    }
+    output::bytes(&more);
+    more.len() as u64
+}
+
+/// The files that the nodes of a block write, in the order of their names.
+fn block_files(directory: &Directory, block: &str) -> Result<Vec<PathBuf>, Failure> {
     let found = std::fs::read_dir(directory.path.join(BLOCKS)).map_err(|error| directory.unusable(&error))?;
     let mut files: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).collect();
     // `cluster-1` and not `cluster-10`.
@@ -356,6 +368,11 @@ fn block_logs(directory: &Directory, block: &str, lines: usize) -> Result<(), Fa
         path.is_file() && rest.is_some_and(|rest| rest.starts_with('.') && !rest.ends_with(".json"))
     });
     files.sort();
+    Ok(files)
+}
+
+fn block_logs(directory: &Directory, block: &str, lines: usize, follow: bool) -> Result<(), Failure> {
+    let files = block_files(directory, block)?;
     if files.is_empty() {
         let text = format!(
             "nothing is left of a block `{block}` of the endpoint `{}`",
@@ -363,12 +380,31 @@ fn block_logs(directory: &Directory, block: &str, lines: usize) -> Result<(), Fa
         );
         return Err(Failure::new(Code::NotFound, text));
     }
+    let mut shown: HashMap<PathBuf, u64> = HashMap::new();
+    let mut last = None;
     for path in files {
         let text = std::fs::read(&path).map_err(|error| directory.unusable(&error))?;
         output::line(&format!("==> {} <==", path.display()));
         output::bytes(last_lines(&text, lines));
+        shown.insert(path.clone(), text.len() as u64);
+        last = Some(path);
     }
-    Ok(())
+    if !follow {
+        return Ok(());
+    }
+    loop {
+        std::thread::sleep(LOOK);
+        // A node that comes later has a file that was not there before.
+        for path in block_files(directory, block)? {
+            let at = shown.entry(path.clone()).or_default();
+            let is_other = last.as_ref() != Some(&path);
+            let more = show_from(&path, *at, is_other.then_some(&*path));
+            *at += more;
+            if more > 0 {
+                last = Some(path);
+            }
+        }
+    }
 }
 
 fn last_lines(text: &[u8], lines: usize) -> &[u8] {
@@ -378,12 +414,12 @@ fn last_lines(text: &[u8], lines: usize) -> &[u8] {
     if lines == 0 { &[] } else { &text[from..] }
 }
 
-fn tail_from(path: &Path, from: u64) -> std::io::Result<String> {
+fn bytes_from(path: &Path, from: u64) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -246,6 +246,8 @@ pub struct Nodes {
     pub runtime: tokio::runtime::Handle,
     /// What there is to do.
     pub demand: Box<dyn Fn() -> Demand + Send>,
+    /// Workers that are leased for tasks.
+    pub leased: Box<dyn Fn() -> u32 + Send>,
     /// Who is told.
     pub said: UnboundedSender<FromDispatcher>,
     pub board: Arc<Board>,
@@ -338,7 +340,13 @@ impl Site for Nodes {
     }
 
     fn demand(&self) -> Demand {
-        (self.demand)()
+        let Demand { workers, longest_ms } = (self.demand)();
+        // What tenants lease themselves, too.
+        let leased = self.manager.asked_for().saturating_sub((self.leased)().into());
+        Demand {
+            workers: workers + leased,
+            longest_ms,
+        }
     }
 
     fn drain(&mut self, block: &str) {

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::ErrorBody;
+use mayfly_protocol::api::{Connection, ErrorBody};
 use mayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TenantId;
@@ -32,6 +32,7 @@ pub fn routes() -> Router<Api> {
     Router::new()
         .route("/v1/endpoints", get(list_endpoints).post(register_endpoint))
         .route("/v1/endpoints/{name}", delete(remove_endpoint))
+        .route("/v1/endpoints/{name}/invitation", post(invite))
         .route("/v1/endpoints/connect", get(connect_endpoint))
         .route("/v1/endpoints/accounts", post(create_account))
 }
@@ -79,7 +80,13 @@ pub(crate) async fn create_account(
     Shared(control): Shared<Api>,
     Document(asked): Document<AccountRequest>,
 ) -> Result<Response, Refusal> {
-    let status = control.tasks()?.account(above, asked.tenant)?;
+    let tasks = control.tasks()?;
+    let status = tasks.account(above, asked.tenant)?;
+    let by = tasks.endpoint(&above.to_string());
+    let by = by.ok_or_else(|| refuse(Code::NotFound, "the endpoint is gone"))?;
+    let about = serde_json::json!({ "tenant": control.tenant_name(asked.tenant) });
+    let by = (by.tenant, format!("endpoint:{}", by.name));
+    control.audit_of(by, "endpoint.account", &status.name, &about).await?;
     let new = with_token(&control, asked.tenant, status).await?;
     Ok((StatusCode::CREATED, packed.answer(new)).into_response())
 }
@@ -122,6 +129,23 @@ pub(crate) async fn remove_endpoint(
         }
     }
     Ok(packed.answer(status))
+}
+
+/// Makes a token with which the caller leases from the nodes of an endpoint itself, at the site's own manager, and says where that is.
+/// It is good for half a day, and for as long as the endpoint's process runs.
+#[utoipa::path(post, path = "/v1/endpoints/{name}/invitation", params(("name" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = Connection), (status = "default", body = ErrorBody)))]
+pub(crate) async fn invite(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let (by, name) = (submitter(&control, &caller)?, named(path)?);
+    let connection = control.tasks()?.invite(&by, &name).await?;
+    control.audit(&caller, "endpoint.invite", &name, &()).await?;
+    Ok(packed.answer(connection))
 }
 
 fn bearers_of(control: &Control, tenant: TenantId, name: &str) -> Vec<[u8; 32]> {

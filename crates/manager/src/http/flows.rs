@@ -46,6 +46,9 @@ pub(crate) async fn start_flow(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let by = submitter(&control, &caller)?;
+    let about = serde_json::json!({ "name": request.name, "steps": request.steps.len() });
+    let subject = request.id.map(|id| id.to_string()).unwrap_or_default();
+    control.audit(&caller, "flow.start", &subject, &about).await?;
     let started: FlowStatus = control.tasks()?.start_flow(by, request).await?;
     Ok((StatusCode::CREATED, packed.answer(started)).into_response())
 }
@@ -110,6 +113,7 @@ pub(crate) async fn cancel_flow(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let flow = flow_at(&control, &caller, path, std::time::Duration::ZERO).await?;
+    control.audit(&caller, "flow.cancel", flow.id, &()).await?;
     control.tasks()?.cancel_flow(flow.id);
     let ended = flow_at(&control, &caller, Ok(Path(flow.id)), patience(5_000)).await?;
     Ok(packed.answer(ended))

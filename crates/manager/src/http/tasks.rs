@@ -13,8 +13,8 @@ use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, FunctionRegistration, FunctionSharing, FunctionStatus, MOST_BODY_BYTES,
-    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskStatus, TaskSubmission,
+    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus, MOST_BODY_BYTES,
+    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus, TaskSubmission,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -22,8 +22,8 @@ use utoipa::IntoParams;
 use super::Api;
 use crate::control::Control;
 use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
-use crate::store::tasks::{FunctionRecord, TaskQuery};
-use crate::tasks::{Submitter, may_run};
+use crate::store::tasks::{FunctionRecord, How, TaskQuery};
+use crate::tasks::{Submitter, may_run, name_of};
 
 /// Most entries of one answer.
 const MOST_ENTRIES: u32 = 10_000;
@@ -32,12 +32,13 @@ const MOST_ENTRIES: u32 = 10_000;
 pub fn routes() -> Router<Api> {
     Router::new()
         .route("/v1/functions", get(list_functions).post(register_function))
-        .route("/v1/functions/{id}", get(show_function))
+        .route("/v1/functions/{id}", get(show_function).delete(remove_function))
         .route("/v1/functions/{id}/code", get(show_code))
         .route("/v1/functions/{id}/sharing", put(share_function))
         .route("/v1/tasks", get(list_tasks).post(submit_tasks))
         .route("/v1/tasks/counts", get(count_tasks))
         .route("/v1/tasks/cancel", post(cancel_tasks))
+        .route("/v1/tasks/forget", post(forget_tasks))
         .route("/v1/tasks/{id}", get(show_task))
         .route("/v1/tasks/{id}/outcome", get(show_outcome))
         .route("/v1/tasks/{id}/output", get(show_output))
@@ -82,6 +83,10 @@ pub(crate) async fn register_function(
     Document(given): Document<FunctionRegistration>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
+    if let Some(name) = &given.name {
+        let about = serde_json::json!({ "shared_with": given.shared_with, "bytes": given.code.len() });
+        control.audit(&caller, "function.register", name, &about).await?;
+    }
     let function = control.tasks()?.register(caller.bearer.tenant, given).await?;
     let status = status_of(&control, &function);
     Ok((StatusCode::CREATED, packed.answer(status)).into_response())
@@ -141,6 +146,25 @@ pub(crate) async fn show_function(
     Ok(packed.answer(status_of(&control, &function)))
 }
 
+/// Forgets a function of the caller's: all versions of a name, or one version, by its id, of which operators may remove anybody's.
+/// Tasks, flows and triggers that use it must have ended or be removed; outcomes stay.
+#[utoipa::path(delete, path = "/v1/functions/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+    responses((status = 200, body = [FunctionStatus]), (status = "default", body = ErrorBody)))]
+pub(crate) async fn remove_function(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    path: NamePath,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let name = named(path)?;
+    control.audit(&caller, "function.remove", &name, &()).await?;
+    let any = caller.role >= Role::Operator;
+    let gone = control.tasks()?.remove_function(caller.bearer.tenant, any, name).await?;
+    let gone: Vec<_> = gone.iter().map(|function| status_of(&control, function)).collect();
+    Ok(packed.answer(gone))
+}
+
 /// A function's code.
 #[utoipa::path(get, path = "/v1/functions/{id}/code", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = ErrorBody)))]
@@ -197,15 +221,22 @@ pub struct Listing {
     tag: Option<String>,
     /// Of one endpoint.
     endpoint: Option<String>,
+    /// Of one function, by its id, or of all of a name that the caller may run.
+    function: Option<String>,
+    /// Those that are in this state.
+    state: Option<TaskState>,
+    /// Those that have ended: not well, or, if this is false, well.
+    failed: Option<bool>,
     /// Older ones than this: the last of the page before.
     before: Option<TaskId>,
     /// At most; 100 by default, 10,000 at most.
     limit: Option<u32>,
-    /// Everybody's, for operators.
+    /// Everybody's, for operators, and, with an endpoint, for its owner.
     everybody: bool,
 }
 
-/// Tasks, the latest first: one's own, or, for operators who ask for them, everybody's.
+/// Tasks, the latest first: one's own, or, for operators who ask for them, and for the owner of the endpoint that is named, everybody's.
+/// Why others' failed is told to operators alone.
 #[utoipa::path(get, path = "/v1/tasks", params(Listing), security(("bearer" = [])),
     responses((status = 200, body = [TaskStatus]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn list_tasks(
@@ -215,10 +246,11 @@ pub(crate) async fn list_tasks(
     query: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
-    if asked.everybody {
-        caller.is(Role::Operator)?;
-    }
     let tasks = control.tasks()?;
+    let is_operator = caller.role >= Role::Operator;
+    if asked.everybody && !is_operator {
+        tasks.whose(caller.bearer.tenant, is_operator, true, asked.endpoint.as_deref())?;
+    }
     let endpoint = match asked.endpoint {
         None => None,
         // Of one that is gone, its tasks still tell the id.
@@ -229,29 +261,89 @@ pub(crate) async fn list_tasks(
                 .map_err(|_| refuse(Code::NotFound, format!("there is no endpoint `{wanted:.80}`")))?,
         }),
     };
+    let functions = match &asked.function {
+        None => None,
+        Some(wanted) => Some(functions_named(&control, &caller, wanted, asked.everybody)?),
+    };
+    let ended = match (asked.failed, asked.state) {
+        (Some(true), _) => Some(How::Failed),
+        (Some(false), _) => Some(How::Well),
+        (None, Some(TaskState::Done)) => Some(How::Somehow),
+        (None, _) => None,
+    };
+    let live = asked.state.filter(|state| *state != TaskState::Done);
+    if live.is_some() && ended.is_some() {
+        return Ok(packed.answer(Vec::<TaskStatus>::new()));
+    }
     let query = TaskQuery {
         tenant: (!asked.everybody).then_some(caller.bearer.tenant),
         tag: asked.tag,
         endpoint,
+        functions,
+        ended,
         before: asked.before,
         limit: asked.limit.unwrap_or(100).min(MOST_ENTRIES),
     };
-    let listed: Vec<TaskStatus> = tasks.list(query).await?;
+    let mut listed: Vec<TaskStatus> = tasks.list(query, live).await?;
+    if asked.everybody && !is_operator {
+        let own = control.tenant_name(caller.bearer.tenant);
+        let others = listed.iter_mut().filter(|status| status.owner != own);
+        for failure in others.filter_map(|status| status.error.as_mut()) {
+            failure.message = "told to the task's owner".into();
+        }
+    }
     Ok(packed.answer(listed))
 }
 
+/// The functions that a text names: one by its id, or all of a name, versions and others', that the caller may run.
+fn functions_named(
+    control: &Control,
+    caller: &Caller,
+    wanted: &str,
+    everybody: bool,
+) -> Result<Vec<FunctionId>, Refusal> {
+    if let Ok(id) = wanted.parse() {
+        return Ok(vec![id]);
+    }
+    let by = submitter(control, caller)?;
+    let mut functions = control.tasks()?.functions();
+    functions.retain(|function| name_of(function) == wanted && (everybody || may_run(function, &by)));
+    match functions.is_empty() {
+        true => Err(refuse(
+            Code::NotFound,
+            format!("there is no function `{wanted:.80}` that you may run"),
+        )),
+        false => Ok(functions.iter().map(|function| function.id).collect()),
+    }
+}
+
+/// Which tasks to count.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default)]
+pub struct Counting {
+    /// Of one tag.
+    tag: Option<String>,
+}
+
 /// How many of the caller's tasks are where.
-#[utoipa::path(get, path = "/v1/tasks/counts", security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/counts", params(Counting), security(("bearer" = [])),
     responses((status = 200, body = TaskCounts), (status = "default", body = ErrorBody)))]
 pub(crate) async fn count_tasks(
     caller: Caller,
     packed: Packed,
     Shared(control): Shared<Api>,
+    query: Result<Query<Counting>, QueryRejection>,
 ) -> Result<Response, Refusal> {
-    Ok(packed.answer(control.tasks()?.counts(caller.bearer.tenant)))
+    let (tasks, tenant) = (control.tasks()?, caller.bearer.tenant);
+    Ok(packed.answer(match asked(query)?.tag {
+        None => tasks.counts(tenant),
+        Some(tag) => tasks.counts_of(tenant, &tag).await?,
+    }))
 }
 
-/// Cancels tasks: those that wait end at once, those that run are ended.
+/// Cancels tasks: those that wait end at once, those that run are ended. One's own, or, for operators, and for the owner of the
+/// endpoint that is named, everybody's.
 #[utoipa::path(post, path = "/v1/tasks/cancel", request_body = Cancellation, security(("bearer" = [])),
     responses((status = 200, body = Cancelled), (status = "default", body = ErrorBody)))]
 pub(crate) async fn cancel_tasks(
@@ -261,7 +353,33 @@ pub(crate) async fn cancel_tasks(
     Document(what): Document<Cancellation>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
-    Ok(packed.answer(control.tasks()?.cancel(caller.bearer.tenant, what).await))
+    let tasks = control.tasks()?;
+    let is_operator = caller.role >= Role::Operator;
+    let whose = tasks.whose(caller.bearer.tenant, is_operator, what.everybody, what.endpoint.as_deref())?;
+    let about = serde_json::json!({
+        "tasks": what.tasks.len(), "tag": what.tag, "endpoint": what.endpoint, "everybody": what.everybody,
+    });
+    let subject = what.tag.clone().or(what.endpoint.clone()).unwrap_or_default();
+    control.audit(&caller, "task.cancel", &subject, &about).await?;
+    Ok(packed.answer(tasks.cancel(&whose, what).await))
+}
+
+/// Forgets tasks of the caller's that have ended, with their outcomes, before they are forgotten by themselves. What they answered
+/// goes, too, where no other task has it.
+#[utoipa::path(post, path = "/v1/tasks/forget", request_body = Forgetting, security(("bearer" = [])),
+    responses((status = 200, body = Forgotten), (status = "default", body = ErrorBody)))]
+pub(crate) async fn forget_tasks(
+    caller: Caller,
+    packed: Packed,
+    Shared(control): Shared<Api>,
+    Document(what): Document<Forgetting>,
+) -> Result<Response, Refusal> {
+    caller.changes_as(Role::User)?;
+    let about = serde_json::json!({ "tasks": what.tasks.len(), "tag": what.tag });
+    let subject = what.tag.clone().unwrap_or_default();
+    control.audit(&caller, "task.forget", &subject, &about).await?;
+    let forgotten: Forgotten = control.tasks()?.forget(caller.bearer.tenant, what).await?;
+    Ok(packed.answer(forgotten))
 }
 
 async fn task_at(control: &Control, caller: &Caller, path: TaskPath) -> Result<TaskStatus, Refusal> {

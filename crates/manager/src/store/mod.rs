@@ -15,7 +15,7 @@ pub mod tasks;
 pub mod triggers;
 
 #[cfg(test)]
-mod conformance;
+pub(crate) mod conformance;
 
 use std::time::Duration;
 

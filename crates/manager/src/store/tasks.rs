@@ -6,7 +6,7 @@ use mayfly_protocol::dispatch::Attempt;
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
+use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskCounts, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -16,6 +16,11 @@ use super::triggers::TriggerStore;
 
 /// Outcomes of one answer have so many bytes, roughly, unless a single one has more.
 pub const PAGE_BYTES: usize = 8 << 20;
+
+/// Tasks that are looked at in one step of a list.
+pub const LOOK: u32 = 10_000;
+/// Tasks that are counted in one step: their times stand behind their answers, which may be long.
+pub const TALLIED: u32 = 1_000;
 
 /// What a function is, beside its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +147,8 @@ pub struct TaskSpec {
     pub after: Vec<TaskId>,
     /// Whether their answers go along with the arguments.
     pub with_answers: bool,
+    /// What it has in common with tasks whose answer it may have, if it may.
+    pub memo: Option<[u8; 32]>,
 }
 
 /// What an execution is given.
@@ -229,10 +236,65 @@ pub struct TaskQuery {
     pub tag: Option<String>,
     /// Of one endpoint.
     pub endpoint: Option<EndpointId>,
+    /// Of one of these functions.
+    pub functions: Option<Vec<FunctionId>>,
+    /// Of those that have ended, such as did so.
+    pub ended: Option<How>,
     /// Earlier ones than this: the last of the page before.
     pub before: Option<TaskId>,
     /// At most.
     pub limit: u32,
+}
+
+/// What one step of forgetting came by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Where to go on, if anywhere.
+    pub next: Option<TaskId>,
+    /// The functions of all tasks that were looked at, each once.
+    pub functions: Vec<FunctionId>,
+}
+
+/// A task that was forgotten because its owner wanted that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    /// Which.
+    pub id: TaskId,
+    /// Its tag.
+    pub tag: String,
+    /// See [`TaskSpec::memo`].
+    pub memo: Option<[u8; 32]>,
+}
+
+/// An answer that others may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memoized {
+    /// See [`TaskSpec::memo`].
+    pub memo: [u8; 32],
+    /// What it is.
+    pub answer: Payload,
+    /// When its task ended.
+    pub ended_at_ms: u64,
+}
+
+/// How a task ended, as far as one asks for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// In any way.
+    Somehow,
+    /// Well.
+    Well,
+    /// Not well.
+    Failed,
+}
+
+/// Tasks that were found in one look.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TaskPage {
+    /// The latest first.
+    pub tasks: Vec<TaskRecord>,
+    /// Where to look on, as [`TaskQuery::before`]; none where there are no more, or enough were found.
+    pub next: Option<TaskId>,
 }
 
 /// All that a starting manager needs to know.
@@ -272,6 +334,9 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Changes what is said of functions; those that are not known stay so.
     fn change(&self, functions: Vec<(FunctionId, FunctionSpec)>) -> Pending<()>;
 
+    /// Forgets functions, with their code.
+    fn remove_functions(&self, functions: Vec<FunctionId>) -> Pending<()>;
+
     /// A function's code.
     fn code(&self, function: FunctionId) -> Pending<Option<Blob>>;
 
@@ -305,8 +370,12 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// One task.
     fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>>;
 
-    /// Tasks, the latest first.
-    fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>>;
+    /// Tasks, the latest first. Looks at some [`LOOK`] of them, so that no write waits long for it.
+    fn tasks(&self, query: TaskQuery) -> Pending<TaskPage>;
+
+    /// How many of a tenant's tag have ended with numbers above `after` and up to `up_to`, how many of them not well, and their
+    /// times; counts [`TALLIED`] at a time, and answers the last number, where there are more.
+    fn tally(&self, tenant: TenantId, tag: String, after: u64, up_to: u64) -> Pending<(TaskCounts, Option<u64>)>;
 
     /// Keeps that a tenant's content is stored; whether that was not known.
     fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool>;
@@ -321,8 +390,17 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Unused contents are deleted.
     fn drop_contents(&self, contents: Vec<(TenantId, Content)>) -> Pending<()>;
 
-    /// Forgets tasks that ended before this time, some at a time: begins behind `from`, and answers where to go on, if anywhere.
-    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>>;
+    /// Forgets tasks that ended before this time, some at a time: begins behind `from`.
+    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Passed>;
+
+    /// Tasks of a tenant's tag that have ended, with numbers above one and up to another, in the order of these; so many at most.
+    fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>>;
+
+    /// Forgets those of these tasks that are this tenant's and ended with numbers up to this one, but for those of some tags.
+    fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>>;
+
+    /// Answers of tasks that ended well, from this time on, and may be others' too, the last first: so many at most, and so many bytes.
+    fn memoized(&self, ended_since_ms: u64, most: u32, most_bytes: u64) -> Pending<Vec<Memoized>>;
 }
 
 impl Tries {

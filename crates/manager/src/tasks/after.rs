@@ -21,6 +21,8 @@ pub struct Before {
     left: u32,
     /// Why it cannot be executed any more.
     failure: Option<Box<Failure>>,
+    /// All, whose answers it may be given.
+    tasks: Box<[TaskId]>,
 }
 
 impl Before {
@@ -34,6 +36,11 @@ impl Before {
         self.failure.as_deref().cloned()
     }
 
+    /// Tasks that it comes after.
+    pub fn tasks(&self) -> &[TaskId] {
+        &self.tasks
+    }
+
     /// It cannot be executed any more.
     pub fn fails(&mut self, failure: Failure) {
         self.failure.get_or_insert_with(|| Box::new(failure));
@@ -44,7 +51,7 @@ impl Before {
 pub fn forgotten() -> Failure {
     Failure::new(
         Code::NotFound,
-        "an answer that the task is to be given is forgotten: the task that answered ended more than 7 days ago",
+        "an answer that the task is to be given is forgotten: the task that answered ended too long ago, or its owner forgot it",
     )
 }
 
@@ -118,6 +125,7 @@ impl State {
         }
         let Some(live) = self.live.get_mut(&task) else { return };
         live.before.left = left;
+        live.before.tasks = before.into();
         if let Some(failure) = failure {
             live.before.fails(failure);
         }
@@ -143,7 +151,7 @@ impl Tasks {
                 None if self.state().live.get(&task).is_some_and(|live| live.tenant == tenant) => {}
                 _ => {
                     let text = format!(
-                        "you have no task {task}, after which another is to come, or it ended more than 7 days ago"
+                        "you have no task {task}, after which another is to come, or it is forgotten by now"
                     );
                     return Err(Failure::new(Code::NotFound, text));
                 }

@@ -13,11 +13,12 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, ContentUsage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{ContentHash, TenantId};
-use mayfly_storage::{Objects, Place, Reading, Writing};
+use mayfly_storage::{Objects, Reading, Writing};
 use tokio::sync::RwLock;
 
-use super::Tasks;
+use super::{Tasks, told};
 use crate::control::{cautious_ms, now_ms};
+use crate::options::ContentOptions;
 use crate::store::tasks::TaskStore;
 
 /// A content that no task has is kept for so long after its last use: until the task comes that it was stored for.
@@ -39,6 +40,8 @@ pub struct Contents {
     /// What each tenant has, with what is on its way.
     used: Mutex<HashMap<TenantId, u64>>,
     most_bytes: u64,
+    /// How long answers are kept.
+    kept: Duration,
     /// The last ones, for those who ask for them soon: mostly a dispatcher beside, and a client that waits for its answer.
     recent: Mutex<Recent>,
     /// Held by whoever makes one known, and, alone, by whoever deletes some: else one might be known whose bytes just went.
@@ -88,16 +91,16 @@ impl Drop for Reserved<'_> {
 impl Contents {
     /// Over what is there already.
     pub(super) fn open(
-        place: &Place,
-        most_bytes: u64,
+        options: &ContentOptions,
         store: Arc<dyn TaskStore>,
         used: Vec<(TenantId, u64)>,
     ) -> Result<Self, Failure> {
         Ok(Self {
-            objects: Objects::open(place)?,
+            objects: Objects::open(&options.place)?,
             store,
             used: Mutex::new(used.into_iter().collect()),
-            most_bytes,
+            most_bytes: options.most_bytes,
+            kept: options.kept,
             recent: Mutex::default(),
             known: RwLock::default(),
         })
@@ -274,8 +277,10 @@ impl Reserved<'_> {
         let more = used.saturating_add(bytes as u64);
         if more > most {
             let text = format!(
-                "the content store holds {most} bytes for a tenant, and yours has {used}; contents go an hour after the last \
-                 task that has them, and answers 7 days after the task's end"
+                "the content store holds {most} bytes for a tenant, and yours has {used}; forget results that you have fetched, \
+                 by `mayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
+                 an hour after their last use",
+                told(self.contents.kept)
             );
             return Err(Failure::new(Code::QuotaExceeded, text));
         }
@@ -341,6 +346,8 @@ pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
 
 #[cfg(test)]
 mod tests {
+    use mayfly_storage::Place;
+
     use super::*;
     use crate::store::SqliteTasks;
 
@@ -351,7 +358,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
         let store = Arc::new(SqliteTasks::open(None, None).unwrap());
-        let contents = Contents::open(&place, most_bytes, store, Vec::new()).unwrap();
+        let options = ContentOptions {
+            place,
+            most_bytes,
+            kept: Duration::from_secs(7 * 24 * 3600),
+        };
+        let contents = Contents::open(&options, store, Vec::new()).unwrap();
         (directory, contents)
     }
 

@@ -8,7 +8,7 @@ use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
 
 use super::submit::{Submitter, plainly_named};
-use super::{Endpoint, State, Tasks, Tenants};
+use super::{Endpoint, State, Tasks, Tenants, Whose};
 use crate::random;
 use crate::store::tasks::EndpointRecord;
 
@@ -118,7 +118,10 @@ impl Tasks {
             let all: Vec<EndpointId> = all.filter(|record| its(record)).map(|record| record.id).collect();
             let waiting = state.live.values().filter(|live| all.contains(&live.endpoint)).count();
             if waiting > 0 {
-                let text = format!("{waiting} tasks of the endpoint have not ended; cancel them, or wait");
+                let text = format!(
+                    "{waiting} tasks at the endpoint have not ended; cancel them, by `mayfly task cancel --endpoint NAME \
+                     --everybody`, or wait"
+                );
                 return Err(Failure::new(Code::InvalidRequest, text));
             }
             all.iter()
@@ -146,6 +149,38 @@ impl Tasks {
     pub fn endpoint(&self, wanted: &str) -> Option<EndpointRecord> {
         let state = self.state();
         state.endpoint_named(wanted).map(|endpoint| endpoint.record.clone())
+    }
+
+    /// The tasks that somebody may end: those at an endpoint, with those below it, or anywhere, one's own or everybody's. Everybody's
+    /// may be ended by operators, and by whoever has the endpoint.
+    pub fn whose(
+        &self,
+        tenant: TenantId,
+        is_operator: bool,
+        everybody: bool,
+        endpoint: Option<&str>,
+    ) -> Result<Whose, Failure> {
+        let state = self.state();
+        let found = endpoint.map(|wanted| {
+            state.endpoint_named(wanted).ok_or_else(|| {
+                let text = format!("there is no endpoint `{wanted:.80}`; `mayfly endpoint list` shows those there are");
+                Failure::new(Code::NotFound, text)
+            })
+        });
+        let found = found.transpose()?.map(|endpoint| &endpoint.record);
+        if everybody && !is_operator && !found.is_some_and(|record| state.is_owner(record, tenant)) {
+            let text = "that takes an operator, or, for the tasks at an endpoint, its owner; name an endpoint of yours";
+            return Err(Failure::new(Code::Forbidden, text));
+        }
+        let at = found.map(|at| {
+            let its = |one: &&Endpoint| one.record.id == at.id || one.record.of.is_some_and(|of| of.endpoint == at.id);
+            let all = state.endpoints.values().filter(its);
+            all.map(|one| one.record.id).collect()
+        });
+        Ok(Whose {
+            tenant: (!everybody).then_some(tenant),
+            at,
+        })
     }
 
     /// Endpoints that somebody may run tasks at, or all.
@@ -193,6 +228,12 @@ impl State {
             },
         };
         endpoints.into_iter().map(status).collect()
+    }
+
+    /// Whether an endpoint is somebody's, or below one that is.
+    fn is_owner(&self, record: &EndpointRecord, tenant: TenantId) -> bool {
+        let above = record.of.and_then(|of| self.endpoints.get(&of.endpoint));
+        record.tenant == tenant || above.is_some_and(|above| above.record.tenant == tenant)
     }
 
     pub(super) fn endpoint_named(&self, wanted: &str) -> Option<&Endpoint> {

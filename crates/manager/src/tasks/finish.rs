@@ -76,7 +76,7 @@ impl Tasks {
             state.last_number = number;
             if let Some(key) = led {
                 match &one.error {
-                    None => ended.extend(state.answered(key, &one.answer)),
+                    None => ended.extend(state.answered(key, &one.answer, self.kept_ms())),
                     Some(_) => anew.extend(state.memo.failed(key)),
                 }
             }
@@ -179,8 +179,8 @@ impl State {
     }
 
     /// Tasks that waited for this answer, and have it.
-    fn answered(&mut self, key: Key, answer: &Payload) -> Vec<Ended> {
-        let mut followers = self.memo.answered(key, answer, since_boot_ms());
+    fn answered(&mut self, key: Key, answer: &Payload, kept_ms: u64) -> Vec<Ended> {
+        let mut followers = self.memo.answered(key, answer, kept_ms, since_boot_ms());
         followers.retain(|task| self.is_following(*task));
         followers
             .into_iter()

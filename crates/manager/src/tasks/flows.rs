@@ -3,7 +3,7 @@
 //! Of a flow its request alone is written down, and how it ended. A manager that is started again goes through it from the beginning:
 //! the ids of its tasks come of its own, so that what was submitted before is not submitted again, and what ended answers at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure, Retry};
 use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
-use mayfly_protocol::ids::{FlowId, TaskId, TenantId, time_first};
+use mayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::submit::{Submitter, first_half};
 use super::triggers::to_its_end;
-use super::{KEPT, Tasks};
+use super::{Tasks, Whose, told};
 use crate::control::now_ms;
 use crate::random;
 use crate::store::flows::FlowRecord;
@@ -70,6 +70,22 @@ impl Flow {
             over: watch::channel(false).0,
             record,
         })
+    }
+
+    /// Whose it is.
+    pub(super) fn tenant(&self) -> TenantId {
+        self.record.tenant
+    }
+
+    /// That of its tasks.
+    pub(super) fn tag(&self) -> String {
+        tag(self.record.id)
+    }
+
+    /// Whether one of its steps calls one of these.
+    pub(super) fn calls(&self, functions: &HashSet<FunctionId>) -> bool {
+        let mut steps = self.record.request.steps.iter();
+        steps.any(|step| functions.contains(&step.function))
     }
 
     fn note(&self, step: usize, note: impl FnOnce(&mut StepStatus)) {
@@ -580,7 +596,9 @@ impl Tasks {
 async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
     let record = &flow.record;
     // Its tasks' outcomes are kept so long.
-    let kept_ms = u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX);
+    let Some(kept_ms) = tasks.upgrade().map(|tasks| tasks.kept_ms()) else {
+        return;
+    };
     let left = Duration::from_millis((record.started_at_ms + kept_ms).saturating_sub(now_ms()));
     let mut cancelled = flow.cancelled.subscribe();
     let ended = tokio::select! {
@@ -590,7 +608,10 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
             Some(Failure::new(Code::Cancelled, "the flow was cancelled"))
         }
         () = tokio::time::sleep(left) => {
-            let text = "the flow did not end within 7 days, which is how long its tasks' results are kept";
+            let text = format!(
+                "the flow did not end within {}, which is how long its tasks' results are kept",
+                told(Duration::from_millis(kept_ms))
+            );
             Some(Failure::new(Code::DeadlineExceeded, text))
         }
     };
@@ -600,8 +621,9 @@ async fn drive(tasks: Weak<Tasks>, flow: Arc<Flow>) {
         let rest = Cancellation {
             tasks: Vec::new(),
             tag: Some(tag(record.id)),
+            ..Cancellation::default()
         };
-        tasks.cancel(record.tenant, rest).await;
+        tasks.cancel(&Whose::of(record.tenant), rest).await;
     }
     for step in steps.iter_mut().filter(|step| !step.state.is_over()) {
         step.state = FlowState::Failed;

@@ -74,6 +74,7 @@ impl Tasks {
             tenants: HashSet::new(),
             programs: HashSet::new(),
             suits: HashMap::new(),
+            invites: Default::default(),
         });
         (endpoint.room, endpoint.held, endpoint.workers) = (0, 0, 0);
         tokio::spawn(hear(Arc::downgrade(self), id, number, hearing));
@@ -118,6 +119,7 @@ impl Tasks {
                     (endpoint.blocks, endpoint.block_trouble) = (blocks, trouble);
                 }
                 FromDispatcher::Suits { function, refusal } => state.on_suits(id, function, refusal),
+                FromDispatcher::Invited { number, answer } => state.on_invited(id, number, answer),
                 FromDispatcher::Building(attempts) => state.on_building(&attempts),
                 FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),

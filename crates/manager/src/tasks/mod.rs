@@ -6,14 +6,17 @@
 //! anybody hears of it.
 //!
 //! - [`endpoints`]: where they can run, and [`accounts`]: as whom;
-//! - [`submit`]: functions and tasks come in;
+//! - [`submit`]: functions and tasks come in, and [`functions`] go;
 //! - [`contents`]: arguments and answers that are long;
 //! - [`after`]: tasks that come after others;
 //! - [`send`]: tasks go to a dispatcher, as many as it has room for;
 //! - [`link`]: what a dispatcher says, and [`socket`]: how, if it is at another host;
+//! - [`looking`]: what tasks there are, and how many;
 //! - [`memo`]: tasks whose answer is known already;
+//! - [`direct`]: who leases from an endpoint's nodes without tasks;
 //! - [`finish`]: outcomes are written down, and told;
 //! - [`tag`]: who waits for outcomes;
+//! - [`forgetting`]: what their owner does not need goes;
 //! - [`sharing`]: who shares with whom, and what it cost;
 //! - [`triggers`]: what happens becomes tasks;
 //! - [`flows`]: tasks come of other tasks' results.
@@ -22,10 +25,14 @@ mod accounts;
 mod after;
 mod codes;
 mod contents;
+mod direct;
 mod endpoints;
 mod finish;
 mod flows;
+mod forgetting;
+mod functions;
 mod link;
+mod looking;
 mod memo;
 mod output;
 mod send;
@@ -34,6 +41,8 @@ pub mod socket;
 mod submit;
 mod suits;
 mod tag;
+#[cfg(test)]
+mod tests;
 mod triggers;
 
 use std::cmp::Reverse;
@@ -49,13 +58,13 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
 use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, TaskState, TaskStatus, TaskTimes};
 use mayfly_tasks::Queue;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, RwLock, mpsc, watch};
 
 use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};
 use crate::options::ContentOptions;
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
-    EndpointRecord, FunctionRecord, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
+    EndpointRecord, FunctionRecord, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 use crate::store::{LOAD_DEADLINE, StoreError};
 pub use contents::Contents;
@@ -72,8 +81,6 @@ const CACHED_BYTES: usize = 64 << 20;
 const DEADLINES: Duration = Duration::from_millis(20);
 /// Between two looks for what is not needed any more.
 const TIDY: Duration = Duration::from_secs(5);
-/// A task and its outcome are forgotten so long after its end.
-const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most that are cancelled under one hold of the lock.
 const CANCELLED_AT_ONCE: usize = 10_000;
 
@@ -102,7 +109,11 @@ pub struct Tasks {
     trouble: Mutex<Option<StoreError>>,
     /// How many bytes each tenant's flows have in memory.
     flow_bytes: Mutex<HashMap<TenantId, usize>>,
+    /// Held by whoever makes functions known, and, alone, by whoever changes or removes some, in the books and here.
+    changing_functions: RwLock<()>,
     tenants: Box<dyn Tenants>,
+    /// A task and its outcome are forgotten so long after its end.
+    kept: Duration,
 }
 
 #[derive(Default)]
@@ -110,6 +121,7 @@ struct State {
     functions: HashMap<FunctionId, Arc<FunctionRecord>>,
     /// Functions' code, as far as it was used lately.
     codes: codes::Codes,
+    uses: functions::Uses,
     live: HashMap<TaskId, Live>,
     /// Who waits for the end of a task.
     later: HashMap<TaskId, Vec<TaskId>>,
@@ -203,6 +215,28 @@ struct Live {
     before: after::Before,
 }
 
+/// Whose tasks are meant.
+#[derive(Debug, Clone)]
+pub struct Whose {
+    /// One tenant's; none for everybody's.
+    tenant: Option<TenantId>,
+    /// Those at these endpoints; none for all.
+    at: Option<HashSet<EndpointId>>,
+}
+
+impl Whose {
+    /// A tenant's own.
+    pub fn of(tenant: TenantId) -> Self {
+        let tenant = Some(tenant);
+        Self { tenant, at: None }
+    }
+
+    fn has(&self, live: &Live) -> bool {
+        self.tenant.is_none_or(|tenant| tenant == live.tenant)
+            && self.at.as_ref().is_none_or(|at| at.contains(&live.endpoint))
+    }
+}
+
 /// An endpoint and its dispatcher.
 struct Endpoint {
     record: EndpointRecord,
@@ -240,6 +274,8 @@ struct Link {
     programs: HashSet<FunctionId>,
     /// What it was asked, or has said, that it can run.
     suits: HashMap<FunctionId, suits::Suit>,
+    /// Who waits for what to lease with from its site itself.
+    invites: direct::Invites,
 }
 
 impl Endpoint {
@@ -321,7 +357,8 @@ impl Tasks {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
         let used = std::mem::take(&mut snapshot.contents);
         tenants.charge(snapshot.costs.clone());
-        let contents = Contents::open(&contents.place, contents.most_bytes, Arc::clone(&store), used)?;
+        let kept = contents.kept;
+        let contents = Contents::open(contents, Arc::clone(&store), used)?;
         let (finishing, finished) = mpsc::unbounded_channel();
         let mut state = State::remembered(snapshot);
         state.triggers = triggers::Triggers::remembered(store.triggers().within(LOAD_DEADLINE).await?);
@@ -334,9 +371,13 @@ impl Tasks {
             finishing,
             trouble: Mutex::default(),
             flow_bytes: Mutex::default(),
+            changing_functions: RwLock::default(),
             tenants,
+            kept,
         });
+        tasks.recall().await?;
         tasks.end_those_that_cannot_be();
+        tasks.line_up_those_that_may_follow();
         tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
         tokio::spawn(keep_time(Arc::downgrade(&tasks)));
         tokio::spawn(contents::keep_swept(Arc::downgrade(&tasks)));
@@ -356,6 +397,11 @@ impl Tasks {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long outcomes are kept.
+    fn kept_ms(&self) -> u64 {
+        u64::try_from(self.kept.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// A tenant may have got what it needs to go on.
@@ -395,11 +441,11 @@ impl Tasks {
 
     /// Whose task it is, wherever it is in its life.
     pub async fn status(&self, id: TaskId) -> Result<Option<(TenantId, TaskStatus)>, Failure> {
-        if let Some(found) = self.state().shown_live(id) {
+        if let Some(found) = self.state().shown_live(id, &*self.tenants) {
             return Ok(Some(found));
         }
         let record = self.store.task(id).wait().await?;
-        Ok(record.map(|record| (record.spec.tenant, self.state().shown(&record))))
+        Ok(record.map(|record| (record.spec.tenant, self.state().shown(&record, &*self.tenants))))
     }
 
     /// Whose task it is that an endpoint has: it may read what is long of it, and keep the answer. It knows no hashes but those
@@ -416,67 +462,35 @@ impl Tasks {
         })
     }
 
-    /// Tasks, the latest first.
-    pub async fn list(&self, query: TaskQuery) -> Result<Vec<TaskStatus>, Failure> {
-        let records = self.store.tasks(query).wait().await?;
-        let state = self.state();
-        Ok(records.iter().map(|record| state.shown(record)).collect())
-    }
-
-    /// How many tasks of a tenant are where.
-    pub fn counts(&self, tenant: TenantId) -> TaskCounts {
-        let state = self.state();
-        let mut counts = state.ended.get(&tenant).cloned().unwrap_or_default();
-        for live in state.live.values().filter(|live| tenant == live.tenant) {
-            counts.count(live.state());
-        }
-        counts
-    }
-
-    /// How many tasks of all tenants are where.
-    pub fn counts_of_all(&self) -> TaskCounts {
-        let state = self.state();
-        let mut counts = TaskCounts::default();
-        for ended in state.ended.values() {
-            counts.done += ended.done;
-            counts.failed += ended.failed;
-            counts.times.add(ended.times);
-        }
-        for live in state.live.values() {
-            counts.count(live.state());
-        }
-        counts
-    }
-
-    /// Ends tasks of a tenant.
-    pub async fn cancel(self: &Arc<Self>, tenant: TenantId, what: Cancellation) -> Cancelled {
-        let wanted: HashSet<TaskId> = match &what.tag {
-            None => what.tasks.into_iter().collect(),
-            Some(tag) => {
+    /// Ends tasks, of those that are somebody's.
+    pub async fn cancel(self: &Arc<Self>, whose: &Whose, what: Cancellation) -> Cancelled {
+        // All at an endpoint, where nothing else is said.
+        let all = what.tag.is_some() || (whose.at.is_some() && what.tasks.is_empty());
+        let is_it = |live: &Live| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
+        let wanted: HashSet<TaskId> = match all {
+            false => what.tasks.into_iter().collect(),
+            true => {
                 let state = self.state();
-                let hit = state
-                    .live
-                    .iter()
-                    .filter(|(_, live)| live.tenant == tenant && live.tag.name() == tag);
+                let hit = state.live.iter().filter(|(_, live)| is_it(live));
                 hit.map(|(id, _)| *id).chain(what.tasks).collect()
             }
         };
         let wanted: Vec<TaskId> = wanted.into_iter().collect();
         let mut cancelled = Cancelled { ended: 0, told: 0 };
         for some in wanted.chunks(CANCELLED_AT_ONCE) {
-            self.cancel_some(tenant, some, &mut cancelled);
+            self.cancel_some(whose, some, &mut cancelled);
             tokio::task::yield_now().await;
         }
         cancelled
     }
 
-    fn cancel_some(&self, tenant: TenantId, wanted: &[TaskId], cancelled: &mut Cancelled) {
+    fn cancel_some(&self, whose: &Whose, wanted: &[TaskId], cancelled: &mut Cancelled) {
         let mut state = self.state();
         let mut ended = Vec::new();
         let mut unheard = Vec::new();
         let mut told: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
         for id in wanted {
-            let Some(live) = state.live.get_mut(id).filter(|live| live.tenant == tenant) else {
+            let Some(live) = state.live.get_mut(id).filter(|live| whose.has(live)) else {
                 continue;
             };
             match live.place {
@@ -628,10 +642,11 @@ impl State {
             return;
         };
         // What was sent may be with its dispatcher still, which will say so.
-        let place = if tries.attempts == 0 {
-            Place::Queued
-        } else {
-            Place::Sent
+        let place = match (tries.attempts, spec.memo) {
+            (0, None) => Place::Queued,
+            // It lines up once it is known which others are the same.
+            (0, Some(_)) => Place::Depending,
+            _ => Place::Sent,
         };
         if place == Place::Queued {
             endpoint.queue.push(spec.tenant, spec.priority, spec.id);
@@ -687,10 +702,11 @@ impl State {
             .map_or_else(String::new, |function| name_of(function))
     }
 
-    fn shown_live(&self, id: TaskId) -> Option<(TenantId, TaskStatus)> {
+    fn shown_live(&self, id: TaskId, tenants: &dyn Tenants) -> Option<(TenantId, TaskStatus)> {
         let live = self.live.get(&id)?;
         let status = TaskStatus {
             id,
+            owner: tenants.name(live.tenant),
             function: live.function.id,
             name: name_of(&live.function),
             endpoint: self.endpoint_name(live.endpoint),
@@ -709,12 +725,13 @@ impl State {
         Some((live.tenant, status))
     }
 
-    fn shown(&self, record: &TaskRecord) -> TaskStatus {
-        if let (None, Some((_, status))) = (&record.ended, self.shown_live(record.spec.id)) {
+    fn shown(&self, record: &TaskRecord, tenants: &dyn Tenants) -> TaskStatus {
+        if let (None, Some((_, status))) = (&record.ended, self.shown_live(record.spec.id, tenants)) {
             return status;
         }
         TaskStatus {
             id: record.spec.id,
+            owner: tenants.name(record.spec.tenant),
             function: record.spec.function,
             name: self.function_name(record.spec.function),
             endpoint: self.endpoint_name(record.spec.endpoint),
@@ -755,7 +772,7 @@ impl Live {
             repeatable: spec.repeatable,
             cancelled: false,
             late: false,
-            memo: None,
+            memo: spec.memo.map(memo::Key),
             leads: false,
             place,
             tries,
@@ -774,6 +791,15 @@ impl Live {
     }
 }
 
+/// A length of time, for people.
+fn told(length: Duration) -> String {
+    match length.as_secs() {
+        seconds if seconds >= 2 * 24 * 3600 => format!("{} days", seconds / (24 * 3600)),
+        seconds if seconds >= 2 * 3600 => format!("{} hours", seconds / 3600),
+        seconds => format!("{seconds} s"),
+    }
+}
+
 /// A function's name, for people.
 pub fn name_of(function: &FunctionRecord) -> String {
     let name = function.name.clone();
@@ -784,6 +810,7 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
     let mut deadlines = tokio::time::interval(DEADLINES);
     let mut tidy = tokio::time::interval(TIDY);
     let mut forget_from = Some(TaskId([0; 16]));
+    let mut walk = functions::Walk::new(now_ms());
     loop {
         tokio::select! {
             _ = deadlines.tick() => match tasks.upgrade() {
@@ -798,10 +825,17 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
                 let Some(tasks) = tasks.upgrade() else { return };
                 tasks.tidy();
                 let now_ms = cautious_ms();
-                let before = now_ms.saturating_sub(u64::try_from(KEPT.as_millis()).unwrap_or(u64::MAX));
+                let before = now_ms.saturating_sub(tasks.kept_ms());
                 let from = forget_from.unwrap_or(TaskId([0; 16]));
                 // A store that cannot write has more urgent work; the next turn tries again.
-                forget_from = tasks.store.forget(before, from).wait().await.unwrap_or(Some(from));
+                forget_from = Some(from);
+                if let Ok(passed) = tasks.store.forget(before, from).wait().await {
+                    let whole;
+                    (forget_from, whole) = walk.passed(passed, crate::control::now_ms());
+                    if let Some(whole) = whole {
+                        tasks.forget_unused_functions(whole).await;
+                    }
+                }
                 let _ = tasks.store.forget_flows(before).wait().await;
                 let _ = tasks.store.forget_usage(sharing::forgotten_before(now_ms)).wait().await;
             }

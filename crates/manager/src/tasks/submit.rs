@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::after::{self, Endings};
 use super::finish::unexecuted;
-use super::memo::{Key, Turn};
+use super::memo::{Key, Turn, computes};
 use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
 use crate::control::{now_ms, since_boot_ms};
 use crate::random;
@@ -85,7 +85,8 @@ impl Tasks {
             image: given.image,
             resources: given.resources,
             repeatable: given.repeatable,
-            shared_with: given.shared_with,
+            // Who it is shared with may change, and it is the same.
+            shared_with: Vec::new(),
         };
         let described = serde_json::to_vec(&(&given.name, &spec))
             .map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
@@ -95,9 +96,20 @@ impl Tasks {
             id.update(part);
         }
         let id = FunctionId(first_half(id));
+        self.state().uses.note(id, now_ms());
         if let Some(known) = self.function(id) {
-            return Ok(known);
+            // What is said last counts; nothing said changes nothing.
+            let stays = given.shared_with.is_empty() || known.spec.shared_with == given.shared_with;
+            return match stays {
+                true => Ok(known),
+                false => self.share(tenant, &id.to_string(), given.shared_with).await,
+            };
         }
+        let spec = FunctionSpec {
+            shared_with: given.shared_with,
+            ..spec
+        };
+        let registering = self.changing_functions.read().await;
         let record = FunctionRecord {
             id,
             tenant,
@@ -111,6 +123,7 @@ impl Tasks {
         let mut state = self.state();
         state.codes.insert(id, given.code);
         state.functions.insert(id, Arc::clone(&kept));
+        drop(registering);
         Ok(kept)
     }
 
@@ -122,6 +135,7 @@ impl Tasks {
         shared_with: Vec<String>,
     ) -> Result<Arc<FunctionRecord>, Failure> {
         self.check_shared(&shared_with)?;
+        let _changing = self.changing_functions.write().await;
         let mut functions = self.functions();
         let id = which.parse::<FunctionId>().ok();
         functions.retain(|function| {
@@ -392,6 +406,7 @@ impl State {
             at_once
         });
         let submitted_at_ms = now_ms();
+        self.uses.note(function.id, submitted_at_ms);
         let deadline_at_ms = match options.deadline_ms {
             0 => 0,
             length => submitted_at_ms.saturating_add(length),
@@ -406,9 +421,10 @@ impl State {
             given => given,
         };
         let tag = self.tag(by.tenant, &submission.tag);
+        let computes = options.memoize.then(|| computes(&function));
         let mut tasks = Vec::with_capacity(new.len());
         for (id, input) in new {
-            let spec = TaskSpec {
+            let mut spec = TaskSpec {
                 id,
                 tenant: by.tenant,
                 function: function.id,
@@ -422,13 +438,15 @@ impl State {
                 submitted_at_ms,
                 after: input.after,
                 with_answers: input.with_answers,
+                memo: None,
             };
             let given = Payload::of(input.arguments, input.content);
+            spec.memo = computes.map(|computes| Key::of(computes, &spec, &given).0);
             let fits = self.cached_bytes + given.bytes_here() <= CACHED_BYTES;
             // With answers, all of it is read when it is its turn.
             let arguments = ((fits || at_once) && !spec.with_answers).then(|| given.clone());
             self.cached_bytes += arguments.as_ref().map_or(0, Payload::bytes_here);
-            let mut live = Live::new(
+            let live = Live::new(
                 spec.clone(),
                 Arc::clone(&function),
                 Arc::clone(&tag),
@@ -436,7 +454,6 @@ impl State {
                 Place::Accepting,
                 arguments,
             );
-            live.memo = options.memoize.then(|| Key::of(&function, &spec, &given));
             self.live_on(id, live);
             self.wait_for(id, &spec.after, endings);
             tasks.push(NewTask {

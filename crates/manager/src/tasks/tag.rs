@@ -1,6 +1,6 @@
 //! Outcomes under one tag, as they come, and who waits for them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,17 @@ impl Tag {
             recent.bytes -= oldest.answer.len() + EACH_BYTES;
             recent.complete_after = oldest.number;
         }
+    }
+
+    /// Some that are not in the books any more.
+    pub fn forget(&self, tasks: &HashSet<TaskId>) {
+        let mut recent = self.recent();
+        let Recent { outcomes, bytes, .. } = &mut *recent;
+        outcomes.retain(|outcome| {
+            let stays = !tasks.contains(&outcome.id);
+            *bytes -= if stays { 0 } else { outcome.answer.len() + EACH_BYTES };
+            stays
+        });
     }
 
     /// Wakes those who wait, once all that is to be added was.

@@ -11,12 +11,12 @@ mod set;
 mod start;
 mod times;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FlowId, TaskId, TenantId, TriggerId, time_first};
+use mayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
 use mayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
 use mayfly_tasks::Timer;
 use serde_json::{Map, Value};
@@ -102,6 +102,17 @@ impl Triggers {
             changing: Arc::default(),
             wake: Arc::default(),
         }
+    }
+
+    /// How many of those whose tenants count start one of these functions, or call it with what it answers.
+    pub(super) fn calling(&self, functions: &HashSet<FunctionId>, counts: impl Fn(TenantId) -> bool) -> usize {
+        let calls = |trigger: &&Trigger| {
+            let spec = &trigger.record.spec;
+            counts(trigger.record.tenant)
+                && (functions.contains(&spec.function)
+                    || spec.then.iter().any(|step| functions.contains(&step.function)))
+        };
+        self.all.values().filter(calls).count()
     }
 
     /// Whether somebody has this one, by its name or its id.

@@ -5,6 +5,7 @@ mod allowances;
 mod fake_node;
 mod gangs;
 mod managers;
+mod tasks;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;

@@ -9,6 +9,8 @@ import signal
 from typing import Any
 
 from .aws import Aws
+from .azure import Azure
+from .google import Google
 from .kubernetes import Kubernetes
 from .provider import WORDS, Provider, ProviderError, RefusedError
 from .queues import Condor, GridEngine, Lsf, Pbs, Torque
@@ -23,6 +25,8 @@ KINDS: dict[str, type[Provider]] = {
     "htcondor": Condor,
     "kubernetes": Kubernetes,
     "aws": Aws,
+    "google": Google,
+    "azure": Azure,
 }
 
 

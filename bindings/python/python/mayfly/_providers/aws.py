@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import math
-import shlex
 import time
-from typing import Any, ClassVar
+from typing import Any
 
-from .provider import ENDED, PENDING, RUNNING, WORDS, Job, Provider, ProviderError, RefusedError
+from .instances import LOOKED_FOR, Cloud
+from .provider import ENDED, PENDING, RUNNING, WORDS, Job, ProviderError, RefusedError
 
 #: Options, and what they are.
 OPTIONS: dict[str, type] = {
@@ -33,18 +32,6 @@ OPTIONS: dict[str, type] = {
 }
 #: The tag by which an instance is known before its id is.
 REQUEST = "mayfly:request"
-#: Bytes that EC2 takes of a script.
-LONGEST = 16 << 10
-#: Seconds that a command has for its end when its walltime is over, and that an instance is there for at most after it.
-KILL_AFTER = 60
-#: What an instance does. Nothing is paid for any more when it is over, whoever is still there to see that.
-SCRIPT = """#!/bin/sh
-trap 'shutdown -P now' EXIT
-shutdown -P +{minutes}
-export HOME="${{HOME:-/root}}"
-{init}
-MAYFLY_RANK=0 timeout --kill-after={kill_after} {seconds} /bin/sh -c {command}
-"""
 STATES = {"pending": PENDING, "running": RUNNING}
 #: Answers that mean that it may be otherwise in a moment.
 BUSY = frozenset(
@@ -52,18 +39,16 @@ BUSY = frozenset(
 ) | {"ServiceUnavailable"}
 
 
-class Aws(Provider):
+class Aws(Cloud):
     """Amazon's EC2, by its API."""
 
     libraries = ("boto3",)
     extra = "aws"
-    several = False
-    # What it was just told of, it may not know yet.
-    blind: ClassVar[float] = 60
+    takes = OPTIONS
+    longest = 16 << 10
 
     def __init__(self, options: dict[str, Any], directory: str) -> None:
         super().__init__(options, directory)
-        self._check()
         boto3: Any = importlib.import_module("boto3")
         self._errors: Any = importlib.import_module("botocore.exceptions")
         config: Any = importlib.import_module("botocore.config")
@@ -83,13 +68,7 @@ class Aws(Provider):
         self.trouble = self._tried()
 
     def _check(self) -> None:
-        for name, value in self._options.items():
-            if name not in OPTIONS:
-                raise ProviderError(f"unknown option {name}; there are {', '.join(sorted(OPTIONS))}")
-            if not isinstance(value, OPTIONS[name]):
-                raise ProviderError(
-                    f"option {name} is a {type(value).__name__}, and should be a {OPTIONS[name].__name__}"
-                )
+        super()._check()
         for name in ("image", "instance_type"):
             if name not in self._options and "launch_template" not in self._options:
                 raise ProviderError(f"option {name} is needed, or a launch_template that has it")
@@ -108,18 +87,6 @@ class Aws(Provider):
         except RefusedError as error:
             return str(error)
         return ""
-
-    def _script(self, command: str, walltime_s: float) -> str:
-        script = SCRIPT.format(
-            minutes=math.ceil((walltime_s + 2 * KILL_AFTER) / 60),
-            init=self._options.get("worker_init", ""),
-            kill_after=KILL_AFTER,
-            seconds=math.ceil(walltime_s),
-            command=shlex.quote(command),
-        )
-        if len(script.encode()) > LONGEST:
-            raise RefusedError(f"an instance's script has {LONGEST} bytes at most: make worker_init shorter")
-        return script
 
     def _request(self, name: str, script: str) -> dict[str, Any]:
         """An instance that ends when it is shut down, and is asked for once however often it is submitted."""
@@ -210,7 +177,7 @@ class Aws(Provider):
             for tag in instance["Tags"]:
                 self._lost.pop(tag["Value"], None)
         now = time.monotonic()
-        self._lost = {token: since for token, since in self._lost.items() if now - since < 600}
+        self._lost = {token: since for token, since in self._lost.items() if now - since < LOOKED_FOR}
 
     def cancel(self, jobs: list[str]) -> None:
         if not jobs:

@@ -40,7 +40,7 @@ GONE = Job(ENDED)
 class Provider:
     """Whatever nodes come from. Each kind is a class below this one."""
 
-    #: What it is asked by: packages of Python's, and the extra of this one that has them.
+    #: What it is asked by: modules of packages that are called alike, and the extra of this package that has them.
     libraries: ClassVar[tuple[str, ...]]
     extra: ClassVar[str]
     #: Whether a job can have several nodes.
@@ -70,7 +70,8 @@ class Provider:
                     f"this provider needs {library}, which {sys.executable} does not have ({error}): "
                     f"{sys.executable} -m pip install 'mayfly[{cls.extra}]'"
                 ) from None
-        return ", ".join(f"{library} {importlib.metadata.version(library)}" for library in cls.libraries)
+        packages = [library.replace(".", "-") for library in cls.libraries]
+        return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
     def submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:
         """A job in which the command runs once on each of its nodes; ``MAYFLY_RANK`` is 0 on the first of them."""

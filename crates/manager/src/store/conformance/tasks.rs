@@ -6,11 +6,11 @@ use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskOutcome};
+use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskCounts, TaskOutcome, TaskTimes};
 
 use crate::store::tasks::{
-    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskSpec,
-    TaskStore, Tries,
+    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, LOOK, Memoized, NewTask, PAGE_BYTES, TALLIED, TaskQuery,
+    TaskSpec, TaskStore, Tries,
 };
 
 pub const TENANT: TenantId = TenantId([1; 16]);
@@ -54,6 +54,7 @@ pub fn task(id: u8, tag: &str) -> NewTask {
             submitted_at_ms: 11,
             after: Vec::new(),
             with_answers: false,
+            memo: None,
         },
         tries: Tries::default(),
         arguments: Payload::Here(vec![id; 3].into()),
@@ -204,7 +205,8 @@ pub async fn what_ended_long_ago_is_forgotten_and_what_waits_is_not(store: &dyn 
         .wait()
         .await
         .unwrap();
-    assert_eq!(store.forget(13, TaskId([0; 16])).wait().await, Ok(None));
+    let passed = store.forget(13, TaskId([0; 16])).wait().await.unwrap();
+    assert_eq!((passed.next, passed.functions), (None, vec![FUNCTION]));
     assert_eq!(
         store
             .tasks(TaskQuery {
@@ -214,6 +216,7 @@ pub async fn what_ended_long_ago_is_forgotten_and_what_waits_is_not(store: &dyn 
             .wait()
             .await
             .unwrap()
+            .tasks
             .len(),
         5
     );
@@ -226,7 +229,80 @@ pub async fn what_ended_long_ago_is_forgotten_and_what_waits_is_not(store: &dyn 
         .wait()
         .await
         .unwrap();
-    assert_eq!(left.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>(), [5, 4, 3]);
+    assert_eq!(
+        left.tasks.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>(),
+        [5, 4, 3]
+    );
+}
+
+pub async fn what_its_owner_forgets_is_gone_and_what_has_not_ended_is_not(store: &dyn TaskStore) {
+    let mut memoized = task(2, "a");
+    memoized.spec.memo = Some([7; 32]);
+    let mut others = task(5, "a");
+    others.spec.tenant = TenantId([9; 16]);
+    let all = vec![task(1, "a"), memoized, task(3, "b"), task(4, "a"), others, task(6, "a")];
+    store.enqueue(all).wait().await.unwrap();
+    let ends = [(1, 1), (2, 2), (3, 3), (5, 4), (6, 5)].map(|(id, number)| ended(id, number, None));
+    store.end(ends.to_vec(), Vec::new()).wait().await.unwrap();
+    let id = |id: u8| TaskId([id; 16]);
+    let found = async |after, up_to, most| store.ended(TENANT, "a".into(), after, up_to, most).wait().await.unwrap();
+    assert_eq!(found(0, 9, 9).await, [(1, id(1)), (2, id(2)), (5, id(6))]);
+    assert_eq!(found(1, 4, 9).await, [(2, id(2))]);
+    assert_eq!(found(0, 9, 1).await, [(1, id(1))]);
+    let all: Vec<TaskId> = (1..=7).map(id).collect();
+    let mut gone = store.forget_these(TENANT, all, 4, vec!["b".into()]).wait().await.unwrap();
+    gone.sort_by_key(|gone| gone.id);
+    let was = |task, memo| Gone {
+        id: id(task),
+        tag: "a".into(),
+        memo,
+    };
+    assert_eq!(gone, [was(1, None), was(2, Some([7; 32]))]);
+    for (task, there) in [(1, false), (2, false), (3, true), (4, true), (5, true), (6, true)] {
+        assert_eq!(store.task(id(task)).wait().await.unwrap().is_some(), there, "{task}");
+    }
+}
+
+pub async fn answers_that_others_may_have_are_found_the_last_first(store: &dyn TaskStore) {
+    let memoized = |id: u8| {
+        let mut task = task(id, "a");
+        task.spec.memo = Some([id; 32]);
+        task
+    };
+    let all = (1..=4).map(memoized).chain([task(5, "a")]).collect();
+    store.enqueue(all).wait().await.unwrap();
+    assert_eq!(store.load().wait().await.unwrap().tasks[0].spec, memoized(1).spec);
+    let failure = Failure::new(Code::FunctionError, "oh");
+    let old = EndedTask {
+        ended_at_ms: 5,
+        ..ended(1, 1, None)
+    };
+    let ends = vec![old, ended(2, 2, None), ended(3, 3, Some(failure)), ended(4, 4, None), ended(5, 5, None)];
+    store.end(ends, Vec::new()).wait().await.unwrap();
+    let answer = |id: u8, ended_at_ms| Memoized {
+        memo: [id; 32],
+        answer: Payload::Here(vec![id].into()),
+        ended_at_ms,
+    };
+    let found = async |since_ms, most, bytes| store.memoized(since_ms, most, bytes).wait().await.unwrap();
+    assert_eq!(found(0, 9, 9).await, [answer(4, 13), answer(2, 13), answer(1, 5)]);
+    assert_eq!(found(6, 9, 9).await, [answer(4, 13), answer(2, 13)]);
+    assert_eq!(found(0, 1, 9).await, [answer(4, 13)]);
+    assert_eq!(found(0, 9, 1).await, [answer(4, 13)]);
+}
+
+pub async fn a_function_that_is_removed_is_gone_and_its_name_counts_on_from_those_that_are_there(store: &dyn TaskStore) {
+    for (id, name) in [(1, "f"), (2, "f"), (3, "g")] {
+        store.register(function(id, name), Blob::default()).wait().await.unwrap();
+    }
+    let unknown = FunctionId([9; 16]);
+    store.remove_functions(vec![FunctionId([1; 16]), unknown]).wait().await.unwrap();
+    assert_eq!(store.code(FunctionId([1; 16])).wait().await, Ok(None));
+    let mut left = store.load().wait().await.unwrap().functions;
+    left.sort_by_key(|function| function.id);
+    assert_eq!(left.iter().map(|one| one.id.0[0]).collect::<Vec<_>>(), [2, 3]);
+    let again = store.register(function(1, "f"), Blob::default()).wait().await.unwrap();
+    assert_eq!(again.version, 3);
 }
 
 pub async fn an_answer_of_outcomes_ends_when_it_is_long_and_the_next_one_goes_on(store: &dyn TaskStore) {
@@ -270,7 +346,8 @@ pub async fn a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_
         .unwrap();
     let found = async |query: TaskQuery| {
         let found = store.tasks(TaskQuery { limit: 9, ..query }).wait().await.unwrap();
-        found.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>()
+        assert_eq!(found.next, None);
+        found.tasks.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>()
     };
     let by = TaskQuery::default;
     assert_eq!(
@@ -305,12 +382,116 @@ pub async fn a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_
         .await,
         [2, 1]
     );
+    for (functions, ids) in [(vec![], vec![]), (vec![FUNCTION], vec![3, 2, 1]), (vec![FunctionId([9; 16]), FUNCTION], vec![3, 2, 1])] {
+        let functions = Some(functions);
+        assert_eq!(found(TaskQuery { functions, ..by() }).await, ids);
+    }
     let known = store.task(TaskId([2; 16])).wait().await.unwrap().unwrap();
     assert_eq!((known.spec, known.ended), (other.spec, None));
     let known = store.task(TaskId([3; 16])).wait().await.unwrap().unwrap();
     assert_eq!(known.ended, Some((1, Some(failure))));
     assert_eq!((known.waiting_at_ms, known.environment_at_ms), (10, 11));
     assert_eq!((known.started_at_ms, known.ended_at_ms), (12, 13));
+}
+
+pub async fn tasks_are_found_by_how_they_ended_and_some_are_looked_at_at_a_time(store: &dyn TaskStore) {
+    let failure = Failure::new(Code::FunctionError, "oh");
+    store.enqueue((1..=6).map(|id| task(id, "a")).collect()).wait().await.unwrap();
+    let ends = vec![ended(1, 1, None), ended(2, 2, Some(failure.clone())), ended(4, 3, None)];
+    store.end(ends, Vec::new()).wait().await.unwrap();
+    let found = async |ended, before: Option<u8>, limit| {
+        let query = TaskQuery {
+            ended,
+            before: before.map(|id| TaskId([id; 16])),
+            limit,
+            ..TaskQuery::default()
+        };
+        let page = store.tasks(query).wait().await.unwrap();
+        assert_eq!(page.next, None);
+        page.tasks.iter().map(|one| one.spec.id.0[0]).collect::<Vec<_>>()
+    };
+    assert_eq!(found(None, None, 9).await, [6, 5, 4, 3, 2, 1]);
+    assert_eq!(found(Some(How::Somehow), None, 9).await, [4, 2, 1]);
+    assert_eq!(found(Some(How::Somehow), Some(4), 9).await, [2, 1]);
+    assert_eq!(found(Some(How::Somehow), None, 1).await, [4]);
+    assert_eq!(found(Some(How::Well), None, 9).await, [4, 1]);
+    assert_eq!(found(Some(How::Failed), None, 9).await, [2]);
+    // More than one look is long, of which one is another's.
+    let id = |number: u32| TaskId(u128::from(number).to_be_bytes());
+    let many = (1..=2 * LOOK).map(|number| {
+        let mut one = task(0, "b");
+        one.spec.id = id(number);
+        one.spec.tenant = TenantId([if number == 5 { 9 } else { 1 }; 16]);
+        one
+    });
+    store.enqueue(many.collect()).wait().await.unwrap();
+    let mut query = TaskQuery {
+        tenant: Some(TenantId([9; 16])),
+        limit: 1,
+        ..TaskQuery::default()
+    };
+    let mut looks = 0;
+    let last = loop {
+        let page = store.tasks(query.clone()).wait().await.unwrap();
+        looks += 1;
+        match page.next {
+            Some(next) => query.before = Some(next),
+            None => break page,
+        }
+        assert_eq!(page.tasks, []);
+    };
+    assert_eq!((looks, last.tasks[0].spec.id), (3, id(5)));
+}
+
+pub async fn what_ended_of_a_tag_is_counted_up_to_a_number_with_its_times(store: &dyn TaskStore) {
+    let id = |number: u32| TaskId(u128::from(number).to_be_bytes());
+    let all = TALLIED + 10;
+    let new = |number: u32| {
+        let mut one = task(0, if number == 3 { "b" } else { "a" });
+        one.spec.id = id(number);
+        one.spec.submitted_at_ms = 1_000;
+        one
+    };
+    store.enqueue((1..=all + 1).map(new).collect()).wait().await.unwrap();
+    let failure = || Failure::new(Code::FunctionError, "oh");
+    let end = |number: u32| {
+        // Of all, what was never in one state; and of one, a clock that is behind.
+        let marks = match number {
+            1 => [0, 0, 0, 1_500],
+            2 => [1_100, 0, 1_300, 1_200],
+            _ => [1_100, 1_200, 1_400, 1_900],
+        };
+        let [waiting_at_ms, environment_at_ms, started_at_ms, ended_at_ms] = marks;
+        let mut one = ended(0, number.into(), (number == 2).then(failure));
+        one.outcome.id = id(number);
+        EndedTask {
+            waiting_at_ms,
+            environment_at_ms,
+            started_at_ms,
+            ended_at_ms,
+            ..one
+        }
+    };
+    let ends: Vec<EndedTask> = (1..=all).map(end).collect();
+    let sum = |numbers: std::ops::RangeInclusive<usize>| {
+        let mut counts = TaskCounts::default();
+        for one in ends[numbers].iter().filter(|one| one.outcome.number != 3) {
+            let marks = [1_000, one.waiting_at_ms, one.environment_at_ms, one.started_at_ms];
+            counts.done += 1;
+            counts.failed += u64::from(one.outcome.error.is_some());
+            counts.times.add(TaskTimes::between(marks, one.ended_at_ms));
+        }
+        counts
+    };
+    store.end(ends.clone(), Vec::new()).wait().await.unwrap();
+    let tally = async |tag: &str, after, up_to| store.tally(TENANT, tag.into(), after, up_to).wait().await.unwrap();
+    assert_eq!(tally("a", 0, 2).await, (sum(0..=1), None));
+    assert_eq!(tally("a", 1, 4).await, (sum(1..=3), None));
+    let last = u64::from(TALLIED) + 1;
+    assert_eq!(tally("a", 0, 99_999).await, (sum(0..=TALLIED as usize), Some(last)));
+    assert_eq!(tally("a", last, 99_999).await, (sum(TALLIED as usize + 1..=all as usize - 1), None));
+    assert_eq!(tally("b", 0, 99_999).await.0.done, 1);
+    assert_eq!(tally("c", 0, 99_999).await, (TaskCounts::default(), None));
 }
 
 pub async fn a_content_is_known_until_nobody_needs_it(store: &dyn TaskStore) {
@@ -387,7 +568,12 @@ task_suite!(
     a_name_has_versions_and_a_function_is_kept_once,
     what_is_said_of_a_function_changes_and_nothing_else_does,
     what_ended_long_ago_is_forgotten_and_what_waits_is_not,
+    what_its_owner_forgets_is_gone_and_what_has_not_ended_is_not,
+    answers_that_others_may_have_are_found_the_last_first,
+    a_function_that_is_removed_is_gone_and_its_name_counts_on_from_those_that_are_there,
     an_answer_of_outcomes_ends_when_it_is_long_and_the_next_one_goes_on,
     a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_it,
+    tasks_are_found_by_how_they_ended_and_some_are_looked_at_at_a_time,
+    what_ended_of_a_tag_is_counted_up_to_a_number_with_its_times,
     a_content_is_known_until_nobody_needs_it
 );

@@ -7,7 +7,7 @@ use super::tasks;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 7;
+pub const SCHEMA: i64 = 9;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -15,7 +15,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (6);
+INSERT INTO mayfly.version VALUES (9);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -55,7 +55,7 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 6] = [
+const UPGRADES: [&str; 8] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
     "ALTER TABLE mayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE mayfly.version SET version = 4;",
@@ -66,6 +66,8 @@ const UPGRADES: [&str; 6] = [
     ),
     concat!(tasks::times!(), "UPDATE mayfly.version SET version = 6;"),
     concat!(tasks::waits!(), "UPDATE mayfly.version SET version = 7;"),
+    concat!(tasks::memos!(), "UPDATE mayfly.version SET version = 8;"),
+    concat!(tasks::failed!(), "UPDATE mayfly.version SET version = 9;"),
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
@@ -82,7 +84,16 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
         }
         Some(found) => known(found),
         None => {
-            let tables = [TABLES, tasks::tables!(), tasks::costs!(), tasks::times!(), tasks::waits!()].concat();
+            let tables = [
+                TABLES,
+                tasks::tables!(),
+                tasks::costs!(),
+                tasks::times!(),
+                tasks::waits!(),
+                tasks::memos!(),
+                tasks::failed!(),
+            ]
+            .concat();
             client.batch_execute(&tables).await.map_err(Fault::from)
         }
     };

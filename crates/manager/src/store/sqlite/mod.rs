@@ -4,6 +4,7 @@
 
 mod accounts;
 mod flows;
+mod looking;
 mod tasks;
 mod triggers;
 mod writer;

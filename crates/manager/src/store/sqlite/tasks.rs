@@ -10,17 +10,17 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::TaskOutcome;
+use mayfly_protocol::tasks::{TaskCounts, TaskOutcome};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
 
 use super::writer::{Schema, Writer};
-use super::{accounts, flows, json, parsed, signed, triggers, unsigned};
+use super::{accounts, flows, json, looking, parsed, signed, triggers, unsigned};
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord,
-    TaskSnapshot, TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, Memoized, NewTask, PAGE_BYTES,
+    Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 use crate::store::{Pending, StoreError};
 
@@ -42,9 +42,11 @@ CREATE TABLE tasks (
     code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
     arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0,
     waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0,
-    retry_wait_ms INTEGER NOT NULL DEFAULT 0
+    retry_wait_ms INTEGER NOT NULL DEFAULT 0, memo BLOB
 ) WITHOUT ROWID;
+CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL;
 CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL;
+CREATE INDEX tasks_failed ON tasks (id) WHERE code IS NOT NULL;
 CREATE INDEX tasks_by_arguments ON tasks (tenant, arguments_content) WHERE arguments_content IS NOT NULL;
 CREATE INDEX tasks_by_answer ON tasks (tenant, answer_content) WHERE answer_content IS NOT NULL;
 CREATE TABLE contents (
@@ -74,6 +76,9 @@ CREATE INDEX contents_by_use ON contents (used_at_ms)",
         "ALTER TABLE tasks ADD COLUMN waiting_at_ms INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN environment_at_ms INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE tasks ADD COLUMN retry_wait_ms INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tasks ADD COLUMN memo BLOB;
+CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL",
+        "CREATE INDEX tasks_failed ON tasks (id) WHERE code IS NOT NULL",
     ],
 };
 
@@ -187,6 +192,16 @@ impl TaskStore for SqliteTasks {
         })
     }
 
+    fn remove_functions(&self, functions: Vec<FunctionId>) -> Pending<()> {
+        self.0.write(true, functions.len(), move |transaction| {
+            let mut remove = transaction.prepare_cached("DELETE FROM functions WHERE id = ?1")?;
+            for function in &functions {
+                remove.execute([function.0])?;
+            }
+            Ok(())
+        })
+    }
+
     fn code(&self, function: FunctionId) -> Pending<Option<Blob>> {
         self.0.read(move |connection| {
             connection
@@ -232,8 +247,9 @@ impl TaskStore for SqliteTasks {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
                  submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
-                 retry_wait_ms)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18) ON CONFLICT (id) DO NOTHING",
+                 retry_wait_ms, memo)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
+                 ON CONFLICT (id) DO NOTHING",
             )?;
             let keep = |NewTask { spec, tries, arguments }: &NewTask| {
                 let (here, stored) = columns(arguments);
@@ -256,7 +272,8 @@ impl TaskStore for SqliteTasks {
                     stored,
                     after,
                     spec.with_answers,
-                    spec.retry_wait_ms
+                    spec.retry_wait_ms,
+                    spec.memo
                 ])?;
                 Ok(kept > 0)
             };
@@ -358,26 +375,13 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>> {
-        self.0.read(move |connection| {
-            let before = query.before.unwrap_or(TaskId([0xff; 16]));
-            connection
-                .prepare_cached(&format!(
-                    "SELECT {TASK} FROM tasks WHERE id < ?1 AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR tag = ?3)
-                     AND (?4 IS NULL OR endpoint = ?4) ORDER BY id DESC LIMIT ?5"
-                ))?
-                .query_map(
-                    params![
-                        before.0,
-                        query.tenant.map(|tenant| tenant.0),
-                        query.tag,
-                        query.endpoint.map(|endpoint| endpoint.0),
-                        query.limit
-                    ],
-                    task_of,
-                )?
-                .collect()
-        })
+    fn tasks(&self, query: TaskQuery) -> Pending<TaskPage> {
+        self.0.read(move |connection| looking::page(connection, query))
+    }
+
+    fn tally(&self, tenant: TenantId, tag: String, after: u64, up_to: u64) -> Pending<(TaskCounts, Option<u64>)> {
+        self.0
+            .read(move |connection| looking::tally(connection, tenant, &tag, after, up_to))
     }
 
     fn keep_content(&self, tenant: TenantId, content: Content, now_ms: u64) -> Pending<bool> {
@@ -442,21 +446,90 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>> {
+    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Passed> {
         self.0.write(false, FORGET as usize, move |transaction| {
-            let ids = transaction
-                .prepare_cached("SELECT id FROM tasks WHERE id > ?1 ORDER BY id LIMIT ?2")?
-                .query_map(params![from.0, FORGET], |row| row.get(0).map(TaskId))?
+            let found = transaction
+                .prepare_cached("SELECT id, function FROM tasks WHERE id > ?1 ORDER BY id LIMIT ?2")?
+                .query_map(params![from.0, FORGET], |row| {
+                    Ok((TaskId(row.get(0)?), FunctionId(row.get(1)?)))
+                })?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
-            let Some(last) = ids.last().copied() else {
-                return Ok(None);
+            let Some((last, _)) = found.last().copied() else {
+                return Ok(Passed::default());
             };
             transaction
                 .prepare_cached(
                     "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3",
                 )?
                 .execute(params![from.0, last.0, signed(ended_before_ms)])?;
-            Ok((ids.len() == FORGET as usize).then_some(last))
+            let functions: HashSet<FunctionId> = found.iter().map(|(_, function)| *function).collect();
+            Ok(Passed {
+                next: (found.len() == FORGET as usize).then_some(last),
+                functions: functions.into_iter().collect(),
+            })
+        })
+    }
+
+    fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached(
+                    "SELECT number, id FROM tasks WHERE tenant = ?1 AND tag = ?2 AND number IS NOT NULL AND number > ?3
+                     AND number <= ?4 ORDER BY number LIMIT ?5",
+                )?
+                .query_map(params![tenant.0, tag, signed(after), signed(up_to), most], |row| {
+                    Ok((unsigned(row, 0)?, TaskId(row.get(1)?)))
+                })?
+                .collect()
+        })
+    }
+
+    fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>> {
+        self.0.write(true, tasks.len(), move |transaction| {
+            let mut find = transaction.prepare_cached(
+                "SELECT tag, memo FROM tasks WHERE id = ?1 AND tenant = ?2 AND number IS NOT NULL AND number <= ?3",
+            )?;
+            let mut delete = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
+            let mut gone = Vec::new();
+            for id in &tasks {
+                let found = find.query_row(params![id.0, tenant.0, signed(up_to)], |row| {
+                    Ok(Gone {
+                        id: *id,
+                        tag: row.get(0)?,
+                        memo: row.get(1)?,
+                    })
+                });
+                if let Some(found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
+                    delete.execute([id.0])?;
+                    gone.push(found);
+                }
+            }
+            Ok(gone)
+        })
+    }
+
+    fn memoized(&self, ended_since_ms: u64, most: u32, most_bytes: u64) -> Pending<Vec<Memoized>> {
+        self.0.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT memo, ended_at_ms, answer, answer_content, bytes FROM tasks LEFT JOIN contents
+                 ON contents.tenant = tasks.tenant AND contents.content = answer_content
+                 WHERE memo IS NOT NULL AND number IS NOT NULL AND code IS NULL AND ended_at_ms >= ?1
+                 ORDER BY number DESC LIMIT ?2",
+            )?;
+            let mut rows = statement.query(params![signed(ended_since_ms), most])?;
+            let (mut found, mut bytes) = (Vec::new(), 0);
+            while bytes < most_bytes
+                && let Some(row) = rows.next()?
+            {
+                let answer = payload(row, 2)?;
+                bytes += answer.bytes_here() as u64;
+                found.push(Memoized {
+                    memo: row.get(0)?,
+                    answer,
+                    ended_at_ms: unsigned(row, 1)?,
+                });
+            }
+            Ok(found)
         })
     }
 }
@@ -482,12 +555,12 @@ fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
     Ok(EndpointRecord::of_kept(id, row.get(1)?, tenant, parsed(row, 3)?))
 }
 
-const TASK: &str =
+pub(super) const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
     attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-    waiting_at_ms, environment_at_ms, retry_wait_ms";
+    waiting_at_ms, environment_at_ms, retry_wait_ms, memo";
 
-fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
+pub(super) fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     let number: Option<i64> = row.get(13)?;
     let error = failure(row, 14)?;
     Ok(TaskRecord {
@@ -505,6 +578,7 @@ fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
             submitted_at_ms: unsigned(row, 9)?,
             after: after(row, 18)?,
             with_answers: row.get(19)?,
+            memo: row.get(23)?,
         },
         tries: Tries {
             attempts: row.get(10)?,

@@ -7,36 +7,34 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::TaskOutcome;
+use mayfly_protocol::tasks::{TaskCounts, TaskOutcome};
 use tokio_postgres::Row;
 use zerocopy::IntoBytes;
 
 use super::queue::{Epoch, Kind};
-use super::{PostgresTasks, contents, failure, missing, optional, sharing, text};
+use super::{PostgresTasks, contents, failure, forgetting, looking, missing, optional, sharing, text};
 use crate::store::Pending;
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::postgres::connect::Link;
 use crate::store::postgres::faults::Fault;
 use crate::store::postgres::rows::{self, json, signed, small};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, NewTask, PAGE_BYTES, TaskQuery, TaskRecord,
-    TaskSnapshot, TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, Memoized, NewTask, PAGE_BYTES,
+    Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
-
-/// Ended tasks that are looked at in one step of forgetting.
-const FORGET: usize = 2_000;
 
 /// Reads what [`task_of`] takes.
 macro_rules! task {
-    ($which:literal) => {
+    ($($which:literal),+) => {
         concat!(
             "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
              attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-             waiting_at_ms, environment_at_ms, retry_wait_ms FROM tasks ",
-            $which
+             waiting_at_ms, environment_at_ms, retry_wait_ms, memo FROM tasks ",
+            $($which),+
         )
     };
 }
+pub(super) use task;
 
 /// Reads what [`outcome_of`] takes.
 macro_rules! outcome {
@@ -72,6 +70,17 @@ impl TaskStore for PostgresTasks {
                     let sql = "UPDATE functions SET spec = $2 WHERE id = $1";
                     link.execute(sql, &[&function.0.as_slice(), &json(spec)]).await?;
                 }
+                Ok(())
+            }
+            .boxed()
+        })
+    }
+
+    fn remove_functions(&self, functions: Vec<FunctionId>) -> Pending<()> {
+        self.write(functions, |link, functions| {
+            async {
+                let sql = "DELETE FROM functions WHERE id = ANY($1)";
+                link.execute(sql, &[&ids(functions, |function| &function.0)]).await?;
                 Ok(())
             }
             .boxed()
@@ -193,24 +202,13 @@ impl TaskStore for PostgresTasks {
         })
     }
 
-    fn tasks(&self, query: TaskQuery) -> Pending<Vec<TaskRecord>> {
-        self.read(query, |link, query| {
-            async {
-                const PAGE: &str = task!(
-                    "WHERE id < $1 AND ($2::BYTEA IS NULL OR tenant = $2) AND ($3::BYTEA IS NULL OR tag = $3)
-                     AND ($4::BYTEA IS NULL OR endpoint = $4) ORDER BY id DESC LIMIT $5"
-                );
-                let before = query.before.unwrap_or(TaskId([0xff; 16]));
-                let tenant = query.tenant.as_ref().map(|tenant| tenant.0.as_slice());
-                let tag = query.tag.as_ref().map(|tag| tag.as_bytes());
-                let endpoint = query.endpoint.as_ref().map(|endpoint| endpoint.0.as_slice());
-                let limit = i64::from(query.limit);
-                let found = link
-                    .query(PAGE, &[&before.0.as_slice(), &tenant, &tag, &endpoint, &limit])
-                    .await?;
-                found.iter().map(task_of).collect()
-            }
-            .boxed()
+    fn tasks(&self, query: TaskQuery) -> Pending<TaskPage> {
+        self.read(query, |link, query| looking::page(link, query).boxed())
+    }
+
+    fn tally(&self, tenant: TenantId, tag: String, after: u64, up_to: u64) -> Pending<(TaskCounts, Option<u64>)> {
+        self.read((tenant, tag, after, up_to), |link, (tenant, tag, after, up_to)| {
+            looking::tally(link, *tenant, tag, *after, *up_to).boxed()
         })
     }
 
@@ -236,15 +234,52 @@ impl TaskStore for PostgresTasks {
         self.write(contents, |link, contents| contents::forget(link, contents).boxed())
     }
 
-    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Option<TaskId>> {
+    fn forget(&self, ended_before_ms: u64, from: TaskId) -> Pending<Passed> {
         self.write((ended_before_ms, from), |link, (before_ms, from)| {
-            forget(link, *before_ms, *from).boxed()
+            forgetting::old(link, *before_ms, *from).boxed()
+        })
+    }
+
+    fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>> {
+        self.read((tenant, tag, after, up_to, most), |link, (tenant, tag, after, up_to, most)| {
+            forgetting::ended(link, *tenant, tag, [*after, *up_to], *most).boxed()
+        })
+    }
+
+    fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>> {
+        self.write((tenant, tasks, up_to, but), |link, (tenant, tasks, up_to, but)| {
+            forgetting::these(link, *tenant, tasks, *up_to, but).boxed()
+        })
+    }
+
+    fn memoized(&self, ended_since_ms: u64, most: u32, most_bytes: u64) -> Pending<Vec<Memoized>> {
+        self.push(Kind::Load, (ended_since_ms, most, most_bytes), |link, (since_ms, most, bytes)| {
+            async {
+                // So many bytes, and what goes beyond them for the first time.
+                const LAST: &str = "SELECT memo, ended_at_ms, answer, answer_content, bytes
+                    FROM (SELECT *, sum(octet_length(answer)) OVER (ORDER BY number DESC) - octet_length(answer) AS before
+                     FROM (SELECT * FROM tasks WHERE memo IS NOT NULL AND number IS NOT NULL AND code IS NULL
+                     AND ended_at_ms >= $1 ORDER BY number DESC LIMIT $2) AS last) AS tasks
+                    LEFT JOIN contents ON contents.tenant = tasks.tenant AND contents.content = answer_content
+                    WHERE before < $3 ORDER BY number DESC";
+                let (since_ms, most, bytes) = (signed(*since_ms), i64::from(*most), signed(*bytes));
+                let found = link.query(LAST, &[&since_ms, &most, &bytes]).await?;
+                let one = |row: &Row| {
+                    Ok(Memoized {
+                        memo: rows::bytes(row, 0)?,
+                        answer: payload(row, 2)?,
+                        ended_at_ms: rows::unsigned(row, 1)?,
+                    })
+                };
+                found.iter().map(one).collect()
+            }
+            .boxed()
         })
     }
 }
 
 /// A column of ids.
-fn ids<'a, T>(all: &'a [T], id: impl Fn(&'a T) -> &'a [u8; 16]) -> Vec<&'a [u8]> {
+pub(super) fn ids<'a, T>(all: &'a [T], id: impl Fn(&'a T) -> &'a [u8; 16]) -> Vec<&'a [u8]> {
     all.iter().map(|one| id(one).as_slice()).collect()
 }
 
@@ -332,10 +367,10 @@ async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
     const INSERT: &str =
         "INSERT INTO tasks (id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms,
         submitted_at_ms, attempts, retries_left, faults, arguments, arguments_content, after, with_answers,
-        retry_wait_ms)
+        retry_wait_ms, memo)
         SELECT * FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BYTEA[], $4::BYTEA[], $5::BYTEA[], $6::BIGINT[], $7::BIGINT[],
         $8::BOOLEAN[], $9::BIGINT[], $10::BIGINT[], $11::BIGINT[], $12::BIGINT[], $13::BIGINT[], $14::BYTEA[], $15::BYTEA[],
-        $16::BYTEA[], $17::BOOLEAN[], $18::BIGINT[]) ON CONFLICT (id) DO NOTHING RETURNING id";
+        $16::BYTEA[], $17::BOOLEAN[], $18::BIGINT[], $19::BYTEA[]) ON CONFLICT (id) DO NOTHING RETURNING id";
     let tags: Vec<&[u8]> = tasks.iter().map(|task| task.spec.tag.as_bytes()).collect();
     let payloads: Vec<_> = tasks.iter().map(|task| columns(&task.arguments)).collect();
     let here: Vec<&[u8]> = payloads.iter().map(|(here, _)| *here).collect();
@@ -343,6 +378,8 @@ async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
     let after = |task: &'_ NewTask| (!task.spec.after.is_empty()).then(|| task.spec.after.as_bytes().to_vec());
     let after: Vec<Option<Vec<u8>>> = tasks.iter().map(after).collect();
     let repeatable: Vec<bool> = tasks.iter().map(|task| task.spec.repeatable).collect();
+    let memo = |task: &'_ NewTask| task.spec.memo.map(|key| key.to_vec());
+    let memo: Vec<Option<Vec<u8>>> = tasks.iter().map(memo).collect();
     let with_answers: Vec<bool> = tasks.iter().map(|task| task.spec.with_answers).collect();
     let inserted = link
         .query(
@@ -366,6 +403,7 @@ async fn enqueue(link: &Link, tasks: &[NewTask]) -> Result<Vec<bool>, Fault> {
                 &after,
                 &with_answers,
                 &numbers(tasks, |task| task.spec.retry_wait_ms),
+                &memo,
             ],
         )
         .await?;
@@ -505,17 +543,6 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
     Ok(())
 }
 
-async fn forget(link: &Link, before_ms: u64, from: TaskId) -> Result<Option<TaskId>, Fault> {
-    let sql = "SELECT id FROM tasks WHERE id > $1 ORDER BY id LIMIT $2";
-    let found = link.query(sql, &[&from.0.as_slice(), &(FORGET as i64)]).await?;
-    let Some(last) = found.last() else { return Ok(None) };
-    let last = TaskId(rows::bytes(last, 0)?);
-    let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
-    link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
-        .await?;
-    Ok((found.len() == FORGET).then_some(last))
-}
-
 fn function_of(row: &Row) -> Result<FunctionRecord, Fault> {
     let name: Option<&[u8]> = row.try_get(2)?;
     Ok(FunctionRecord {
@@ -539,7 +566,7 @@ fn endpoint_of(row: &Row) -> Result<EndpointRecord, Fault> {
     ))
 }
 
-fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
+pub(super) fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
     let number: Option<i64> = row.try_get(13)?;
     let error = failure(row, 14)?;
     let priority: i64 = row.try_get(5)?;
@@ -558,6 +585,7 @@ fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
             submitted_at_ms: rows::unsigned(row, 9)?,
             after: after(row, 18)?,
             with_answers: row.try_get(19)?,
+            memo: optional(row, 23)?,
         },
         tries: Tries {
             attempts: small(row, 10)?,

@@ -7,6 +7,8 @@
 mod books;
 mod contents;
 mod flows;
+mod forgetting;
+mod looking;
 mod queue;
 mod sharing;
 mod triggers;
@@ -118,6 +120,25 @@ macro_rules! waits {
     };
 }
 pub(super) use waits;
+
+/// What tasks have in common whose answers are the same, in tables of an earlier release.
+macro_rules! memos {
+    () => {
+        "
+ALTER TABLE mayfly.tasks ADD COLUMN memo BYTEA;
+CREATE INDEX tasks_by_memo ON mayfly.tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL;
+"
+    };
+}
+pub(super) use memos;
+
+/// Tasks that did not end well, for whoever asks for these, in tables of an earlier release.
+macro_rules! failed {
+    () => {
+        "CREATE INDEX tasks_failed ON mayfly.tasks (id) WHERE code IS NOT NULL;"
+    };
+}
+pub(super) use failed;
 
 /// Which manager has the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

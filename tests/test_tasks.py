@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness.daemons import private_directory
 from harness.managers import Manager
-from harness.marks import executions, go_on, leave_a_mark, outcomes
+from harness.marks import executions, go_on, leave_a_mark, leave_a_mark_behind, outcomes
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -62,6 +62,34 @@ def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> N
             future.result(0.5)
         manager.again()
         assert future.result(30) == 2
+
+
+def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies(
+    manager: Manager, tmp_path: Path
+) -> None:
+    gate, marks = tmp_path / "gate", tmp_path / "marks"
+    marks.mkdir()
+    count = 100
+    with mayfly.connect(config=manager.state) as client:
+        function = client.register(leave_a_mark_behind, name="mark")
+        same = ([str(gate)] * count, [str(marks)] * count, [7] * count)
+        batch = client.map(function, *same, tag="same", memoize=True, repeatable=True)
+        manager.again()
+        gate.touch()
+        assert list(batch.results(timeout=60)) == [7] * count
+        # One that waited for its gate when all died may have had time to see it.
+        executed = executions(marks)[7]
+        assert executed <= 2
+        manager.again()
+        assert list(client.map(function, *same, tag="again", memoize=True).results(timeout=60)) == [7] * count
+        assert executions(marks)[7] == executed
+        forgotten = {"forgotten": count, "left": 0}
+        assert manager.daemon.cli("task", "forget", "--tag", "same") == forgotten
+        assert manager.daemon.cli("task", "forget", "--tag", "same") == {"forgotten": 0, "left": 0}
+        [gone] = manager.daemon.cli("function", "remove", "mark")
+        assert gone["id"] == function.id
+        assert manager.daemon.cli("task", "list", "--tag", "again")[0]["name"] == ""
+        assert manager.daemon.cli("function", "list") == []
 
 
 def test_workers_and_executors_that_are_killed_lose_no_task(manager: Manager, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ use clap::{Args, Subcommand};
 use mayfly_client::{Client, encoded};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::tasks::{Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes};
+use mayfly_protocol::tasks::{
+    Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes,
+};
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};

@@ -673,8 +673,11 @@ fn what_is_no_function_is_refused_before_anybody_is_asked() {
         (&["/no/such.py:area"], "cannot be read"),
         (&[&python], "names no function"),
         (&[&volume], "defines no `volume`; it has area"),
-        (&[&of_bytes], "byte 28 is none"),
-        (&[&area, "--library", "area.so", "--symbol", "area"], "cannot be used with"),
+        (&[&of_bytes], "byte 24 is none"),
+        (
+            &[&area, "--library", "area.so", "--symbol", "area"],
+            "cannot be used with",
+        ),
         (&[&area, "--command", "true"], "cannot be used with"),
         (&["--library", &python], "--symbol"),
         (&["--library", &python, "--symbol", "area"], "no shared library"),
@@ -692,7 +695,10 @@ fn what_is_no_function_is_refused_before_anybody_is_asked() {
     ] {
         let output = run(home, &[&["function", "register"], arguments].concat());
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && text.contains(why), "{arguments:?}: {text}");
+        assert!(
+            output.status.code() == Some(2) && text.contains(why),
+            "{arguments:?}: {text}"
+        );
     }
     // What may be right is not decided here.
     let arguments = ["function", "register", &area];
@@ -722,21 +728,40 @@ uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", si
     assert_eq!(json_of(home, &["function", "show", "area"]), made);
     let again = register("area", &["--description", "Another."]);
     assert_eq!(again["version"], 2);
-    let text = run(home, &["function", "register", "--library", library, "--symbol", "area"]);
+    let text = run(
+        home,
+        &["function", "register", "--library", library, "--symbol", "area"],
+    );
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.starts_with("Function area\n  version     3\n  id          "), "{text}");
+    assert!(
+        text.starts_with("Function area\n  version     3\n  id          "),
+        "{text}"
+    );
 
     let sides = home.join("sides");
     std::fs::write(&sides, [6, 0, 0, 0, 7, 0, 0, 0]).unwrap();
     let sides = sides.to_str().unwrap();
-    let output = run(home, &["task", "run", "area", "--input", sides, "--tag", "a b", "--wait"]);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &[42, 0, 0, 0][..]));
+    let output = run(
+        home,
+        &["task", "run", "area", "--input", sides, "--tag", "a b", "--wait"],
+    );
+    assert_eq!(
+        (output.status.code(), &output.stdout[..]),
+        (Some(0), &[42, 0, 0, 0][..])
+    );
     let output = run(home, &["task", "run", "area", "--tag", "a b", "--priority", "-3"]);
     let task = String::from_utf8(output.stdout).unwrap();
     assert_eq!(json_of(home, &["task", "show", task.trim()])["priority"], -3);
     let output = run(home, &["task", "result", task.trim(), "--wait", "20"]);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"\n"[..]), "no sides");
-    assert_eq!(error_of(home, &["task", "run", "area", "6", "7"]), ("invalid_request".into(), 2));
+    assert_eq!(
+        (output.status.code(), &output.stdout[..]),
+        (Some(0), &b"\n"[..]),
+        "no sides"
+    );
+    assert_eq!(
+        error_of(home, &["task", "run", "area", "6", "7"]),
+        ("invalid_request".into(), 2)
+    );
     assert_eq!(error_of(home, &["task", "run", "volume"]), ("not_found".into(), 4));
 
     // More than travels with what is said of it.
@@ -750,17 +775,27 @@ uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", si
     register("volume", &[]);
     let output = run(home, &["task", "run", "volume", "--tag", "a b", "--wait=20"]);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && text.starts_with("error [load_failed]: "), "{text}");
+    assert!(
+        output.status.code() == Some(1) && text.starts_with("error [load_failed]: "),
+        "{text}"
+    );
     let listed = |words: &[&str]| {
         let listed = json_of(home, &[&["task", "list"], words].concat());
-        let names = listed.as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap().to_owned());
+        let names = listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|task| task["name"].as_str().unwrap().to_owned());
         names.collect::<Vec<_>>()
     };
     assert_eq!(listed(&["--failed"]), ["volume"]);
     assert_eq!(listed(&["--state", "done"]), ["volume", "speak", "area", "area"]);
     assert_eq!(listed(&["--state", "queued"]), [""; 0]);
     assert_eq!(listed(&["--function", "area", "--endpoint", "local"]), ["area", "area"]);
-    assert_eq!(error_of(home, &["task", "list", "--function", "length"]), ("not_found".into(), 4));
+    assert_eq!(
+        error_of(home, &["task", "list", "--function", "length"]),
+        ("not_found".into(), 4)
+    );
     let counts = json_of(home, &["task", "counts", "--tag", "a b"]);
     assert_eq!((&counts["done"], &counts["failed"]), (&3.into(), &1.into()));
     assert_eq!(json_of(home, &["task", "counts", "--tag", "a"])["done"], 0);
@@ -775,7 +810,11 @@ fn what_the_nodes_of_a_block_write_is_followed() {
     std::fs::write(place.join("endpoint.toml"), "").unwrap();
     let write = |name: &str, text: &str| {
         let path = place.join("blocks").join(name);
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
         file.write_all(text.as_bytes()).unwrap();
     };
     write("here-1.0.log", "one\ntwo\n");
@@ -785,7 +824,12 @@ fn what_the_nodes_of_a_block_write_is_followed() {
     let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
     let (send, lines) = std::sync::mpsc::channel();
     let printed = BufReader::new(child.stdout.take().unwrap());
-    let reader = std::thread::spawn(move || printed.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+    let reader = std::thread::spawn(move || {
+        printed
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| send.send(line))
+    });
     let next = || lines.recv_timeout(LIMIT).unwrap();
     assert!(next().ends_with("here-1.0.log <=="));
     assert_eq!(next(), "two");

@@ -459,7 +459,7 @@ class Client:
         return cancelled
 
     def forget(self, tasks: Iterable[str | Future[Any]] = (), *, tag: str | None = None) -> dict[str, int]:
-        """Forgets tasks that have ended, with their results, before they are by themselves. How many, and how many were left.
+        """Forgets tasks that have ended, with their results, before their time. How many, and how many were left alone.
 
         Args:
             tasks: by their ids, or their futures. Those that have not ended, or that others wait for, are left alone.

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from mayfly._environment import EnvironmentLike
 from mayfly._errors import Error
 from mayfly._map import async_results
+from mayfly._programs import Program
 from mayfly._tasks import Executor, Registered
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ class Direct(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Calls a function on a leased worker, and answers its future."""
-        if type(fn) is Registered:
-            if fn._fn is None:
-                raise TypeError(f"{fn!r} is kept by the manager, for durable tasks; pass the function itself")
-            fn = fn._fn
-        return self._calls.submit(fn, *args, **kwargs)
+        return self._calls.submit(_callable(fn), *args, **kwargs)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 0
@@ -106,11 +103,11 @@ class Direct(Executor):
 
         As many items go in one call as make about half a millisecond of work, unless ``chunksize`` says how many.
         """
-        return self._calls.map(fn, *iterables, timeout=timeout, chunksize=chunksize or None)
+        return self._calls.map(_callable(fn), *iterables, timeout=timeout, chunksize=chunksize or None)
 
     async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 0) -> AsyncIterator[T]:
         """As `map`, for ``async for``."""
-        chunks = self._lease._chunks(fn, iterables, chunksize or None, False, self._calls._options)
+        chunks = self._lease._chunks(_callable(fn), iterables, chunksize or None, False, self._calls._options)
         async for result in async_results(chunks):
             yield result
 
@@ -122,6 +119,17 @@ class Direct(Executor):
 
     def __repr__(self) -> str:
         return f"<mayfly.Executor on {self._lease!r}>"
+
+
+def _callable(fn: Any) -> Any:
+    """What a worker calls."""
+    if type(fn) is Registered:
+        if fn._fn is None:
+            raise TypeError(f"{fn!r} is kept by the manager, for durable tasks; pass the function itself")
+        fn = fn._fn
+    if isinstance(fn, Program):
+        raise TypeError(f"{fn!r} runs as a durable task alone; leave durable=False out")
+    return fn
 
 
 def _manager_of(client: Client, endpoint: str) -> Client:

@@ -13,8 +13,9 @@ use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{
-    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus, MOST_BODY_BYTES,
-    MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus, TaskSubmission,
+    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
+    MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
+    TaskSubmission,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -160,7 +161,10 @@ pub(crate) async fn remove_function(
     let name = named(path)?;
     control.audit(&caller, "function.remove", &name, &()).await?;
     let any = caller.role >= Role::Operator;
-    let gone = control.tasks()?.remove_function(caller.bearer.tenant, any, name).await?;
+    let gone = control
+        .tasks()?
+        .remove_function(caller.bearer.tenant, any, name)
+        .await?;
     let gone: Vec<_> = gone.iter().map(|function| status_of(&control, function)).collect();
     Ok(packed.answer(gone))
 }
@@ -308,7 +312,8 @@ fn functions_named(
     let by = submitter(control, caller)?;
     let mut functions = control.tasks()?.functions();
     functions.retain(|function| name_of(function) == wanted && (everybody || may_run(function, &by)));
-    match functions.is_empty() {
+    // Whoever sees everybody's tasks at an endpoint learns no names of functions by that.
+    match functions.is_empty() && !everybody {
         true => Err(refuse(
             Code::NotFound,
             format!("there is no function `{wanted:.80}` that you may run"),
@@ -355,7 +360,12 @@ pub(crate) async fn cancel_tasks(
     caller.changes_as(Role::User)?;
     let tasks = control.tasks()?;
     let is_operator = caller.role >= Role::Operator;
-    let whose = tasks.whose(caller.bearer.tenant, is_operator, what.everybody, what.endpoint.as_deref())?;
+    let whose = tasks.whose(
+        caller.bearer.tenant,
+        is_operator,
+        what.everybody,
+        what.endpoint.as_deref(),
+    )?;
     let about = serde_json::json!({
         "tasks": what.tasks.len(), "tag": what.tag, "endpoint": what.endpoint, "everybody": what.everybody,
     });

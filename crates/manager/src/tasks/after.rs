@@ -150,9 +150,8 @@ impl Tasks {
                 // It ends just now, or it is not there at all.
                 None if self.state().live.get(&task).is_some_and(|live| live.tenant == tenant) => {}
                 _ => {
-                    let text = format!(
-                        "you have no task {task}, after which another is to come, or it is forgotten by now"
-                    );
+                    let text =
+                        format!("you have no task {task}, after which another is to come, or it is forgotten by now");
                     return Err(Failure::new(Code::NotFound, text));
                 }
             }

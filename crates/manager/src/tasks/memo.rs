@@ -33,7 +33,9 @@ pub struct Key(pub [u8; 32]);
 pub fn computes(function: &FunctionRecord) -> [u8; 32] {
     let spec = &function.spec;
     let form = match &spec.form {
-        Form::Python { python, cloudpickle, .. } => Form::Python {
+        Form::Python {
+            python, cloudpickle, ..
+        } => Form::Python {
             python: python.clone(),
             cloudpickle: cloudpickle.clone(),
             name: String::new(),
@@ -230,7 +232,12 @@ impl Tasks {
         let found = found.within(LOAD_DEADLINE).await?;
         let since_boot_ms = since_boot_ms();
         let memo = &mut self.state().memo;
-        for Memoized { memo: key, answer, ended_at_ms } in found {
+        for Memoized {
+            memo: key,
+            answer,
+            ended_at_ms,
+        } in found
+        {
             let age_ms = now_ms.saturating_sub(ended_at_ms);
             memo.recall(Key(key), Answer::new(answer, self.kept_ms(), age_ms, since_boot_ms));
         }
@@ -360,7 +367,16 @@ mod tests {
         let (new, arguments) = (new_task(1, "a").spec, Payload::Here(vec![1].into()));
         let key = |function: &FunctionRecord, spec: &TaskSpec| Key::of(computes(function), spec, &arguments);
         let same = key(&one, &new);
-        assert_eq!(same, key(&other, &TaskSpec { tag: "b".into(), ..new.clone() }));
+        assert_eq!(
+            same,
+            key(
+                &other,
+                &TaskSpec {
+                    tag: "b".into(),
+                    ..new.clone()
+                }
+            )
+        );
         assert_ne!(same, Key::of(computes(&one), &new, &Payload::default()));
         let others = TaskSpec {
             tenant: mayfly_protocol::ids::TenantId([9; 16]),

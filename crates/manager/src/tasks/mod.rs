@@ -63,9 +63,7 @@ use tokio::sync::{Notify, RwLock, mpsc, watch};
 use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};
 use crate::options::ContentOptions;
 use crate::store::accounts::{Usage, UsageKey};
-use crate::store::tasks::{
-    EndpointRecord, FunctionRecord, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
-};
+use crate::store::tasks::{EndpointRecord, FunctionRecord, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries};
 use crate::store::{LOAD_DEADLINE, StoreError};
 pub use contents::Contents;
 pub use endpoints::LOCAL;

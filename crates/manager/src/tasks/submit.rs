@@ -11,7 +11,8 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
+    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput,
+    TaskSubmission,
 };
 use sha2::{Digest, Sha256};
 

@@ -9,8 +9,8 @@ use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId
 use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskCounts, TaskOutcome, TaskTimes};
 
 use crate::store::tasks::{
-    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, LOOK, Memoized, NewTask, PAGE_BYTES, TALLIED, TaskQuery,
-    TaskSpec, TaskStore, Tries,
+    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, LOOK, Memoized, NewTask, PAGE_BYTES,
+    TALLIED, TaskQuery, TaskSpec, TaskStore, Tries,
 };
 
 pub const TENANT: TenantId = TenantId([1; 16]);
@@ -245,12 +245,22 @@ pub async fn what_its_owner_forgets_is_gone_and_what_has_not_ended_is_not(store:
     let ends = [(1, 1), (2, 2), (3, 3), (5, 4), (6, 5)].map(|(id, number)| ended(id, number, None));
     store.end(ends.to_vec(), Vec::new()).wait().await.unwrap();
     let id = |id: u8| TaskId([id; 16]);
-    let found = async |after, up_to, most| store.ended(TENANT, "a".into(), after, up_to, most).wait().await.unwrap();
+    let found = async |after, up_to, most| {
+        store
+            .ended(TENANT, "a".into(), after, up_to, most)
+            .wait()
+            .await
+            .unwrap()
+    };
     assert_eq!(found(0, 9, 9).await, [(1, id(1)), (2, id(2)), (5, id(6))]);
     assert_eq!(found(1, 4, 9).await, [(2, id(2))]);
     assert_eq!(found(0, 9, 1).await, [(1, id(1))]);
     let all: Vec<TaskId> = (1..=7).map(id).collect();
-    let mut gone = store.forget_these(TENANT, all, 4, vec!["b".into()]).wait().await.unwrap();
+    let mut gone = store
+        .forget_these(TENANT, all, 4, vec!["b".into()])
+        .wait()
+        .await
+        .unwrap();
     gone.sort_by_key(|gone| gone.id);
     let was = |task, memo| Gone {
         id: id(task),
@@ -277,7 +287,13 @@ pub async fn answers_that_others_may_have_are_found_the_last_first(store: &dyn T
         ended_at_ms: 5,
         ..ended(1, 1, None)
     };
-    let ends = vec![old, ended(2, 2, None), ended(3, 3, Some(failure)), ended(4, 4, None), ended(5, 5, None)];
+    let ends = vec![
+        old,
+        ended(2, 2, None),
+        ended(3, 3, Some(failure)),
+        ended(4, 4, None),
+        ended(5, 5, None),
+    ];
     store.end(ends, Vec::new()).wait().await.unwrap();
     let answer = |id: u8, ended_at_ms| Memoized {
         memo: [id; 32],
@@ -291,12 +307,22 @@ pub async fn answers_that_others_may_have_are_found_the_last_first(store: &dyn T
     assert_eq!(found(0, 9, 1).await, [answer(4, 13)]);
 }
 
-pub async fn a_function_that_is_removed_is_gone_and_its_name_counts_on_from_those_that_are_there(store: &dyn TaskStore) {
+pub async fn a_function_that_is_removed_is_gone_and_its_name_counts_on_from_those_that_are_there(
+    store: &dyn TaskStore,
+) {
     for (id, name) in [(1, "f"), (2, "f"), (3, "g")] {
-        store.register(function(id, name), Blob::default()).wait().await.unwrap();
+        store
+            .register(function(id, name), Blob::default())
+            .wait()
+            .await
+            .unwrap();
     }
     let unknown = FunctionId([9; 16]);
-    store.remove_functions(vec![FunctionId([1; 16]), unknown]).wait().await.unwrap();
+    store
+        .remove_functions(vec![FunctionId([1; 16]), unknown])
+        .wait()
+        .await
+        .unwrap();
     assert_eq!(store.code(FunctionId([1; 16])).wait().await, Ok(None));
     let mut left = store.load().wait().await.unwrap().functions;
     left.sort_by_key(|function| function.id);
@@ -382,7 +408,11 @@ pub async fn a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_
         .await,
         [2, 1]
     );
-    for (functions, ids) in [(vec![], vec![]), (vec![FUNCTION], vec![3, 2, 1]), (vec![FunctionId([9; 16]), FUNCTION], vec![3, 2, 1])] {
+    for (functions, ids) in [
+        (vec![], vec![]),
+        (vec![FUNCTION], vec![3, 2, 1]),
+        (vec![FunctionId([9; 16]), FUNCTION], vec![3, 2, 1]),
+    ] {
         let functions = Some(functions);
         assert_eq!(found(TaskQuery { functions, ..by() }).await, ids);
     }
@@ -396,7 +426,11 @@ pub async fn a_task_is_found_by_whose_it_is_and_where_with_all_that_was_said_of_
 
 pub async fn tasks_are_found_by_how_they_ended_and_some_are_looked_at_at_a_time(store: &dyn TaskStore) {
     let failure = Failure::new(Code::FunctionError, "oh");
-    store.enqueue((1..=6).map(|id| task(id, "a")).collect()).wait().await.unwrap();
+    store
+        .enqueue((1..=6).map(|id| task(id, "a")).collect())
+        .wait()
+        .await
+        .unwrap();
     let ends = vec![ended(1, 1, None), ended(2, 2, Some(failure.clone())), ended(4, 3, None)];
     store.end(ends, Vec::new()).wait().await.unwrap();
     let found = async |ended, before: Option<u8>, limit| {
@@ -489,7 +523,10 @@ pub async fn what_ended_of_a_tag_is_counted_up_to_a_number_with_its_times(store:
     assert_eq!(tally("a", 1, 4).await, (sum(1..=3), None));
     let last = u64::from(TALLIED) + 1;
     assert_eq!(tally("a", 0, 99_999).await, (sum(0..=TALLIED as usize), Some(last)));
-    assert_eq!(tally("a", last, 99_999).await, (sum(TALLIED as usize + 1..=all as usize - 1), None));
+    assert_eq!(
+        tally("a", last, 99_999).await,
+        (sum(TALLIED as usize + 1..=all as usize - 1), None)
+    );
     assert_eq!(tally("b", 0, 99_999).await.0.done, 1);
     assert_eq!(tally("c", 0, 99_999).await, (TaskCounts::default(), None));
 }

@@ -320,7 +320,13 @@ async fn tables_of_a_later_release_are_left_alone() {
         .await
         .unwrap();
     let found = PostgresStore::open(&database.url, PublicKey([2; 32])).await.err();
-    assert_eq!(found, Some(StoreError::Schema { found: 99, known: 6 }));
+    assert_eq!(
+        found,
+        Some(StoreError::Schema {
+            found: 99,
+            known: super::schema::SCHEMA
+        })
+    );
 }
 
 #[tokio::test]

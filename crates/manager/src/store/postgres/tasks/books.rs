@@ -241,9 +241,12 @@ impl TaskStore for PostgresTasks {
     }
 
     fn ended(&self, tenant: TenantId, tag: String, after: u64, up_to: u64, most: u32) -> Pending<Vec<(u64, TaskId)>> {
-        self.read((tenant, tag, after, up_to, most), |link, (tenant, tag, after, up_to, most)| {
-            forgetting::ended(link, *tenant, tag, [*after, *up_to], *most).boxed()
-        })
+        self.read(
+            (tenant, tag, after, up_to, most),
+            |link, (tenant, tag, after, up_to, most)| {
+                forgetting::ended(link, *tenant, tag, [*after, *up_to], *most).boxed()
+            },
+        )
     }
 
     fn forget_these(&self, tenant: TenantId, tasks: Vec<TaskId>, up_to: u64, but: Vec<String>) -> Pending<Vec<Gone>> {

@@ -1,0 +1,171 @@
+//! How a task ended, and what its function answered.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use mayfly_client::{Client, Form};
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
+
+use crate::{Global, invoke, output, values};
+
+/// One request waits this long at most: less than a client waits for an answer.
+pub const ASK: Duration = Duration::from_secs(20);
+/// Between two requests, so that a manager which answers sooner than it is asked to has time for others.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of a value that are shown; whoever wants more of them wants them in a file.
+const SHOWN_BYTES: usize = 1024;
+
+/// Show how a task ended; fails as the task did.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207
+  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
+  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
+
+Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well. What a Python
+function answers is encoded: `client.task(ID).result()` reads it in Python.")]
+pub struct Outcome {
+    /// Of which, by its id
+    #[arg(value_name = "ID", value_parser = values::task)]
+    task: TaskId,
+    /// Wait so long for its end: seconds, or such as 10m [default: not at all]
+    #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
+    wait: Option<Duration>,
+    /// Write what the function answered as it is, as its runtime encodes it
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+}
+
+pub fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), Failure> {
+    let mut outcome = wait(wanted.task, wanted.wait.unwrap_or_default(), client)?;
+    if let Some(failure) = failure(&mut outcome) {
+        return Err(failure);
+    }
+    if let Some(content) = outcome.content.filter(|_| wanted.raw || !global.json) {
+        outcome.answer = client.read_content(content).map_err(|error| error.0)?.into();
+    }
+    if wanted.raw {
+        output::bytes(&outcome.answer);
+        return Ok(());
+    }
+    output::line(&if global.json {
+        output::json(&outcome)?
+    } else {
+        answer(wanted.task, &outcome.answer, form(wanted.task, client).as_ref())
+    });
+    Ok(())
+}
+
+/// Why a task did not end well, for people.
+pub fn failure(outcome: &mut TaskOutcome) -> Option<Failure> {
+    let mut failure = outcome.error.take()?;
+    if outcome.raised {
+        let task = outcome.id;
+        failure.message += &format!("; in Python, `client.task(\"{task}\").result()` raises it");
+    }
+    Some(failure)
+}
+
+/// Asks for the outcome until there is one, or the wait is over: then it is the manager who says that there is none.
+pub fn wait(task: TaskId, wait: Duration, client: &Client) -> Result<TaskOutcome, Failure> {
+    let begun = Instant::now();
+    loop {
+        let left = wait.saturating_sub(begun.elapsed());
+        let path = format!("/v1/tasks/{task}/outcome?wait_ms={}", left.min(ASK).as_millis());
+        match client.get(&path).map_err(|error| error.0) {
+            Err(failure) if failure.code == Code::TimedOut && !left.is_zero() => {
+                std::thread::sleep(left.min(PAUSE));
+            }
+            answered => return answered,
+        }
+    }
+}
+
+/// What a task's function is, which says how it answers; none if whoever owns it does not share it any more.
+fn form(task: TaskId, client: &Client) -> Option<Form> {
+    let task: TaskStatus = client.get(&format!("/v1/tasks/{task}")).ok()?;
+    let function: FunctionStatus = client.get(&format!("/v1/functions/{}", task.function)).ok()?;
+    Some(function.form)
+}
+
+/// An answer for people, as far as that goes without its runtime: of Python's, the last byte says what it is.
+fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
+    match (form, answer) {
+        (Some(Form::Plain { .. } | Form::Checked { .. }), _) => match invoke::as_text(answer) {
+            Some(text) => text.trim_end_matches('\n').into(),
+            None => cut(answer, |shown| format!("hex:{}", hex::encode(shown))),
+        },
+        (Some(Form::EntryPoint { .. }), [text @ .., JSON_ANSWER]) => match serde_json::from_slice::<String>(text) {
+            Ok(text) => match invoke::as_text(text.as_bytes()) {
+                Some(text) => text.trim_end_matches('\n').into(),
+                None => cut(text.as_bytes(), |shown| shown.escape_ascii().to_string()),
+            },
+            Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
+        },
+        (Some(form), [text @ .., JSON_ANSWER]) if form.speaks_json() => match std::str::from_utf8(text) {
+            Ok(text) => output::plain(text),
+            Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
+        },
+        (Some(Form::Python { .. }), [.., 1]) => "None".into(),
+        (Some(Form::Python { .. }), [bytes @ .., 2]) => cut(bytes, |shown| format!("b'{}'", shown.escape_ascii())),
+        _ => format!(
+            "{}, encoded by the function's runtime: in Python `client.task(\"{task}\").result()` reads them, and --raw \
+             writes them as they are",
+            output::count(answer.len() as u64, "byte")
+        ),
+    }
+}
+
+fn cut(bytes: &[u8], text: impl Fn(&[u8]) -> String) -> String {
+    match bytes.get(..SHOWN_BYTES) {
+        Some(shown) if shown.len() < bytes.len() => format!("{}... ({} bytes in all)", text(shown), bytes.len()),
+        _ => text(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: TaskId = TaskId([7; 16]);
+
+    #[test]
+    fn of_pythons_answers_none_and_bytes_are_shown_and_others_counted() {
+        let python = Form::Python {
+            python: "3.11".into(),
+            cloudpickle: "3.1".into(),
+            name: "area".into(),
+        };
+        let shown = |bytes: &[u8]| answer(ID, bytes, Some(&python));
+        assert_eq!(shown(&[1]), "None");
+        assert_eq!(shown(b"a\nb'\xff\x02"), r"b'a\nb\'\xff'");
+        assert_eq!(shown(&[2]), "b''");
+        let long = [&[b'x'; 2000][..], &[2]].concat();
+        assert!(shown(&long).ends_with("xxx'... (2000 bytes in all)"));
+        let text = shown(b"\x80\x05K*.\0");
+        assert!(
+            text.starts_with("6 bytes, ") && text.contains(&ID.to_string()),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn answers_of_libraries_are_texts_or_hexadecimal_whatever_their_last_byte() {
+        let library = Form::Plain { symbol: "area".into() };
+        let shown = |bytes: &[u8]| answer(ID, bytes, Some(&library));
+        assert_eq!(shown(b"done\n"), "done");
+        assert_eq!(shown(&[42, 0, 0, 1]), "hex:2a000001");
+        assert_eq!(shown(b""), "");
+        assert!(answer(ID, &[1], None).starts_with("1 byte, "), "of an unknown function");
+    }
+
+    #[test]
+    fn an_answer_in_json_is_shown_as_it_is() {
+        let source = Form::Source { entry: "area".into() };
+        let shown = |text: &str| answer(ID, &[text.as_bytes(), &[JSON_ANSWER]].concat(), Some(&source));
+        assert_eq!(shown("{\"sides\": [6, 7]}"), "{\"sides\": [6, 7]}");
+        assert_eq!(shown("\"\u{9b}2J\""), "\"\\u{9b}2J\"");
+    }
+}

@@ -1,0 +1,64 @@
+//! What a task prints.
+
+use clap::Args;
+use mayfly_client::Client;
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::tasks::TaskPrinted;
+
+use super::outcome::ASK;
+use crate::{Global, output, values};
+
+/// Show what a task prints on standard output and error: the last 64 KiB, while its manager lives.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
+  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
+pub struct Printed {
+    /// Its id
+    #[arg(value_name = "ID", value_parser = values::task)]
+    pub task: TaskId,
+    /// Go on with what it prints next, until it has ended
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Standard output or error alone
+    #[arg(long, value_enum, value_name = "STREAM")]
+    pub stream: Option<Channel>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Channel {
+    /// Standard output
+    Out,
+    /// Standard error
+    Err,
+}
+
+/// Shows what a task prints, each stream where it belongs.
+pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
+    let mut from = 0;
+    loop {
+        let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
+        let path = format!("/v1/tasks/{}/output?from={from}&wait_ms={wait_ms}", wanted.task);
+        let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
+        if answer.from > from {
+            eprintln!(
+                "mayfly task: {} bytes before this are not kept any more",
+                answer.from - from
+            );
+        }
+        let is_done = answer.over || (!wanted.follow && answer.pieces.is_empty());
+        from = answer.next;
+        let shown = answer.pieces.into_iter().filter(|piece| match wanted.stream {
+            None => true,
+            Some(Channel::Out) => piece.stream == Stream::Out,
+            Some(Channel::Err) => piece.stream == Stream::Err,
+        });
+        let shown = shown.map(|piece| (piece.stream, piece.bytes.to_vec()));
+        if !output::printed(shown, global.json)? || is_done {
+            return Ok(());
+        }
+    }
+}

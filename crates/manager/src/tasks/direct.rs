@@ -1,0 +1,79 @@
+//! Whoever can reach an endpoint's nodes leases from them itself, without tasks: with a token of the site's own manager, which the
+//! endpoint makes, as it alone knows where that is and whom it lets in.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use mayfly_protocol::api::Connection;
+use mayfly_protocol::dispatch::ToDispatcher;
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::EndpointId;
+use tokio::sync::oneshot;
+
+use super::endpoints::NOBODY;
+use super::submit::Submitter;
+use super::{State, Tasks};
+
+/// Whoever asks waits no longer for an endpoint's answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Answer = Result<Connection, Failure>;
+
+/// Who waits for the answer of an endpoint.
+#[derive(Default)]
+pub struct Invites {
+    last: u64,
+    asked: HashMap<u64, oneshot::Sender<Answer>>,
+}
+
+impl Tasks {
+    /// With what somebody leases from the nodes of an endpoint.
+    pub async fn invite(&self, by: &Submitter, wanted: &str) -> Answer {
+        // Where each tenant has an account, its nodes are its own.
+        let below = self.below(by, Some(wanted.to_owned())).await?;
+        let answer = self.state().ask_for_invite(by, below.as_deref().unwrap_or(wanted))?;
+        let silent = || {
+            let text = format!("the endpoint `{wanted:.80}` did not answer in time; try again");
+            Failure::new(Code::TimedOut, text)
+        };
+        let answer = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| silent())?;
+        answer.map_err(|_| away(wanted))?
+    }
+}
+
+fn away(endpoint: &str) -> Failure {
+    let text = format!("the endpoint `{endpoint:.80}` is not connected now; start it, or submit tasks, which wait for it");
+    Failure::new(Code::Unreachable, text)
+}
+
+impl State {
+    fn ask_for_invite(&mut self, by: &Submitter, wanted: &str) -> Result<oneshot::Receiver<Answer>, Failure> {
+        let id = self.endpoint_for(by, Some(wanted))?;
+        let endpoint = self.endpoints.get_mut(&id).ok_or_else(|| away(wanted))?;
+        let guest = ![by.tenant, NOBODY].contains(&endpoint.record.tenant);
+        let link = endpoint.link.as_mut().ok_or_else(|| away(wanted))?;
+        // Those who went away wait no more.
+        link.invites.asked.retain(|_, told| !told.is_closed());
+        link.invites.last += 1;
+        let number = link.invites.last;
+        let (told, answer) = oneshot::channel();
+        link.invites.asked.insert(number, told);
+        // One that is gone answers nothing, and its end drops who waits.
+        let _ = link.outgoing.send(ToDispatcher::Invite {
+            number,
+            tenant: by.tenant,
+            name: by.name.clone(),
+            guest,
+        });
+        Ok(answer)
+    }
+
+    /// The endpoint answers.
+    pub(super) fn on_invited(&mut self, id: EndpointId, number: u64, answer: Answer) {
+        let link = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.link.as_mut());
+        // What was not asked is heard by nobody.
+        if let Some(told) = link.and_then(|link| link.invites.asked.remove(&number)) {
+            let _ = told.send(answer);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What tasks there are, and how many.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::{TaskId, TenantId};
+use mayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
+
+use super::{Live, Place, State, Tasks};
+use crate::control::since_boot_ms;
+use crate::store::tasks::TaskQuery;
+
+impl Tasks {
+    /// Tasks, the latest first; where a state is given in which tasks have not ended, those that are in it.
+    pub async fn list(&self, query: TaskQuery, live: Option<TaskState>) -> Result<Vec<TaskStatus>, Failure> {
+        if let Some(wanted) = live {
+            let state = self.state();
+            let found = state.latest(&query, wanted);
+            return Ok(found
+                .into_iter()
+                .filter_map(|id| Some(state.shown_live(id, &*self.tenants)?.1))
+                .collect());
+        }
+        let (mut query, mut found) = (query, Vec::new());
+        loop {
+            let page = self.store.tasks(query.clone()).wait().await?;
+            query.limit -= u32::try_from(page.tasks.len()).unwrap_or(query.limit).min(query.limit);
+            let state = self.state();
+            found.extend(page.tasks.iter().map(|record| state.shown(record, &*self.tenants)));
+            match page.next {
+                Some(next) => query.before = Some(next),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    /// How many tasks of a tenant are where.
+    pub fn counts(&self, tenant: TenantId) -> TaskCounts {
+        let state = self.state();
+        let mut counts = state.ended.get(&tenant).cloned().unwrap_or_default();
+        for live in state.live.values().filter(|live| tenant == live.tenant) {
+            counts.count(live.state());
+        }
+        counts
+    }
+
+    /// How many tasks of a tenant's tag are where, and for how long they have been in each state.
+    pub async fn counts_of(&self, tenant: TenantId, tag: &str) -> Result<TaskCounts, Failure> {
+        // All with greater numbers are live still.
+        let (mut counts, up_to) = {
+            let state = self.state();
+            let since_boot_ms = since_boot_ms();
+            let mut counts = TaskCounts::default();
+            let of_tag = |live: &&Live| live.tenant == tenant && live.tag.name() == tag;
+            for live in state.live.values().filter(of_tag) {
+                counts.count(live.state());
+                counts.times.add(live.times(live.time_ms(since_boot_ms)));
+            }
+            (counts, state.published)
+        };
+        let mut after = 0;
+        loop {
+            let (ended, next) = self.store.tally(tenant, tag.into(), after, up_to).wait().await?;
+            counts.done += ended.done;
+            counts.failed += ended.failed;
+            counts.times.add(ended.times);
+            match next {
+                Some(next) => after = next,
+                None => return Ok(counts),
+            }
+        }
+    }
+
+    /// How many tasks of all tenants are where.
+    pub fn counts_of_all(&self) -> TaskCounts {
+        let state = self.state();
+        let mut counts = TaskCounts::default();
+        for ended in state.ended.values() {
+            counts.done += ended.done;
+            counts.failed += ended.failed;
+            counts.times.add(ended.times);
+        }
+        for live in state.live.values() {
+            counts.count(live.state());
+        }
+        counts
+    }
+}
+
+impl State {
+    /// The latest tasks that are in a state in which tasks have not ended.
+    fn latest(&self, query: &TaskQuery, wanted: TaskState) -> Vec<TaskId> {
+        let fits = |id: &TaskId, live: &Live| {
+            live.state() == wanted
+                && live.place != Place::Accepting
+                && query.tenant.is_none_or(|tenant| live.tenant == tenant)
+                && query.before.is_none_or(|before| *id < before)
+                && query.endpoint.is_none_or(|endpoint| live.endpoint == endpoint)
+                && query.tag.as_deref().is_none_or(|tag| live.tag.name() == tag)
+                && query
+                    .functions
+                    .as_ref()
+                    .is_none_or(|functions| functions.contains(&live.function.id))
+        };
+        let mut latest = BinaryHeap::new();
+        for (id, _) in self.live.iter().filter(|(id, live)| fits(id, live)) {
+            if latest.len() < query.limit as usize {
+                latest.push(Reverse(*id));
+            } else if let Some(mut earliest) = latest.peek_mut()
+                && earliest.0 < *id
+            {
+                *earliest = Reverse(*id);
+            }
+        }
+        latest.into_sorted_vec().into_iter().map(|Reverse(id)| id).collect()
+    }
+}
+
+impl Live {
+    /// How long it was in each state, if that is what time it is.
+    fn times(&self, now_ms: u64) -> TaskTimes {
+        let marks = [
+            self.submitted_at_ms,
+            self.waiting_at_ms,
+            self.environment_at_ms,
+            self.started_at_ms,
+        ];
+        TaskTimes::between(marks, now_ms)
+    }
+}

@@ -1,0 +1,204 @@
+//! Functions, tasks and endpoints of several tenants, over the real API.
+
+use mayfly_protocol::accounts::{AuditEntry, Role};
+use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskStatus};
+use serde_json::{Value, json};
+
+use super::accounts::member;
+use super::*;
+
+impl Client {
+    async fn post<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &Value) -> T {
+        let (status, answer) = self.send("POST", path, &body.to_string()).await;
+        assert!(status < 300, "{path}: {answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    async fn refusal(&mut self, method: &str, path: &str, body: &Value) -> Code {
+        let (status, answer) = self.send(method, path, &body.to_string()).await;
+        code(status, &answer)
+    }
+
+    async fn function(&mut self, name: &str) -> FunctionStatus {
+        // `def f(): pass`
+        let given = json!({"name": name, "form": {"form": "source", "entry": "f"}, "code": "ZGVmIGYoKTogcGFzcw=="});
+        self.post("/v1/functions", &given).await
+    }
+
+    async fn task(&mut self, function: &FunctionStatus, endpoint: &str, tag: &str) -> TaskId {
+        let given = json!({"function": function.id, "endpoint": endpoint, "tag": tag, "tasks": [{"call": {}}]});
+        self.post::<Accepted>("/v1/tasks", &given).await.tasks[0]
+    }
+}
+
+#[tokio::test]
+async fn an_owner_of_an_endpoint_sees_and_ends_what_is_there_and_an_operator_ends_anything() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    let mut bio = member(&manager, "bio", Role::User).await;
+    let mut operator = member(&manager, "ops", Role::Operator).await;
+    let site = json!({"name": "site", "shared_with": ["bio"]});
+    astro.post::<Value>("/v1/endpoints", &site).await;
+    let function = bio.function("f").await;
+    let task = bio.task(&function, "site", "a").await;
+    let everybodys = "/v1/tasks?endpoint=site&everybody=true";
+    assert_eq!(astro.get::<Vec<TaskStatus>>("/v1/tasks?endpoint=site").await, []);
+    let seen = astro.get::<Vec<TaskStatus>>(everybodys).await;
+    assert_eq!((seen[0].id, seen[0].owner.as_str()), (task, "bio"));
+    assert_eq!(bio.refusal("GET", everybodys, &json!({})).await, Code::Forbidden);
+    assert_eq!(
+        astro.refusal("GET", "/v1/tasks?everybody=true", &json!({})).await,
+        Code::Forbidden
+    );
+    assert_eq!(
+        astro.refusal("DELETE", "/v1/endpoints/site", &json!({})).await,
+        Code::InvalidRequest
+    );
+    let cancel = "/v1/tasks/cancel";
+    let all = json!({"endpoint": "site", "everybody": true});
+    assert_eq!(bio.refusal("POST", cancel, &all).await, Code::Forbidden);
+    assert_eq!(
+        astro
+            .refusal("POST", cancel, &json!({"tag": "a", "everybody": true}))
+            .await,
+        Code::Forbidden
+    );
+    let own = astro.post::<Cancelled>(cancel, &json!({"endpoint": "site"})).await;
+    assert_eq!(own, Cancelled { ended: 0, told: 0 });
+    let ended = Cancelled { ended: 1, told: 0 };
+    assert_eq!(astro.post::<Cancelled>(cancel, &all).await, ended);
+    let path = format!("/v1/tasks/{task}/outcome?wait_ms=10000");
+    bio.get::<Value>(&path).await;
+    let seen = astro.get::<Vec<TaskStatus>>(everybodys).await;
+    let error = seen[0].error.clone().expect("why it ended");
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::Cancelled, "told to the task's owner")
+    );
+    let (task, tag) = (
+        bio.task(&function, "site", "b").await,
+        json!({"tag": "b", "everybody": true}),
+    );
+    assert_eq!(operator.post::<Cancelled>(cancel, &tag).await, ended);
+    let path = format!("/v1/tasks/{task}/outcome?wait_ms=10000");
+    bio.get::<Value>(&path).await;
+    let forgotten = astro
+        .post::<Forgotten>("/v1/tasks/forget", &json!({"tag": "b", "tasks": [task]}))
+        .await;
+    assert_eq!(forgotten, Forgotten { forgotten: 0, left: 0 });
+    let forgotten = bio.post::<Forgotten>("/v1/tasks/forget", &json!({"tag": "b"})).await;
+    assert_eq!(forgotten, Forgotten { forgotten: 1, left: 0 });
+    assert_eq!(bio.refusal("GET", &path, &json!({})).await, Code::NotFound);
+    let (status, _) = astro.send("DELETE", "/v1/endpoints/site", "").await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn a_function_is_removed_by_its_owner_or_an_operator_unless_a_trigger_or_a_flow_needs_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    let mut bio = member(&manager, "bio", Role::User).await;
+    let mut operator = member(&manager, "ops", Role::Operator).await;
+    astro.post::<Value>("/v1/endpoints", &json!({"name": "site"})).await;
+    let function = astro.function("f").await;
+    let by_id = format!("/v1/functions/{}", function.id);
+    assert_eq!(bio.refusal("DELETE", &by_id, &json!({})).await, Code::NotFound);
+    assert_eq!(
+        operator.refusal("DELETE", "/v1/functions/f", &json!({})).await,
+        Code::NotFound
+    );
+    let trigger = json!({
+        "name": "hook", "source": {"kind": "webhook"}, "function": function.id, "endpoint": "site"
+    });
+    astro.post::<Value>("/v1/triggers", &trigger).await;
+    assert_eq!(
+        astro.refusal("DELETE", "/v1/functions/f", &json!({})).await,
+        Code::InvalidRequest
+    );
+    let (status, _) = astro.send("DELETE", "/v1/triggers/hook", "").await;
+    assert_eq!(status, 200);
+    let flow = json!({"steps": [{"name": "one", "function": function.id, "endpoint": "site"}]});
+    let flow = astro.post::<Value>("/v1/flows", &flow).await;
+    let id = flow["id"].as_str().expect("an id").to_owned();
+    assert_eq!(
+        astro.refusal("DELETE", "/v1/functions/f", &json!({})).await,
+        Code::InvalidRequest
+    );
+    astro.post::<Value>(&format!("/v1/flows/{id}/cancel"), &json!({})).await;
+    let until = Instant::now() + PATIENCE;
+    let removed = loop {
+        let (status, answer) = operator.send("DELETE", &by_id, "").await;
+        if status == 200 {
+            break answer;
+        }
+        // Its last tasks are being ended.
+        assert_eq!(code(status, &answer), Code::InvalidRequest);
+        assert!(Instant::now() < until, "{answer}");
+    };
+    let removed: Vec<FunctionStatus> = serde_json::from_str(&removed).unwrap();
+    assert_eq!(removed, [function]);
+    assert_eq!(astro.get::<Vec<FunctionStatus>>("/v1/functions").await, []);
+}
+
+#[tokio::test]
+async fn the_audit_log_has_what_is_done_about_functions_tasks_flows_endpoints_teams_and_triggers() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut own = Client::new(&manager).await;
+    own.post::<Value>("/v1/endpoints", &json!({"name": "site"})).await;
+    let function = own.function("f").await;
+    let send = async |own: &mut Client, method: &str, path: &str, body: Value| {
+        let (status, answer) = own.send(method, path, &body.to_string()).await;
+        assert!(status < 300, "{method} {path}: {answer}");
+    };
+    send(&mut own, "PUT", "/v1/teams/ours", json!({"members": ["ann"]})).await;
+    send(
+        &mut own,
+        "PUT",
+        "/v1/functions/f/sharing",
+        json!({"shared_with": ["team:ours"]}),
+    )
+    .await;
+    let trigger = json!({"name": "hook", "source": {"kind": "webhook"}, "function": function.id, "endpoint": "site"});
+    send(&mut own, "POST", "/v1/triggers", trigger).await;
+    send(&mut own, "DELETE", "/v1/triggers/hook", json!({})).await;
+    let id = "00000000000000000000000000000007";
+    let flow = json!({"id": id, "steps": [{"name": "one", "function": function.id, "endpoint": "site"}]});
+    send(&mut own, "POST", "/v1/flows", flow).await;
+    send(&mut own, "POST", &format!("/v1/flows/{id}/cancel"), json!({})).await;
+    send(&mut own, "POST", "/v1/tasks/cancel", json!({"tag": "a"})).await;
+    send(&mut own, "POST", "/v1/tasks/forget", json!({"tag": "a"})).await;
+    let function = own.function("g").await;
+    send(&mut own, "DELETE", &format!("/v1/functions/{}", function.id), json!({})).await;
+    send(&mut own, "DELETE", "/v1/teams/ours", json!({})).await;
+    send(&mut own, "DELETE", "/v1/endpoints/site", json!({})).await;
+    let entries = own.get::<Vec<AuditEntry>>("/v1/audit").await;
+    let actions: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.action.as_str(), entry.subject.as_str()))
+        .collect();
+    let removed = function.id.to_string();
+    assert_eq!(
+        actions,
+        [
+            ("endpoint.register", "site"),
+            ("function.register", "f"),
+            ("team.set", "ours"),
+            ("function.share", "f"),
+            ("trigger.set", "hook"),
+            ("trigger.remove", "hook"),
+            ("flow.start", id),
+            ("flow.cancel", id),
+            ("task.cancel", "a"),
+            ("task.forget", "a"),
+            ("function.register", "g"),
+            ("function.remove", &removed),
+            ("team.remove", "ours"),
+            ("endpoint.remove", "site"),
+        ]
+    );
+    assert!(entries.iter().all(|entry| !entry.token.is_empty()));
+}

@@ -1,0 +1,122 @@
+"""A disk that is full beneath durable tasks: a small one of memory, which grows again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from harness.leaks import wait_until
+from harness.managers import Manager
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+
+# Workers cannot import what pytest made of this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+MIB = 1 << 20
+#: A task with arguments that are kept in the database.
+LONG = {"call": {"arguments": ["x" * 100_000]}}
+
+
+class Disk:
+    """A file system of so many MiB."""
+
+    def __init__(self, place: Path, mib: int) -> None:
+        place.mkdir(parents=True)
+        self.place = place
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", place], check=True)
+
+    def grow(self, mib: int) -> None:
+        """It has so many from now on."""
+        subprocess.run(["mount", "-o", f"remount,size={mib}m", self.place], check=True)
+
+    def free(self) -> int:
+        """Bytes that are free."""
+        about = os.statvfs(self.place)
+        return about.f_bavail * about.f_frsize
+
+    def fill(self, left: int) -> Path:
+        """A file that takes all but so many bytes."""
+        file = self.place / "filling"
+        with open(file, "wb") as filling:
+            while (free := self.free()) > left:
+                filling.write(bytes(min(MIB, free - left)))
+                filling.flush()
+        return file
+
+
+@pytest.fixture
+def disk(state: Path) -> Iterator[Disk]:
+    disk = Disk(state / "disk", 64)
+    yield disk
+    subprocess.run(["umount", disk.place], check=True)
+
+
+@pytest.fixture
+def manager(disk: Disk) -> Iterator[Manager]:
+    manager = Manager(disk.place / "state")
+    yield manager
+    manager.stop()
+
+
+def note(path: str, number: int) -> bytes:
+    """Of what is kept in the database, among the longest. Waits for a gate."""
+    while not os.path.exists(f"{path}/gate"):
+        time.sleep(0.01)
+    with open(f"{path}/{number}", "a") as file:
+        file.write("x")
+    return number.to_bytes(4, "little") * 10_000
+
+
+def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, disk: Disk, tmp_path: Path) -> None:
+    with mayfly.connect(config=manager.state) as client:
+        with mayfly.Executor(client=client, tag="before") as executor:
+            assert executor.submit(pow, 2, 10).result(30) == 1024
+        batch = client.batch("noted")
+        for number in range(1, 200):
+            batch.submit(note, str(tmp_path), number)
+        batch.flush()
+        filling = disk.fill(left=0)
+        (tmp_path / "gate").touch()
+        wait_until(lambda: "cannot write outcomes" in manager.daemon.output(), "the disk is full", 60)
+        # What cannot be kept is refused, by name, and what is known can be asked.
+        with pytest.raises(mayfly.Error) as refused:
+            client._native.post("/v1/tasks", json.dumps({"function": client.functions()[0].id, "tasks": [LONG] * 100}))
+        assert refused.value.code == "store_failed"
+        assert client.tasks("before")[0].result(30) == 1024
+        filling.unlink()
+        results = list(batch.results(timeout=60))
+        assert results == [number.to_bytes(4, "little") * 10_000 for number in range(1, 200)]
+        assert "the store can write outcomes again" in manager.daemon.output()
+    # None was executed twice for it.
+    executed = [path.stat().st_size for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert executed == [1] * 199
+
+
+def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: Manager, disk: Disk) -> None:
+    def double(data: bytes) -> bytes:
+        return data * 2
+
+    with mayfly.connect(config=manager.state) as client:
+        assert len(client.run(double, bytes(MIB)).result(30)) == 2 * MIB
+        # Room for arguments, not for results.
+        future = client.run(double, os.urandom(22 * MIB))
+        wait_until(lambda: "cannot be moved just now" in manager.daemon.output(), "there is no room", 60)
+        assert client.task_status(future.id)["state"] == "running"
+        # Others go on meanwhile.
+        assert client.run(pow, 2, 10).result(30) == 1024
+        disk.grow(256)
+        assert len(future.result(60)) == 44 * MIB
+        # Arguments wait for room as well.
+        disk.grow(96)
+        late = client.run(len, os.urandom(60 * MIB))
+        disk.grow(512)
+        assert late.result(60) == 60 * MIB

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,44 @@ def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, d
     # None was executed twice for it.
     executed = [path.stat().st_size for path in tmp_path.iterdir() if path.name.isdigit()]
     assert executed == [1] * 199
+
+
+def test_a_manager_whose_disk_is_full_ends_when_it_is_told(manager: Manager, disk: Disk, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with mayfly.connect(config=manager.state) as client:
+        batch = client.batch("noted")
+        gate.touch()
+        batch.submit(note, str(tmp_path), 0).result(30)
+        gate.unlink()
+        for number in range(1, 200):
+            batch.submit(note, str(tmp_path), number)
+        batch.flush()
+        filling = disk.fill(left=0)
+        gate.touch()
+        wait_until(lambda: "cannot write outcomes" in manager.daemon.output(), "the disk is full", 60)
+        manager.daemon.stop(timeout=30)
+        filling.unlink()
+        manager.start_again()
+        # What was executed and could not be written down is in doubt, and nothing else.
+        ended = outcomes_of(batch)
+        assert sum(ended.values()) == 200
+        assert set(ended) <= {"well", "maybe_executed"}
+        assert ended["well"] > 0
+    executed = [path.stat().st_size for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert set(executed) == {1}
+
+
+def outcomes_of(batch: mayfly.Batch) -> Counter[str]:
+    """How many ended well, and with which codes the others."""
+    ended = Counter[str]()
+    for future in batch.futures:
+        try:
+            future.result(60)
+        except mayfly.Error as error:
+            ended[error.code] += 1
+        else:
+            ended["well"] += 1
+    return ended
 
 
 def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: Manager, disk: Disk) -> None:

@@ -425,8 +425,10 @@ def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: mayfly.Client
         time.sleep(60)
 
     hook = client.trigger("hook", linger, webhook=True, priority=-3, deadline=0.5)
+    hook.fire("x")
+    wait_until(lambda: len(client.tasks("trigger:hook")) == 1, "its task is there", 30)
     with pytest.raises(mayfly.DeadlineExceeded):
-        client.task(hook.fire("x")["task"]).result(30)
+        client.tasks("trigger:hook")[0].result(30)
     for wrong in ({"priority": -129}, {"deadline": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             client.trigger("hook", linger, webhook=True, **wrong)

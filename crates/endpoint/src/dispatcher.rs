@@ -225,8 +225,8 @@ impl Dispatching {
                     let answer = match &self.shared.options.invites {
                         Some(invites) => invites(tenant, name, guest).await,
                         None => Err(Failure::new(
-                            Code::InvalidRequest,
-                            "this endpoint is the manager's own; lease from the manager",
+                            Code::Forbidden,
+                            "this endpoint is the manager's own: lease from the manager itself",
                         )),
                     };
                     self.shared.say(FromDispatcher::Invited { number, answer });

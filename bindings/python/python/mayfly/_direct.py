@@ -53,13 +53,13 @@ class Direct(Executor):
         if client is None:
             client = connect()
         if endpoint not in (None, LOCAL):
-            asked = client
+            own = client
             try:
                 # By the site's own manager, to which the endpoint lets us.
-                client = _manager_of(asked, str(endpoint))
+                client = _manager_of(own, str(endpoint))
             finally:
                 if self._own_client:
-                    asked.close()
+                    own.close()
             self._own_client = True
         self._client = client
         try:
@@ -79,8 +79,8 @@ class Direct(Executor):
         except BaseException as error:
             if isinstance(error, Error) and error.code == "unreachable" and endpoint not in (None, LOCAL):
                 error.add_note(
-                    f"from here the nodes of {endpoint!r} cannot be reached; leave durable=False out: durable tasks need no "
-                    "way to them"
+                    f"from here the nodes of {endpoint!r} cannot be reached; leave durable=False out: durable tasks "
+                    "need no way to them"
                 )
             if self._own_client:
                 client.close()
@@ -137,5 +137,5 @@ def _manager_of(client: Client, endpoint: str) -> Client:
     from mayfly import _native
     from mayfly._client import Client
 
-    place = json.loads(client._native.post(f"/v1/endpoints/{quote(endpoint, safe='')}/invitation", ""))
+    place = json.loads(client._native.post(f"/v1/endpoints/{quote(endpoint, safe='')}/invitation", "{}"))
     return Client(_native.Client.manager(place["manager"], place["token"], place["ca_pem"]))

@@ -55,9 +55,7 @@ def now(client: mayfly.Client) -> float:
 
 
 @pytest.mark.parametrize("ahead", [30 * DAY, HOUR, -HOUR, -30 * DAY])
-def test_no_task_ends_because_a_clock_is_set(
-    client: mayfly.Client, clock: Clock, tmp_path: Path, ahead: int
-) -> None:
+def test_no_task_ends_because_a_clock_is_set(client: mayfly.Client, clock: Clock, tmp_path: Path, ahead: int) -> None:
     gate = tmp_path / "gate"
     # Those at work, and those that wait for them.
     batch = client.map(behind, [str(gate)] * 20, range(20), deadline=50, walltime=40)
@@ -119,7 +117,7 @@ def test_a_timer_comes_once_for_each_time_wherever_the_clock_is_set(client: mayf
     assert sum(late - early > 60_000 for early, late in itertools.pairwise(ahead)) == 1
     # Far back, as by somebody who finds that the clock was wrong: it does not wait for years.
     clock.set(-3 * DAY)
-    wait_until(lambda: min(seen(client, "each-second")) / 1000 < time.time() - 2 * DAY, "it comes at the right time", 20)
+    wait_until(lambda: min(seen(client, "each-second")) / 1000 < time.time() - 2 * DAY, "it comes at that time", 20)
     times = seen(client, "each-second")
     assert len(set(times)) == len(times)
 
@@ -139,7 +137,7 @@ def test_leases_live_by_a_clock_that_nobody_sets(client: mayfly.Client, clock: C
         assert lease.submit(pow, 2, 10).result(30) == 1024
         for ahead in (30 * DAY, -30 * DAY, 0):
             clock.set(ahead)
-            wait_until(lambda: abs(now(client) - time.time() - ahead) < 60, "the node's machine has that time")
+            assert abs(now(client) - time.time() - ahead) < 60
             assert lease.submit(pow, 2, 10).result(30) == 1024
             # Another kind of tasks takes workers of its own, from the dispatcher, which is where the node is.
             assert client.batch(cores=2).submit(pow, 2, 11).result(30) == 2048

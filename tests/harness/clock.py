@@ -1,4 +1,4 @@
-"""A wall clock that can be set, for the processes of a test alone: a library that they load adds to what the kernel says."""
+"""A wall clock that can be set, for a test's processes alone: a library that they load adds to what the kernel says."""
 
 from __future__ import annotations
 

@@ -309,12 +309,12 @@ def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: mayfly.Clie
     noted = tmp_path / "calls"
     with mayfly.Executor(client=client, retries=3, retry_wait=3600) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
-        wait_until(lambda: client.task_status(future.id)["attempts"] == 1 and noted.exists(), "it was called", 30)
-        wait_until(lambda: client.task_status(future.id)["state"] == "queued", "it rests", 30)
+        wait_until(lambda: client.task_status(future)["attempts"] == 1 and noted.exists(), "it was called", 30)
+        wait_until(lambda: client.task_status(future)["state"] == "queued", "it rests", 30)
         assert future.cancel()
-    with mayfly.Executor(client=client, retries=3, retry_wait=3600, deadline=1) as executor:
-        with pytest.raises(mayfly.DeadlineExceeded):
-            executor.submit(fail_and_note, str(noted), 3).result(30)
+    late = {"retries": 3, "retry_wait": 3600, "deadline": 1}
+    with mayfly.Executor(client=client, **late) as executor, pytest.raises(mayfly.DeadlineExceeded):
+        executor.submit(fail_and_note, str(noted), 3).result(30)
     with pytest.raises(ValueError, match="retry_wait=3601"):
         mayfly.Executor(client=client, retry_wait=3601)
 

@@ -38,7 +38,9 @@ fn dead() -> Vec<Pid> {
     let mut dead = Vec::new();
     for thread in threads.into_iter().flatten().flatten() {
         let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        let children = children
+            .split_whitespace()
+            .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
         dead.extend(children.filter(|pid| has_ended(*pid)));
     }
     dead
@@ -47,5 +49,9 @@ fn dead() -> Vec<Pid> {
 fn has_ended(process: Pid) -> bool {
     let about = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
     // Its name stands before, in parentheses, and may have any in it.
-    about.is_ok_and(|about| about.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))
+    about.is_ok_and(|about| {
+        about
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+    })
 }

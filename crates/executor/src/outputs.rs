@@ -44,7 +44,11 @@ impl Prints {
 
     /// Puts them back where a call has closed them, or put something else in their places. Whether it had.
     pub fn put_back(&self) -> bool {
-        let mut gone = self.pipes.iter().filter(|pipe| inode(pipe.standard) != Some(pipe.inode)).peekable();
+        let mut gone = self
+            .pipes
+            .iter()
+            .filter(|pipe| inode(pipe.standard) != Some(pipe.inode))
+            .peekable();
         let any = gone.peek().is_some();
         for pipe in gone {
             pipe.put();

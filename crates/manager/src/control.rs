@@ -39,6 +39,8 @@ const ROOM_LOOK: Duration = Duration::from_millis(50);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// Longer than a dispatcher is connected.
+/// What names of tokens begin with that tenants of another manager lease with, which are forgotten when they have expired.
+const GUEST: &str = "guest ";
 const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -130,7 +132,9 @@ impl Control {
     /// A token with which a dispatcher beside the nodes leases on a tenant's behalf; known until this manager ends.
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
-        Ok(self.unwritten_token(tenant, A_YEAR))
+        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
+        self.world().keep(bearer);
+        Ok(token)
     }
 
     /// Makes a tenant known whose tasks, or leases, come here.
@@ -147,16 +151,21 @@ impl Control {
         Ok(())
     }
 
-    fn unwritten_token(&self, tenant: TenantId, valid_for: Duration) -> String {
-        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, valid_for);
-        self.world().keep(bearer);
-        token
-    }
-
     /// A token with which a tenant of another manager leases here itself; known until this manager ends.
     pub async fn token_for_guest(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
-        Ok(self.unwritten_token(tenant, HALF_A_DAY))
+        let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, HALF_A_DAY);
+        let mut world = self.world();
+        let now_ms = now_ms();
+        world
+            .bearers
+            .retain(|_, other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
+        // Of its own name: one of the same would take the place of another that is in use.
+        world.keep(Bearer {
+            name: format!("{GUEST}{}", hex::encode(random::<16>())),
+            ..bearer
+        });
+        Ok(token)
     }
 
     /// A tenant's name, for people.

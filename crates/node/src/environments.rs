@@ -183,8 +183,8 @@ impl Environments {
         if (parts.next().unwrap_or_default(), parts.next().unwrap_or_default()) < OLDEST_PYTHON {
             let (major, minor) = OLDEST_PYTHON;
             let text = format!(
-                "the environment is to have Python {wanted}, and workers run {major}.{minor} and later; use a newer one, or register \
-                 the function as source, which any version runs"
+                "the environment is to have Python {wanted}, and workers run {major}.{minor} and later; name a newer one, or \
+                 none"
             );
             return Err(Failure::new(Code::PythonMismatch, text));
         }

@@ -101,7 +101,7 @@ pub fn suits(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> boo
             format!(
                 "the function is pickled by Python {version}, and nodes there run Python {}, which does not read it; name an \
                  environment (`environment=[...]`), which nodes build with Python {wanted}, or use Python {} here, or register \
-                 the function as source",
+                 the function as source (source=True)",
                 versions.join(" and "),
                 versions.join(" or ")
             ),

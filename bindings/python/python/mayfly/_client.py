@@ -440,9 +440,9 @@ class Client:
         status = self.task_status(task)
         return self._executor(status["tag"])._adopt([status])[0]
 
-    def task_status(self, task: str) -> dict[str, Any]:
-        """Where a task is in its life, and since when; see the API's ``TaskStatus``."""
-        status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{task}"))
+    def task_status(self, task: str | Future[Any]) -> dict[str, Any]:
+        """Where a task is in its life, and since when, by its id or its future; see the API's ``TaskStatus``."""
+        status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}"))
         return status
 
     def cancel(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
@@ -551,6 +551,7 @@ class Client:
         priority: int = 0,
         deadline: float | None = None,
         retries: int = 0,
+        retry_wait: float = 0.0,
         walltime: float | None = None,
         repeatable: bool | None = None,
         description: str = "",
@@ -583,6 +584,7 @@ class Client:
             priority: of its tasks, as of `Executor`.
             deadline: seconds until a task's end, as of `Executor`.
             retries: how often a task is executed again when the function raises.
+            retry_wait: seconds before the first of these; before each further one, twice as long.
             walltime: seconds that one execution may take; by default what the function says.
             repeatable: whether a task may be executed again when it may have been executed already; by default what the
                 function says.

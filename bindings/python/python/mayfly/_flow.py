@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mayfly._errors import error_for
-from mayfly._tasks import Registered, _milliseconds, _priority
+from mayfly._tasks import Registered, _milliseconds, _priority, _retries
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -36,6 +36,7 @@ class Step:
         endpoint: where, as for a task.
         keywords: arguments by name.
         retries: how often a task is executed again when its function fails.
+        retry_wait: seconds before the first of these; before each further one, twice as long.
         walltime: seconds that one execution may take.
         repeatable: whether a task may be executed again when it may have been executed already.
         memoize: whether a task may have the result of another with the same function and arguments.
@@ -55,6 +56,7 @@ class Step:
     memoize: bool = False
     priority: int = 0
     deadline: float | None = None
+    retry_wait: float = 0.0
 
 
 class Flow:
@@ -132,8 +134,6 @@ def described(client: Client, steps: Iterable[Step]) -> list[dict[str, Any]]:
 
 
 def _described(client: Client, step: Step) -> dict[str, Any]:
-    if not 0 <= step.retries <= 1000:
-        raise ValueError(f"retries={step.retries}: ask for 0 to 1000")
     of = [step.of] if isinstance(step.of, str) else step.of
     return {
         "name": step.name,
@@ -141,7 +141,7 @@ def _described(client: Client, step: Step) -> dict[str, Any]:
         "map": step.map,
         "keywords": dict(step.keywords),
         "options": {
-            "retries": step.retries,
+            **_retries(step.retries, step.retry_wait),
             "walltime_ms": _milliseconds("walltime", step.walltime),
             "repeatable": step.repeatable,
             "memoize": step.memoize,

@@ -378,24 +378,27 @@ def options(
     memoize: bool,
 ) -> TaskOptions:
     """How tasks are treated, checked."""
-    if not 0 <= retries <= 1000:
-        raise ValueError(f"retries={retries}: ask for 0 to 1000")
-    if not 0 <= retry_wait <= 3600:
-        raise ValueError(f"retry_wait={retry_wait}: ask for 0 to 3600 seconds")
     return TaskOptions(
         json.dumps(
             {
                 "priority": _priority(priority),
                 "deadline_ms": _milliseconds("deadline", deadline),
                 "walltime_ms": _milliseconds("walltime", walltime),
-                "retries": retries,
-                "retry_wait_ms": round(retry_wait * 1000),
+                **_retries(retries, retry_wait),
                 # A registered function has its own word on it.
                 "repeatable": True if repeatable else None,
                 "memoize": memoize,
             }
         )
     )
+
+
+def _retries(retries: int, retry_wait: float) -> dict[str, int]:
+    if not 0 <= retries <= 1000:
+        raise ValueError(f"retries={retries}: ask for 0 to 1000")
+    if not 0 <= retry_wait <= 3600:
+        raise ValueError(f"retry_wait={retry_wait}: ask for 0 to 3600 seconds")
+    return {"retries": retries, "retry_wait_ms": round(retry_wait * 1000)}
 
 
 def _priority(priority: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mayfly._flow import Function, Step, described, id_of
-from mayfly._tasks import _milliseconds, _priority
+from mayfly._tasks import _milliseconds, _priority, _retries
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -107,6 +107,7 @@ def make(
     priority: int,
     deadline: float | None,
     retries: int,
+    retry_wait: float,
     walltime: float | None,
     repeatable: bool | None,
     description: str,
@@ -114,8 +115,6 @@ def make(
     **source: Any,
 ) -> Trigger:
     """Makes a trigger, or changes the one of this name; the arguments are those of `Client.trigger`."""
-    if not 0 <= retries <= 1000:
-        raise ValueError(f"retries={retries}: ask for 0 to 1000")
     if valid_for is not None and valid_for <= 0:
         raise ValueError(f"valid_for={valid_for}: ask for a positive number of seconds")
     registration = {
@@ -125,7 +124,7 @@ def make(
         "options": {
             "priority": _priority(priority),
             "deadline_ms": _milliseconds("deadline", deadline),
-            "retries": retries,
+            **_retries(retries, retry_wait),
             "walltime_ms": _milliseconds("walltime", walltime),
             "repeatable": repeatable,
         },

@@ -207,7 +207,8 @@ def flush() -> None:
         try:
             stream = getattr(sys, name)
             if stream.closed:
-                setattr(sys, name, open(number, "w", buffering=1, errors="backslashreplace", closefd=False))
+                stream = os.fdopen(number, "w", buffering=1, errors="backslashreplace", closefd=False)
+                setattr(sys, name, stream)
             else:
                 stream.flush()
         except Exception:

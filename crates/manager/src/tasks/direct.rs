@@ -42,7 +42,8 @@ impl Tasks {
 }
 
 fn away(endpoint: &str) -> Failure {
-    let text = format!("the endpoint `{endpoint:.80}` is not connected now; start it, or submit tasks, which wait for it");
+    let text =
+        format!("the endpoint `{endpoint:.80}` is not connected now; start it, or submit tasks, which wait for it");
     Failure::new(Code::Unreachable, text)
 }
 

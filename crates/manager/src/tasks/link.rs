@@ -186,7 +186,9 @@ impl Tasks {
                 live.place = Place::Queued;
                 if retry && live.retry_wait_ms > 0 {
                     live.place = Place::Resting;
-                    state.rests.push(Reverse((since_boot_ms + u64::from(live.retry_wait_ms), task)));
+                    state
+                        .rests
+                        .push(Reverse((since_boot_ms + u64::from(live.retry_wait_ms), task)));
                     live.retry_wait_ms = next_wait(live.retry_wait_ms);
                 }
                 (live.waiting_at_ms, live.environment_at_ms, live.started_at_ms) = (0, 0, 0);

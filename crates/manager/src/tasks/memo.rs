@@ -360,7 +360,7 @@ mod tests {
             environment: None,
         };
         let mut one = function(1, "one");
-        one.spec.runtime = python(Some("/home/ann/bin/python"), "3.12.1");
+        one.spec.runtime = python(Some("/opt/ann/bin/python"), "3.12.1");
         let mut other = function(2, "other");
         other.spec.runtime = python(None, "3.12.1");
         (other.spec.description, other.spec.source, other.version) = ("better".into(), "def f".into(), 7);

@@ -747,7 +747,10 @@ impl State {
             environment_at_ms: record.environment_at_ms,
             started_at_ms: record.started_at_ms,
             ended_at_ms: record.ended_at_ms,
-            raw: self.functions.get(&record.spec.function).is_some_and(|function| !function.spec.form.speaks_json()),
+            raw: self
+                .functions
+                .get(&record.spec.function)
+                .is_some_and(|function| !function.spec.form.speaks_json()),
         }
     }
 }

@@ -331,7 +331,7 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
                 Code::PythonMismatch,
                 format!(
                     "the function is pickled by Python {python} and its environment is to have {}, which do not read each other's \
-                     functions; leave the environment's version out, or register the function as source",
+                     functions; leave the environment's version out, or register the function as source (source=True)",
                     environment.python
                 ),
             ))

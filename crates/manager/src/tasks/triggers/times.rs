@@ -34,7 +34,10 @@ impl Trigger {
         if let Some(timer) = &self.timer
             && self.record.done_until_ms > now_ms + MOST_WAIT_MS
         {
-            tracing::warn!(trigger = self.record.name, "the clock was set back; the times of this trigger are from now on");
+            tracing::warn!(
+                trigger = self.record.name,
+                "the clock was set back; the times of this trigger are from now on"
+            );
             self.record.done_until_ms = now_ms;
             self.next_at_ms = timer.next(now_ms).unwrap_or(0);
         }

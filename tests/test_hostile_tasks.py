@@ -259,6 +259,17 @@ def test_three_hundred_mebibytes_come_back_whole(client: mayfly.Client) -> None:
     assert hashlib.sha256(result).digest() == wanted.digest()
 
 
+def test_more_than_a_gibibyte_goes_there_and_comes_back_whole(client: mayfly.Client) -> None:
+    block = random.Random(7).randbytes(MIB)
+
+    def again(data: bytes) -> bytes:
+        return data
+
+    result = client.run(again, block * 1_100).result(100)
+    assert len(result) == 1_100 * MIB
+    assert result[:MIB] == result[-MIB:] == block
+
+
 class UnpicklableError(ValueError):
     def __reduce__(self) -> NoReturn:
         raise RuntimeError("not me")

@@ -131,7 +131,9 @@ impl Endpoint {
             .min(question.most_bytes);
         // At once as long as it will be: it may be most of the memory.
         let mut body = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-        let reader = response.body_mut().with_config().limit(question.most_bytes).reader();
+        // One more, for what is read to its end is asked for more than there is.
+        let limit = question.most_bytes.saturating_add(1);
+        let reader = response.body_mut().with_config().limit(limit).reader();
         std::io::copy(&mut { reader }, &mut body).map_err(|error| self.failed(error.into()))?;
         if (200..300).contains(&status) {
             return Ok(Answer {

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import mayfly
 import numpy as np
 import pytest
-from harness.programs import run_python
+from harness.programs import ROOT, run_python
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,10 @@ def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, level, tmp_
         return found + os.listdir("/dev/shm") + [name for name in os.listdir("/tmp") if os.path.isfile(f"/tmp/{name}")]
 
     of_image = [f"/var/{path.name}" for path in level["image"].glob("var/*")] if "image" in level else []
-    assert sorted(lease.submit(look, str(secret)).result()) == sorted(of_image)
+    # The way to what the client imports, where that is below somebody's home.
+    way = str(Path(*ROOT.parts[:3]))
+    seen = set(lease.submit(look, str(secret)).result())
+    assert seen - {way} == set(of_image)
 
 
 def test_the_environment_of_the_user_does_not_reach_isolated_workers():

@@ -29,6 +29,8 @@ pub struct Invites {
 impl Tasks {
     /// With what somebody leases from the nodes of an endpoint.
     pub async fn invite(&self, by: &Submitter, wanted: &str) -> Answer {
+        // As who submits tasks. What leases there cost is the site's affair, and not in this manager's books.
+        self.tenants.may_spend(by.tenant)?;
         // Where each tenant has an account, its nodes are its own.
         let below = self.below(by, Some(wanted.to_owned())).await?;
         let answer = self.state().ask_for_invite(by, below.as_deref().unwrap_or(wanted))?;

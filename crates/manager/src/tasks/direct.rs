@@ -10,7 +10,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
 use tokio::sync::oneshot;
 
-use super::endpoints::NOBODY;
+use super::endpoints::is_guest;
 use super::submit::Submitter;
 use super::{State, Tasks};
 
@@ -53,7 +53,7 @@ impl State {
     fn ask_for_invite(&mut self, by: &Submitter, wanted: &str) -> Result<oneshot::Receiver<Answer>, Failure> {
         let id = self.endpoint_for(by, Some(wanted))?;
         let endpoint = self.endpoints.get_mut(&id).ok_or_else(|| away(wanted))?;
-        let guest = ![by.tenant, NOBODY].contains(&endpoint.record.tenant);
+        let guest = is_guest(&endpoint.record, by.tenant);
         let link = endpoint.link.as_mut().ok_or_else(|| away(wanted))?;
         // Those who went away wait no more.
         link.invites.asked.retain(|_, told| !told.is_closed());

@@ -285,6 +285,11 @@ fn may_use(endpoint: &EndpointRecord, by: &Submitter) -> bool {
     endpoint.tenant == by.tenant || by.is_among(&endpoint.spec.shared_with)
 }
 
+/// Whether an endpoint is another tenant's. The manager's own is nobody's, and what its site grants holds for all.
+pub(super) fn is_guest(endpoint: &EndpointRecord, tenant: TenantId) -> bool {
+    ![tenant, NOBODY].contains(&endpoint.tenant)
+}
+
 /// A name is part of paths, of addresses and of host names.
 fn check_name(name: &str) -> Result<(), Failure> {
     if [LOCAL, "connect", "accounts"].contains(&name) {

@@ -10,7 +10,7 @@ use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
 use tokio::sync::Notify;
 
 use super::after::forgotten;
-use super::endpoints::NOBODY;
+use super::endpoints::is_guest;
 use super::{Endpoint, Live, Place, State, Tasks, Tenants, cancelled_before, late};
 use crate::control::since_boot_ms;
 use crate::store::tasks::{FunctionRecord, Given, Tries};
@@ -232,7 +232,7 @@ impl Tasks {
                 messages.push(ToDispatcher::Tenant {
                     tenant: live.tenant,
                     name: self.tenants.name(live.tenant),
-                    guest: ![live.tenant, NOBODY].contains(&endpoint.record.tenant),
+                    guest: is_guest(&endpoint.record, live.tenant),
                 });
             }
             let now_ms = live.time_ms(since_boot_ms);

@@ -14,7 +14,8 @@ import cloudpickle
 import pytest
 from harness.daemons import Daemon
 from harness.leaks import wait_until
-from harness.managers import manager_here, tenant
+from harness.managers import manager_here
+from harness.people import Person
 from harness.programs import program, run
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
@@ -27,23 +28,6 @@ REFUSALS = {"not_found": 404, "forbidden": 403}
 TAG = "private"
 #: More than goes through the manager's books, so that it is in the content store.
 LONG = 200 << 10
-
-
-class Person:
-    """A tenant, with a client and a token."""
-
-    def __init__(self, manager: Daemon, name: str, directory: Path) -> None:
-        self.name = name
-        self.connection = tenant(manager, name, directory)
-        self.token = json.loads(self.connection.read_text())["token"]
-        self.client = mayfly.connect(config=self.connection)
-        self._manager = manager
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """What the manager answers to a request by hand."""
-        data = None if body is None else json.dumps(body).encode()
-        status, said = self._manager.ask(method, path, data, token=self.token, Content_Type="application/json")
-        return status, json.loads(said or b"null")
 
 
 @pytest.fixture(scope="module")

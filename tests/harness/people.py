@@ -1,0 +1,132 @@
+"""Who uses a manager: tenants with tokens and clients, and an observer who has no token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from harness.daemons import Daemon
+from harness.managers import tenant
+
+#: Seconds until a request by hand fails.
+DEADLINE_S = 30
+
+
+class Observer:
+    """Reaches a manager's port and has no token."""
+
+    #: What a request by hand is sent with; empty for none.
+    token = ""
+
+    def __init__(self, manager: Daemon) -> None:
+        self.manager = manager
+        connection = manager.connection
+        self.url: str = connection["manager"]
+        self.tls = ssl.create_default_context(cadata=connection["ca_pem"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the manager."""
+        parts = urllib.parse.urlsplit(self.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return parts.hostname, parts.port
+
+    def ask(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> tuple[int, Any]:
+        """Sends one request over HTTPS and returns its status and body, decoded if it is JSON."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, method=method)
+        request.add_header("Content-Type", "application/json")
+        if token := self.token if token is None else token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S, context=self.tls) as answer:
+                return answer.status, _decoded(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _decoded(error.read())
+
+    def connect(self) -> socket.socket:
+        """A TCP connection on which nothing was sent."""
+        return socket.create_connection(self.address, timeout=DEADLINE_S)
+
+    def connect_tls(self) -> ssl.SSLSocket:
+        """A connection after its TLS handshake."""
+        return self.tls.wrap_socket(self.connect(), server_hostname=self.address[0])
+
+    def open_stream(self, path: str, *, token: str | None = None) -> Stream:
+        """A WebSocket at this path; refused ones raise an ``AssertionError`` with the response's head."""
+        return Stream(self.connect_tls(), path, self.token if token is None else token)
+
+
+class Stream:
+    """A WebSocket of which only the end matters, and that something arrived."""
+
+    def __init__(self, connection: ssl.SSLSocket, path: str, token: str) -> None:
+        self.connection = connection
+        bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+        connection.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: mayfly\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{bearer}\r\n".encode()
+        )
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = connection.recv(1)
+            if not byte:
+                break
+            head += byte
+        assert head.startswith(b"HTTP/1.1 101 "), head
+
+    def received(self, timeout: float) -> bytes | None:
+        """Bytes that arrived within ``timeout`` seconds; empty at the end, None if there were none."""
+        self.connection.settimeout(timeout)
+        try:
+            return self.connection.recv(1 << 16)
+        except TimeoutError:
+            return None
+        except OSError:
+            return b""
+
+    def closed_within(self, timeout: float) -> bool:
+        """Whether the other side closes the connection within ``timeout`` seconds after the last bytes."""
+        while received := self.received(timeout):
+            if received[0] & 0x0F == 0x8:  # a frame that closes
+                return True
+        return received == b""
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+
+
+class Person(Observer):
+    """A tenant, with a client and a token."""
+
+    def __init__(self, manager: Daemon, name: str, directory: Path, *more: str) -> None:
+        import mayfly
+
+        super().__init__(manager)
+        self.name = name
+        self.connection = tenant(manager, name, directory, *more)
+        self.token = json.loads(self.connection.read_text())["token"]
+        self.client = mayfly.connect(config=self.connection)
+
+    @property
+    def token_id(self) -> str:
+        """By which the token is revoked."""
+        tokens = self.manager.cli("token", "list")
+        return str(next(one["id"] for one in tokens if one["tenant"] == self.name and one["name"] == "laptop"))
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body or b"null")
+    except ValueError:
+        return body

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import daemons
+from harness import daemons, index
 from harness.daemons import Daemon, private_directory
 from harness.leaks import Snapshot, become_subreaper, descendants, kill
 from harness.postgres import Postgres
@@ -27,6 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
     kept = ("MAYFLY_BIN_DIR", "MAYFLY_CACHE", "MAYFLY_CHAOS_S")
     for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in kept]:
         del os.environ[name]
+    # Nothing asks a public index, and nothing depends on how this machine reaches one.
+    for name in [n for n in os.environ if n.startswith(("UV_", "PIP_"))]:
+        del os.environ[name]
+    os.environ.update(index.settings())
     os.environ["MAYFLY_BIN_DIR"] = str(bin_dir())
     # Where a person's own manager would be found.
     os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / "build" / "no-state")

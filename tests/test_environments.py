@@ -7,17 +7,17 @@ import concurrent.futures as cf
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
 import pytest
+from harness import index as package_index
 from harness.daemons import Daemon, free_port, private_directory
 from harness.endpoints import Endpoint, manager_alone
+from harness.index import Index
 from harness.leaks import wait_until
 from harness.programs import bin_dir
 
@@ -40,28 +40,21 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def index(directory: Path) -> Path:
-    """Where uv finds two versions of a package, and nothing else."""
-    index = directory / "index"
-    index.mkdir()
+def index(directory: Path) -> Iterator[Index]:
+    """An index with two versions of a package, and nothing else."""
+    wheels = directory / "index"
+    wheels.mkdir()
     for version in ("1.0", "2.0"):
-        dist_info = f"{PACKAGE}-{version}.dist-info"
-        with zipfile.ZipFile(index / f"{PACKAGE}-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{PACKAGE}/__init__.py", f"version = {version!r}\n")
-            wheel.writestr(f"{dist_info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {version}\n")
-            wheel.writestr(
-                f"{dist_info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            wheel.writestr(f"{dist_info}/RECORD", "")
-    return index
+        package_index.write_wheel(wheels, PACKAGE, version)
+    with package_index.serving(wheels) as index:
+        yield index
 
 
-def settings(directory: Path, **more: str) -> dict[str, str]:
+def settings(directory: Path, index: Index, **more: str) -> dict[str, str]:
     """Of a node whose uv looks nowhere else, and keeps what it finds to itself."""
     return {
+        **package_index.settings(index.url),
         "MAYFLY_ENVIRONMENTS": str(directory / "environments"),
-        "UV_NO_INDEX": "1",
-        "UV_FIND_LINKS": str(directory / "index"),
         "UV_CACHE_DIR": str(directory / "uv"),
         "UV_PYTHON_DOWNLOADS": "never",
         **more,
@@ -69,13 +62,13 @@ def settings(directory: Path, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *arguments: str, name: str = "state", **more: str) -> Iterator[Daemon]:
+def running(directory: Path, index: Index, *arguments: str, name: str = "state", **more: str) -> Iterator[Daemon]:
     daemon = Daemon(
         "up",
         f"--listen=127.0.0.1:{free_port()}",
         *arguments,
         state=directory / name,
-        env=settings(directory, **more),
+        env=settings(directory, index, **more),
     )
     try:
         yield daemon
@@ -108,8 +101,23 @@ def seen() -> tuple[str, str, bool]:
     return mayfly_test_package.version, sys.executable, importlib.util.find_spec("numpy") is not None
 
 
-def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Path, index: Path) -> None:
-    with running(directory) as manager, mayfly.connect(config=manager.state) as client:
+def test_node_asks_configured_index_alone(directory: Path, index: Index) -> None:
+    with (
+        package_index.serving(directory / "elsewhere") as proxy,
+        running(directory, index, ALL_PROXY=proxy.address, HTTPS_PROXY=proxy.address) as manager,
+        mayfly.connect(config=manager.state) as client,
+    ):
+        with client.lease(environment=[PACKAGE], wait=30) as lease:
+            assert lease.submit(seen).result(30)[0] == "2.0"
+        with pytest.raises(mayfly.Error, match=r"not found|no version"):
+            client.lease(environment=["mayfly-has-no-such-package"], wait=30)
+        asked = {path for _, path in index.requests if path.startswith("/simple/")}
+        assert asked == {"/simple/mayfly-test-package/", "/simple/mayfly-has-no-such-package/"}
+        assert proxy.requests == []
+
+
+def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Path, index: Index) -> None:
+    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
         with mayfly.Executor(client=client, environment=[PACKAGE]) as executor:
             version, python, has_numpy = executor.submit(seen).result(60)
         assert (version, has_numpy) == ("2.0", False)
@@ -124,9 +132,9 @@ def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Pat
         assert built(manager) == 2
 
 
-def test_isolated_workers_have_their_environment_too(directory: Path, index: Path) -> None:
+def test_isolated_workers_have_their_environment_too(directory: Path, index: Index) -> None:
     with (
-        running(directory, "--sandbox=isolated", f"--python={sys.executable}") as manager,
+        running(directory, index, "--sandbox=isolated", f"--python={sys.executable}") as manager,
         mayfly.connect(config=manager.state) as client,
         client.lease(environment=[PACKAGE], wait=30, sandbox="isolated") as lease,
     ):
@@ -136,10 +144,10 @@ def test_isolated_workers_have_their_environment_too(directory: Path, index: Pat
             lease.submit(os.mkdir, f"{Path(python).parent}/mine").result(30)
 
 
-def test_nodes_that_share_a_directory_build_once(directory: Path, index: Path) -> None:
+def test_nodes_that_share_a_directory_build_once(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
     with contextlib.ExitStack() as stack:
-        managers = [stack.enter_context(running(directory, f"--uv={program}", name=f"m{n}")) for n in range(2)]
+        managers = [stack.enter_context(running(directory, index, f"--uv={program}", name=f"m{n}")) for n in range(2)]
         clients = [stack.enter_context(mayfly.connect(config=manager.state)) for manager in managers]
         executors = [mayfly.Executor(client=client, environment=[PACKAGE]) for client in clients]
         futures = [executor.submit(seen) for executor in executors]
@@ -158,15 +166,17 @@ def test_nodes_that_share_a_directory_build_once(directory: Path, index: Path) -
         for executor in executors:
             executor.shutdown()
     # A node of later finds it.
-    with running(directory) as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
         with client.lease(environment=[PACKAGE]) as lease:
             assert lease.submit(seen).result(30)[0] == "2.0"
         assert built(manager) == 0
 
 
-def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Path) -> None:
+def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Index) -> None:
     with manager_alone(directory / "manager", free_port()) as manager:
-        here = Endpoint(manager, directory / "home", "here", "--workers-per-node", "1", **settings(directory)).set_up()
+        here = Endpoint(
+            manager, directory / "home", "here", "--workers-per-node", "1", **settings(directory, index)
+        ).set_up()
         here.start()
         try:
             with (
@@ -180,8 +190,8 @@ def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Path
             here.stop()
 
 
-def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(directory: Path, index: Path) -> None:
-    with running(directory) as manager, mayfly.connect(config=manager.state) as client:
+def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(directory: Path, index: Index) -> None:
+    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
         for requirement, said in ((f"{PACKAGE}==3.0", "3.0"), ("mayfly-has-no-such-package", "no-such-package")):
             future = client.batch(environment=[requirement]).submit(seen)
             with pytest.raises(mayfly.Error) as raised:
@@ -196,18 +206,17 @@ def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(direc
         # Nothing of it is left to be taken for an environment.
         assert {path.suffix for path in (directory / "environments").iterdir()} == {".lock"}
         # What was not there may be there later.
-        shutil.copy(index / f"{PACKAGE}-2.0-py3-none-any.whl", directory / "kept.whl")
-        (index / f"{PACKAGE}-2.0-py3-none-any.whl").unlink()
+        (index.directory / f"{PACKAGE}-2.0-py3-none-any.whl").unlink()
         with pytest.raises(mayfly.Error):
             client.lease(environment=[f"{PACKAGE}==2.0"], wait=30)
-        shutil.copy(directory / "kept.whl", index / f"{PACKAGE}-2.0-py3-none-any.whl")
+        package_index.write_wheel(index.directory, PACKAGE, "2.0")
         with client.lease(environment=[f"{PACKAGE}==2.0"], wait=30) as lease:
             assert lease.submit(seen).result(30)[0] == "2.0"
 
 
-def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path, index: Path) -> None:
+def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
-    with running(directory, f"--uv={program}") as manager:
+    with running(directory, index, f"--uv={program}") as manager:
         with mayfly.connect(config=manager.state) as client:
             executor = mayfly.Executor(client=client, environment=[PACKAGE], tag="kept", repeatable=True)
             executor.submit(seen)
@@ -227,9 +236,9 @@ def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path
             again.stop()
 
 
-def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, index: Path) -> None:
+def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
-    with running(directory, f"--uv={program}") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index, f"--uv={program}") as manager, mayfly.connect(config=manager.state) as client:
         future = client.batch(environment=[PACKAGE]).submit(seen)
         wait_until(lambda: bool(list((directory / "environments").glob("*/requirements.txt"))), "the build to begin")
         future.cancel()
@@ -240,9 +249,9 @@ def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, ind
         gate.touch()
 
 
-def test_what_would_lead_a_node_elsewhere_is_refused_when_it_is_registered(directory: Path, index: Path) -> None:
-    with running(directory) as manager, mayfly.connect(config=manager.state) as client:
-        wheel = index / f"{PACKAGE}-1.0-py3-none-any.whl"
+def test_what_would_lead_a_node_elsewhere_is_refused_when_it_is_registered(directory: Path, index: Index) -> None:
+    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
+        wheel = index.directory / f"{PACKAGE}-1.0-py3-none-any.whl"
         for requirement in (f"{PACKAGE} @ {wheel.as_uri()}", str(wheel), "-r /etc/passwd", "x\n-r y", "mayfly"):
             with pytest.raises(mayfly.Error, match="no requirement") as raised:
                 client.register(seen, environment=mayfly.Environment([requirement]))
@@ -278,10 +287,12 @@ def of_which_python(times: int) -> list[list[str]]:
 
 
 @pytest.mark.skipif(other_python() is None, reason="this machine has one Python alone")
-def test_functions_as_source_run_in_another_version_of_python(directory: Path, index: Path) -> None:
+def test_functions_as_source_run_in_another_version_of_python(directory: Path, index: Index) -> None:
     python, place = other_python()
     source = f"def seen():\n    import sys, {PACKAGE}\n    return [{PACKAGE}.version, '%d.%d' % sys.version_info[:2]]\n"
-    with running(directory, f"--python={sys.executable}", PATH=f"{place}{os.pathsep}{os.environ['PATH']}") as manager:
+    with running(
+        directory, index, f"--python={sys.executable}", PATH=f"{place}{os.pathsep}{os.environ['PATH']}"
+    ) as manager:
         registration = {
             "name": "seen",
             "form": {"form": "source", "entry": "seen"},
@@ -314,17 +325,17 @@ def test_functions_as_source_run_in_another_version_of_python(directory: Path, i
             assert raised.value.code == "python_mismatch"
 
 
-def test_the_command_line_captures_builds_and_shows(directory: Path, index: Path) -> None:
+def test_the_command_line_captures_builds_and_shows(directory: Path, index: Index) -> None:
     requirements = directory / "requirements.txt"
     requirements.write_text(f"{PACKAGE}<2\n")
-    with running(directory) as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
 
         def env(*arguments: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
                 [bin_dir() / "mayfly", "env", *arguments],
                 env=os.environ
                 | manager.client_environment()
-                | settings(directory, MAYFLY_PYTHON=sys.executable, MAYFLY_BIN=str(bin_dir() / "mayfly")),
+                | settings(directory, index, MAYFLY_PYTHON=sys.executable, MAYFLY_BIN=str(bin_dir() / "mayfly")),
                 capture_output=True,
                 text=True,
                 timeout=60,

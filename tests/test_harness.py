@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
-from harness import Snapshot, descendants
+from harness import Snapshot, descendants, index
 from harness.leaks import descriptors, kill, memory_files, wait_until
 
 
@@ -65,3 +66,20 @@ def test_two_looks_at_the_same_process_see_the_same() -> None:
 def test_waiting_for_what_does_not_come_fails_and_names_it() -> None:
     with pytest.raises(AssertionError, match="the moon is full"):
         wait_until(lambda: False, "the moon is full", timeout=0.02)
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_package_tools_ask_no_public_index(tool: str, tmp_path: Path) -> None:
+    install = {
+        "pip": [sys.executable, "-m", "pip", "install", "--quiet", "--retries=0"],
+        "uv": [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", f"--cache-dir={tmp_path}/cache"],
+    }
+    wanted = [*install[tool], "--target", tmp_path / "installed", "mayfly-test-package"]
+    with index.serving(tmp_path) as proxy:
+        proxied = os.environ | {"ALL_PROXY": proxy.address, "HTTPS_PROXY": proxy.address}
+        done = subprocess.run(wanted, env=proxied, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert proxy.requests == []
+        index.write_wheel(tmp_path, "mayfly_test_package", "1.0")
+        subprocess.run(wanted, env=proxied | index.settings(proxy.url), check=True, timeout=60)
+    assert (tmp_path / "installed" / "mayfly_test_package").is_dir()

@@ -1,0 +1,109 @@
+"""A package index on loopback, for tests of what asks one: nothing of theirs ever reaches a public index."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+#: Port 9 discards what it gets where anybody serves it, and refuses connections everywhere else.
+NOWHERE = "http://127.0.0.1:9/simple"
+
+
+def settings(url: str = NOWHERE) -> dict[str, str]:
+    """What makes uv and pip use one index and read no configuration of the person who runs the tests."""
+    return {
+        "UV_DEFAULT_INDEX": url,
+        "UV_NO_CONFIG": "1",
+        "PIP_INDEX_URL": url,
+        "PIP_CONFIG_FILE": "/dev/null",
+        # A proxy knows nothing of this machine's loopback.
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+
+
+def write_wheel(directory: Path, name: str, version: str) -> Path:
+    """A wheel of a package with nothing in it but its ``version``."""
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    dist_info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", f"version = {version!r}\n")
+        wheel.writestr(f"{dist_info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{dist_info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{dist_info}/RECORD", "")
+    return path
+
+
+def _normalized(name: str) -> str:
+    """A package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Index:
+    """Serves the wheels of a directory by the simple API (PEP 503), as they are at each request."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        #: Methods and paths of all requests so far.
+        self.requests: list[tuple[str, str]] = []
+        index = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                index.requests.append((self.command, self.path))
+                found = index.find(self.path)
+                self.send_response(404 if found is None else 200)
+                # Without it uv would keep a page, and know nothing of wheels that came later.
+                self.send_header("Cache-Control", "no-store")
+                self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
+                self.send_header("Content-Length", str(len(found or b"")))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(found or b"")
+
+            # What a proxy is asked for.
+            do_HEAD = do_CONNECT = do_GET  # noqa: N815 (its names are BaseHTTPRequestHandler's)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"{self.address}/simple"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def find(self, path: str) -> bytes | None:
+        """The page of a package, or the content of a wheel."""
+        kind, _, name = path.strip("/").partition("/")
+        wheels = sorted(self.directory.glob("*.whl"))
+        if kind == "simple":
+            found = [wheel for wheel in wheels if _normalized(wheel.name.partition("-")[0]) == _normalized(name)]
+            digests = [(wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest()) for wheel in found]
+            links = [f'<a href="/files/{wheel}#sha256={digest}">{wheel}</a>' for wheel, digest in digests]
+            return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode() if links else None
+        return next((wheel.read_bytes() for wheel in wheels if kind == "files" and wheel.name == unquote(name)), None)
+
+    def stop(self) -> None:
+        """Serves no longer."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[Index]:
+    """An index of the wheels in a directory."""
+    index = Index(directory)
+    try:
+        yield index
+    finally:
+        index.stop()

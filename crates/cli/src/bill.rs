@@ -249,7 +249,7 @@ fn csv(lines: &[Line], by: By) -> String {
         heading(by)
     );
     // Ids, dates and names without commas or quotes: nothing needs quoting but what a node calls itself.
-    let quoted = |text: &str| match text.contains(['"', ',', '\n', '\r']) {
+    let quoted = |text: &str| match text.contains(['"', ',']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
     };
@@ -267,7 +267,8 @@ fn csv(lines: &[Line], by: By) -> String {
             line.total,
         ];
         let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
-        format!("{},{},{}", quoted(&line.what), quoted(&line.tenant), numbers.join(","))
+        let [what, tenant] = [&line.what, &line.tenant].map(|text| quoted(&output::plain(text)));
+        format!("{what},{tenant},{}", numbers.join(","))
     };
     let rows = std::iter::once(heading).chain(lines.iter().map(row));
     rows.collect::<Vec<_>>().join("\n")

@@ -7,6 +7,8 @@ use clap::error::ErrorKind;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 
+use crate::output;
+
 /// The command, its function or Mayfly failed.
 const FAILED: u8 = 1;
 /// The command was not understood.
@@ -54,7 +56,11 @@ pub fn report(failure: &Failure, json: bool) -> ExitCode {
         let body = ErrorBody { error: failure.clone() };
         tell(&serde_json::to_string(&body).unwrap_or_else(|error| error.to_string()));
     } else {
-        tell(&format!("error [{}]: {}", failure.code.name(), failure.message));
+        tell(&format!(
+            "error [{}]: {}",
+            failure.code.name(),
+            output::lines(&failure.message)
+        ));
     }
     ExitCode::from(status(failure.code))
 }

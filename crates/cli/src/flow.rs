@@ -349,11 +349,11 @@ fn described(flow: &FlowStatus) -> Result<String, Failure> {
         output::plain(&flow.name),
         flow.state.name(),
         output::time(flow.started_at_ms),
-        flow.tag,
+        output::plain(&flow.tag),
         table.text(output::colours(&std::io::stdout()))
     );
     if let Some(failure) = &flow.error {
-        text += &format!("\n\n{}", output::plain(&failure.message));
+        text += &format!("\n\n{}", output::lines(&failure.message));
     }
     if flow.state == FlowState::Done {
         text += &format!("\n\n{}", output::json(&flow.result)?);

@@ -9,6 +9,7 @@ use mayfly_client::{
     CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Sandbox, Transport,
 };
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::text::is_unsafe;
 use serde_json::{Value, json};
 
 use crate::lease::{Level, Wanted};
@@ -278,7 +279,7 @@ fn merge(into: &mut Value, from: Value) {
 pub fn as_text(result: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(result).ok()?;
     text.chars()
-        .all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t'))
+        .all(|c| !is_unsafe(c) || matches!(c, '\n' | '\r' | '\t'))
         .then_some(text)
 }
 

@@ -161,6 +161,9 @@ struct Output {
     /// Go on with what they print from now, until the lease is over
     #[arg(long)]
     follow: bool,
+    /// Write control characters to a terminal as they are
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
 }
 
 /// Make a lease last longer, or shorter.
@@ -293,7 +296,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         grant.workers,
         status::mode(grant.mode),
         output::size(grant.memory_bytes),
-        grant.node.name,
+        output::plain(&grant.node.name),
         grant.node.id,
         output::span(grant.duration_ms),
         grant.lease,
@@ -306,6 +309,7 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let lease = client.lease_granted(grant, seed).map_err(|error| error.0)?;
     let mut reader = lease.printed().map_err(|error| error.0)?;
+    let mut printer = output::Printer::new(global.json, wanted.raw);
     let (wait, mut missed) = (if wanted.follow { FOLLOW } else { Duration::ZERO }, 0);
     loop {
         let printed = reader.next(wait).map_err(|error| error.0)?;
@@ -316,7 +320,7 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
         let nothing = printed.is_empty();
         let pieces = printed.into_iter().map(|piece| (piece.stream, piece.bytes));
         // Whoever reads may have seen enough.
-        if !output::printed(pieces, global.json)? {
+        if !printer.show(pieces)? {
             return Ok(());
         }
         if reader.is_over() || nothing && !wanted.follow {

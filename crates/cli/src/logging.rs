@@ -1,8 +1,14 @@
 //! Logs, on standard error: standard output belongs to results. Daemons also send traces to whoever collects them.
 
+use std::fmt;
+
 use clap::ValueEnum;
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::text;
 use mayfly_telemetry::export::{self, Exporter};
+use tracing::field::Field;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -46,7 +52,7 @@ pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failur
         .with_writer(std::io::stderr)
         .with_ansi(crate::output::colours(&std::io::stderr()));
     let lines = match global.log_format {
-        LogFormat::Text => lines.boxed(),
+        LogFormat::Text => lines.fmt_fields(debug_fn(field).delimited(" ")).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     tracing_subscriber::registry()
@@ -54,4 +60,13 @@ pub fn start(global: &Global, usual: Telling) -> Result<Option<Exporter>, Failur
         .with(lines.with_filter(filter))
         .init();
     Ok(exporter)
+}
+
+/// Writes a field of an entry. Peers and workers choose what is in many of them: none may begin another entry.
+fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = text::line(&format!("{value:?}"), text::MAX_FIELD_BYTES);
+    match field.name() {
+        "message" => write!(writer, "{value}"),
+        name => write!(writer, "{name}={value}"),
+    }
 }

@@ -5,6 +5,7 @@ use std::os::fd::FromRawFd;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::text::{self, Shown};
 use serde::Serialize;
 
 /// Whether a stream shows colours: a terminal does, unless its owner wants none.
@@ -25,29 +26,55 @@ pub fn bytes(bytes: &[u8]) {
     }
 }
 
-/// Shows what workers print, each stream where it belongs, or, as JSON, a line for each piece. Whether anybody reads it.
-pub fn printed(pieces: impl IntoIterator<Item = (Stream, Vec<u8>)>, as_json: bool) -> Result<bool, Failure> {
-    let show = || {
+/// Shows what workers print, each stream where it belongs, or, as JSON, a line for each piece.
+pub struct Printer {
+    as_json: bool,
+    /// For streams that are terminals, which would obey control characters.
+    out: Option<Shown>,
+    err: Option<Shown>,
+}
+
+impl Printer {
+    /// With `raw`, terminals get the bytes as they are, too.
+    pub fn new(as_json: bool, raw: bool) -> Self {
+        let shown = |is_terminal: bool| (is_terminal && !raw).then(Shown::default);
+        Self {
+            as_json,
+            out: shown(std::io::stdout().is_terminal()),
+            err: shown(std::io::stderr().is_terminal()),
+        }
+    }
+
+    /// Shows the next pieces. Whether anybody reads them.
+    pub fn show(&mut self, pieces: impl IntoIterator<Item = (Stream, Vec<u8>)>) -> Result<bool, Failure> {
+        match self.write(pieces) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(Failure::new(
+                Code::Internal,
+                format!("writing the output failed: {error}"),
+            )),
+        }
+    }
+
+    fn write(&mut self, pieces: impl IntoIterator<Item = (Stream, Vec<u8>)>) -> std::io::Result<()> {
         let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
         for (stream, bytes) in pieces {
-            match stream {
-                _ if as_json => {
+            let (to, shown): (&mut dyn Write, _) = match stream {
+                _ if self.as_json => {
                     let text = String::from_utf8_lossy(&bytes);
                     writeln!(out, "{}", serde_json::json!({ "stream": stream, "text": text }))?;
+                    continue;
                 }
-                Stream::Out => out.write_all(&bytes)?,
-                Stream::Err => err.write_all(&bytes)?,
+                Stream::Out => (&mut out, &mut self.out),
+                Stream::Err => (&mut err, &mut self.err),
+            };
+            match shown {
+                Some(shown) => to.write_all(shown.piece(&bytes).as_bytes())?,
+                None => to.write_all(&bytes)?,
             }
         }
         out.flush()
-    };
-    match show() {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::new(
-            Code::Internal,
-            format!("writing the output failed: {error}"),
-        )),
     }
 }
 
@@ -73,9 +100,17 @@ pub fn announce_on(fd: i32, text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One line of JSON.
+/// One line of JSON. What a terminal would obey stands in it as an escape of JSON's, which is the same value.
 pub fn json(value: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(value).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+    let json = serde_json::to_string(value).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
+    if !json.contains(text::is_unsafe) {
+        return Ok(json);
+    }
+    let escaped = |c: char| match text::is_unsafe(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.into(),
+    };
+    Ok(json.chars().map(escaped).collect())
 }
 
 /// Which way a column's cells lean.
@@ -99,8 +134,10 @@ impl Table {
         }
     }
 
+    /// Adds a row. Each cell is [made safe](text::line) here, so callers pass foreign text as it is.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
+        let cells = cells.iter().map(|cell| text::line(cell, text::MAX_CELL_BYTES));
+        self.rows.push(cells.collect());
     }
 
     /// The table as text, without a last newline; its heading is bold where colours are shown.
@@ -172,13 +209,14 @@ pub fn now_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// A text of somebody else's as one that a terminal only shows: control characters are written out.
-pub fn plain(text: &str) -> String {
-    let shown = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.into(),
-    };
-    text.chars().map(shown).collect()
+/// Foreign text as one line that is [safe](text::line) to show.
+pub fn plain(foreign: &str) -> String {
+    text::line(foreign, text::MAX_FIELD_BYTES)
+}
+
+/// Foreign text as lines that are [safe](text::lines) to show.
+pub fn lines(foreign: &str) -> String {
+    text::lines(foreign, text::MAX_LINES_BYTES)
 }
 
 fn utc(ms: u64) -> time::OffsetDateTime {
@@ -217,9 +255,25 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_somebody_elses_does_nothing_to_the_terminal() {
-        assert_eq!(plain("größer, `so`"), "größer, `so`");
-        assert_eq!(plain("a\x1b[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
+    fn foreign_cells_stay_in_their_row_and_keep_a_bound() {
+        let mut table = Table::new(&[("NAME", Align::Left), ("STATE", Align::Right)]);
+        table.row(["a\nb\x1b[2J".into(), "up".into()]);
+        table.row(["x".repeat(70_000), "up".into()]);
+        let text = table.text(false);
+        assert_eq!(text.lines().count(), 3);
+        assert!(
+            text.contains("\na\\nb\\u{1b}[2J ") && text.contains("xxx...xxx"),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.len() <= text::MAX_CELL_BYTES + 8));
+    }
+
+    #[test]
+    fn json_stays_exact_and_has_no_unsafe_character() {
+        let value = "a\n\x1b\u{7f}\u{9b}\u{202e}ü";
+        let shown = json(&value).expect("JSON");
+        assert!(!shown.contains(text::is_unsafe), "{shown:?}");
+        assert_eq!(serde_json::from_str::<String>(&shown).expect("JSON"), value);
     }
 
     #[test]

@@ -17,8 +17,11 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(91)
+import traceback
+from mayfly._text import shown
 module, name, arguments, as_json, sandbox, image = sys.argv[1:]
 sys.argv[1:] = []
+sys.excepthook = lambda *error: sys.stderr.write(shown("".join(traceback.format_exception(*error))))
 function = importlib.import_module(module)
 for part in name.split("."):
     function = getattr(function, part)
@@ -33,7 +36,8 @@ if as_json == "json":
     except (TypeError, ValueError):
         print(json.dumps({"result": None, "repr": repr(result)}))
 else:
-    print(result if isinstance(result, str) else repr(result))
+    text = result if isinstance(result, str) else repr(result)
+    print(shown(text) if sys.stdout.isatty() else text)
 "#;
 const NO_PACKAGE: i32 = 91;
 

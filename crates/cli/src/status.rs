@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let bold = output::colours(&std::io::stdout());
     let mut text = format!("{}, Mayfly {}: {}\n", client.describe(), version.version, health.status);
     if let Some(error) = &health.store_error {
-        text += &format!("  its store cannot write: {error}\n");
+        text += &format!("  its store cannot write: {}\n", output::plain(error));
     }
     text += "\n";
     text += &if nodes.is_empty() {
@@ -62,7 +62,11 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         let mut table = node_table(&nodes).text(bold);
         for node in &nodes {
             if let Some(why) = &node.why {
-                table += &format!("\n{} kept failing: {why}", node.address.name);
+                table += &format!(
+                    "\n{} kept failing: {}",
+                    output::plain(&node.address.name),
+                    output::plain(why)
+                );
             }
         }
         table

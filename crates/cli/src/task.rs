@@ -275,7 +275,10 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
         span(times.running_ms, task.started_at_ms),
     );
     if let Some(failure) = &task.error {
-        text += &format!("\n  error       {}", output::plain(&failure.message));
+        text += &format!(
+            "\n  error       {}",
+            output::lines(&failure.message).replace('\n', "\n              ")
+        );
     }
     text
 }
@@ -415,7 +418,7 @@ mod tests {
         let text = described(&failed, 4_000);
         assert!(
             text.contains("\n  queued      0.2s\n  waiting     0.3s\n  environment -\n  running     0.2s\n")
-                && text.ends_with("\n  error       one\\ntwo"),
+                && text.ends_with("\n  error       one\n              two"),
             "{text}"
         );
     }

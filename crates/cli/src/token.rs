@@ -144,7 +144,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         format!(
             "{} lets whoever has it act for {} until {}: MAYFLY_MANAGER={0}",
             path.display(),
-            made.status.tenant,
+            output::plain(&made.status.tenant),
             output::date(made.status.expires_at_ms)
         )
     });
@@ -162,7 +162,11 @@ fn revoke(id: &str, global: &Global) -> Result<(), Failure> {
     output::line(&if global.json {
         output::json(&revoked)?
     } else {
-        format!("The token {} of {} is worthless now.", revoked.name, revoked.tenant)
+        format!(
+            "The token {} of {} is worthless now.",
+            output::plain(&revoked.name),
+            output::plain(&revoked.tenant)
+        )
     });
     Ok(())
 }

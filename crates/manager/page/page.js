@@ -51,9 +51,17 @@ function span(seconds) {
 }
 const money = (billionths) => (billionths / 1e9).toLocaleString("en", { maximumFractionDigits: 6 });
 
+// Foreign text in one line, as `protocol::text` has it: control characters and bidirectional overrides are escaped.
+const MOST_LETTERS = 512;
+const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+function shown(text) {
+  const escaped = String(text).replace(UNSAFE, (c) => `\\u{${c.charCodeAt(0).toString(16)}}`);
+  return escaped.length > MOST_LETTERS ? `${escaped.slice(0, MOST_LETTERS)}...` : escaped;
+}
+
 function element(name, text, kind) {
   const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = shown(text);
   if (kind) made.className = kind;
   return made;
 }
@@ -85,7 +93,7 @@ function table(id, titles, rows, none) {
 function svg(name, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = shown(text);
   return made;
 }
 
@@ -267,8 +275,8 @@ async function look() {
   ]);
   const oldest = Date.now() - 3_600_000;
   moments = [...moments, ...more].filter((moment) => moment.at_ms > oldest);
-  byId("about").textContent = `${location.host}, Mayfly ${version.version}: ${health.status}`;
-  byId("trouble").textContent = health.store_error ? `The store cannot write: ${health.store_error}` : "";
+  byId("about").textContent = shown(`${location.host}, Mayfly ${version.version}: ${health.status}`);
+  byId("trouble").textContent = health.store_error ? shown(`The store cannot write: ${health.store_error}`) : "";
   byId("entry").hidden = true;
   byId("all").hidden = false;
   drawTiles(health);
@@ -284,7 +292,7 @@ async function go() {
     if (!token()) throw new Refused("");
     await look();
   } catch (error) {
-    byId("trouble").textContent = error instanceof TypeError ? "The manager does not answer." : error.message;
+    byId("trouble").textContent = error instanceof TypeError ? "The manager does not answer." : shown(error.message);
     if (error instanceof Refused) {
       // Waits for another one.
       sessionStorage.removeItem("token");

@@ -10,6 +10,7 @@
 //! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection;
 //! - [`contents`]: bytes that stay behind while others speak of them;
 //! - [`environment`]: what Python workers import;
+//! - [`text`]: foreign text, made safe to show, for every program;
 //! - [`tasks`]: functions, tasks and endpoints in the manager's HTTP bodies;
 //! - [`dispatch`]: what a manager and an endpoint's dispatcher say over the endpoint's own connection.
 //!
@@ -33,6 +34,7 @@ pub mod ids;
 pub mod node_api;
 pub mod slot;
 pub mod tasks;
+pub mod text;
 pub mod triggers;
 
 /// Version of everything in this crate. Peers with different wire versions refuse each other and name both.

@@ -27,6 +27,7 @@ import mayfly
 from mayfly import MPI, _storage
 from mayfly._native import Communicator, Objects
 from mayfly._run import choices, invitation_to, kill, restarting, variables
+from mayfly._text import shown
 
 #: Bytes of one line that are sent at once; longer ones come in parts.
 MOST_LINE = 64 << 10
@@ -260,7 +261,7 @@ class Screen:
             if self.labels and not self.begun.get((rank, stream)):
                 target.write(f"[{rank:{self.width}}] ".encode())
             self.begun[rank, stream] = not line.endswith(b"\n")
-            target.write(line)
+            target.write(shown(line.decode(errors="replace")).encode() if target.isatty() else line)
             target.flush()
 
 

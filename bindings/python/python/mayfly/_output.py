@@ -12,6 +12,7 @@ from typing import Literal
 
 from mayfly import _native
 from mayfly._errors import ConnectionFailed, Error
+from mayfly._text import shown
 
 #: Seconds that the node is asked to wait for something at a time.
 WAIT = 5.0
@@ -71,7 +72,8 @@ class Echo:
             print(f"mayfly: {missed} bytes of output came too fast to be kept", file=sys.stderr)
         for is_error, data in pieces:
             stream = sys.stderr if is_error else sys.stdout
-            stream.write(self._decoders[is_error].decode(data))
+            text = self._decoders[is_error].decode(data)
+            stream.write(shown(text) if stream.isatty() else text)
             stream.flush()
         return bool(pieces)
 

@@ -7,6 +7,7 @@ use mayfly_client::{Client, Form};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TaskId;
 use mayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
+use mayfly_protocol::text;
 
 use crate::{Global, invoke, output, values};
 
@@ -105,7 +106,7 @@ fn answer(task: TaskId, answer: &[u8], form: Option<&Form>) -> String {
             Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
         },
         (Some(form), [text @ .., JSON_ANSWER]) if form.speaks_json() => match std::str::from_utf8(text) {
-            Ok(text) => output::plain(text),
+            Ok(json) => text::line(json, usize::MAX),
             Err(_) => cut(text, |shown| shown.escape_ascii().to_string()),
         },
         (Some(Form::Python { .. }), [.., 1]) => "None".into(),

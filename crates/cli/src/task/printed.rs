@@ -26,6 +26,9 @@ pub struct Printed {
     /// Standard output or error alone
     #[arg(long, value_enum, value_name = "STREAM")]
     pub stream: Option<Channel>,
+    /// Write control characters to a terminal as they are
+    #[arg(long, conflicts_with = "json")]
+    pub raw: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -38,6 +41,7 @@ pub enum Channel {
 
 /// Shows what a task prints, each stream where it belongs.
 pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
+    let mut printer = output::Printer::new(global.json, wanted.raw);
     let mut from = 0;
     loop {
         let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
@@ -57,7 +61,7 @@ pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(),
             Some(Channel::Err) => piece.stream == Stream::Err,
         });
         let shown = shown.map(|piece| (piece.stream, piece.bytes.to_vec()));
-        if !output::printed(shown, global.json)? || is_done {
+        if !printer.show(shown)? || is_done {
             return Ok(());
         }
     }

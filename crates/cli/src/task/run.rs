@@ -136,6 +136,7 @@ pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure
             task,
             follow: true,
             stream: None,
+            raw: wanted.raw,
         };
         printed(&all, client, global)?;
     }

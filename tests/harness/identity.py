@@ -15,9 +15,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from harness.certificates import certify
 from harness.daemons import free_port
 from harness.leaks import die_with_parent
-from harness.programs import ROOT, run
+from harness.programs import ROOT
 
 HERE = ROOT / "tests" / "oidc"
 
@@ -44,20 +45,8 @@ class Provider:
         self.people = people
         self.port = free_port()
         self.issuer = f"https://localhost:{self.port}"
-        self.ca = directory / "provider-ca.pem"
-        self._certify()
+        self.ca = certify(directory, "provider")
         self.start(**settings)
-
-    def _certify(self) -> None:
-        ca_key, key, request = (self.directory / name for name in ("ca.key", "provider.key", "provider.csr"))
-        extensions = self.directory / "provider.ext"
-        extensions.write_text("subjectAltName=DNS:localhost\nbasicConstraints=critical,CA:false\n")
-        new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-batch")
-        authority = ("-addext", "basicConstraints=critical,CA:true", "-subj", "/CN=provider of tests")
-        run(*new, "-x509", "-days", "2", *authority, "-keyout", ca_key, "-out", self.ca)
-        run(*new, "-subj", "/CN=localhost", "-keyout", key, "-out", request)
-        signed = ("-days", "2", "-extfile", extensions, "-out", self.directory / "provider.pem")
-        run("openssl", "x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", ca_key, "-CAcreateserial", *signed)
 
     def start(self, **settings: Any) -> None:
         """Starts it, with new keys."""

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from harness.certificates import certify
 from harness.daemons import free_port
 from harness.leaks import die_with_parent, wait_until
 from harness.programs import run
@@ -107,7 +108,8 @@ class S3(Server):
         (directory / "data").mkdir()
         allowed = {"credentials": [{"accessKey": "tests", "secretKey": "secret"}], "actions": ["Admin"]}
         (directory / "s3.json").write_text(json.dumps({"identities": [{"name": "tests"} | allowed]}))
-        self.filer = free_port()
+        self.filer, self.tls_port = free_port(), free_port()
+        self.ca = certify(directory, "s3")
         super().__init__(directory)
         # It listens before its parts have found each other.
         wait_until(lambda: self._file("POST", ""), "the parts of the store find each other", READY)
@@ -124,10 +126,12 @@ class S3(Server):
             "-s3.autoCreateBucket=false",
         ]
         small = ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-        ports = [f"-s3.port={self.port}", f"-filer.port={self.filer}"]
+        ports = [f"-s3.port={self.port}", f"-s3.port.https={self.tls_port}", f"-filer.port={self.filer}"]
+        small += ["-s3.cert.file=s3.pem", "-s3.key.file=s3.key"]
         own = ("s3.port.grpc", "filer.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
         ports += [f"-{name}={free_port()}" for name in own]
-        return [os.fspath(WEED), "server", *options, *small, *ports]
+        # Its logs would go to the temporary directory.
+        return [os.fspath(WEED), "-logtostderr", "server", *options, *small, *ports]
 
     def stop(self) -> None:
         super().stop()
@@ -150,6 +154,11 @@ class S3(Server):
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ALLOW_HTTP": "true",
         }
+
+    def tls_environment(self) -> dict[str, str]:
+        """How it is found by those who encrypt, and whose system trusts its certificate."""
+        endpoint = {"AWS_ENDPOINT_URL": f"https://127.0.0.1:{self.tls_port}", "AWS_ALLOW_HTTP": "false"}
+        return self.environment() | endpoint | {"SSL_CERT_FILE": str(self.ca)}
 
     def _file(self, method: str, name: str, data: bytes | None = None) -> bytes | None:
         """Asks for a file below the bucket, behind S3's back; none if that failed."""

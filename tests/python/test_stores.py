@@ -17,8 +17,9 @@ import cloudpickle
 import mayfly
 import numpy as np
 import pytest
+from harness.certificates import certify
 from harness.leaks import wait_until
-from harness.programs import program, run
+from harness.programs import program, run, run_python
 from harness.stores import S3, Redis, unavailable
 from mayfly import MPI
 from mayfly._native import Objects
@@ -230,6 +231,28 @@ def test_checkpoints_in_a_bucket_are_as_good_as_those_in_a_directory(
         assert refused.value.code == "store_failed"
     found.clear("")
     assert s3.left() == []
+
+
+STORE_ONE = """
+    import sys
+    from mayfly._native import Objects
+    objects = Objects(sys.argv[1])
+    objects.put("tls/one", b"x")
+    print(objects.list("tls"))
+    objects.clear("tls")
+"""
+
+
+def test_bucket_over_tls_needs_a_certificate_that_the_system_trusts(s3: S3, tmp_path: Path) -> None:
+    assert run_python(STORE_ONE, s3.url, **s3.tls_environment()).stdout == "['one']\n"
+    with pytest.raises(AssertionError, match=r"certificate.*unreachable"):
+        run_python(STORE_ONE, s3.url, **s3.tls_environment() | {"SSL_CERT_FILE": str(certify(tmp_path, "other"))})
+    assert s3.left() == []
+
+
+def test_bucket_without_tls_needs_no_certificates(s3: S3, tmp_path: Path) -> None:
+    nothing_trusted = {"SSL_CERT_FILE": str(tmp_path / "none.pem"), "SSL_CERT_DIR": str(tmp_path)}
+    assert run_python(STORE_ONE, s3.url, **s3.environment() | nothing_trusted).stdout == "['one']\n"
 
 
 def test_scripts_and_folders_in_a_bucket_are_run(s3: S3, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ impl Codec {
             return Ok(Arguments::Encoded(self.encode(py, &both)?, form::KEYWORDS));
         }
         if arguments.len() == 1
-            && let Ok(bytes) = arguments.get_borrowed_item(0)?.downcast_exact::<PyBytes>()
+            && let Ok(bytes) = arguments.get_borrowed_item(0)?.cast_exact::<PyBytes>()
         {
             // SAFETY: the tuple keeps the object, and a `bytes` object never changes nor moves.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.as_bytes().as_ptr(), bytes.as_bytes().len()) };
@@ -131,7 +131,7 @@ impl Codec {
         keywords.set_item(intern!(py, "protocol"), 5)?;
         keywords.set_item(intern!(py, "buffer_callback"), buffers.getattr(intern!(py, "append"))?)?;
         let pickle = match self.dumps.bind(py).call((value,), Some(&keywords)) {
-            Ok(pickle) => Some(pickle.downcast_into::<PyBytes>()?),
+            Ok(pickle) => Some(pickle.cast_into::<PyBytes>()?),
             Err(error) if is_fatal(py, &error) => return Err(error),
             Err(_) => None,
         };
@@ -142,7 +142,7 @@ impl Codec {
                 self.dumps_by_value
                     .bind(py)
                     .call((value,), Some(&keywords))?
-                    .downcast_into()?
+                    .cast_into()?
             }
         };
         Encoded::new(pickle, &buffers)
@@ -150,7 +150,7 @@ impl Codec {
 
     /// As [`Codec::encode`], for values that are known to hold no buffers.
     pub fn encode_plain<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Encoded<'py>> {
-        let pickle = self.dumps.bind(py).call1((value, 5))?.downcast_into::<PyBytes>()?;
+        let pickle = self.dumps.bind(py).call1((value, 5))?.cast_into::<PyBytes>()?;
         let total = pickle.as_bytes().len() + 1;
         Ok(Encoded {
             pickle,

@@ -461,7 +461,7 @@ pub fn deadline(limit: Option<f64>) -> PyResult<Option<Instant>> {
 
 /// The bytes of anything that exports a contiguous buffer.
 pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
-    if let Ok(bytes) = data.downcast::<PyBytes>() {
+    if let Ok(bytes) = data.cast::<PyBytes>() {
         return with(bytes.as_bytes());
     }
     let view = data

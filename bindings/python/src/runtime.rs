@@ -241,7 +241,7 @@ impl PythonRuntime {
         let worker = self.worker.bind(py);
         let answered = worker.call_method1("call_json", (function, PyBytes::new(py, asked)));
         match answered {
-            Ok(answered) => Ok(answered.downcast_into::<PyBytes>().map_err(PyErr::from)?),
+            Ok(answered) => Ok(answered.cast_into::<PyBytes>().map_err(PyErr::from)?),
             // Whoever asked in JSON cannot unpickle.
             Err(error) => {
                 // Taken apart like this, the exception carries its traceback.
@@ -273,7 +273,7 @@ impl PythonRuntime {
         argument: Bound<'py, PyAny>,
     ) -> Result<(Bound<'py, PyAny>, u8), Fault> {
         let result = match kind {
-            form::ARGUMENTS => function.call1(argument.downcast_into::<PyTuple>().map_err(PyErr::from)?)?,
+            form::ARGUMENTS => function.call1(argument.cast_into::<PyTuple>().map_err(PyErr::from)?)?,
             form::KEYWORDS => {
                 let (arguments, keywords) = argument.extract::<(Bound<'py, PyTuple>, Bound<'py, PyDict>)>()?;
                 drop(argument);
@@ -300,7 +300,7 @@ impl PythonRuntime {
         if result.is_none() && kind == answer::VALUE {
             return put(call, 1, |place| place[0] = answer::NONE);
         }
-        if let Ok(bytes) = result.downcast_exact::<PyBytes>() {
+        if let Ok(bytes) = result.cast_exact::<PyBytes>() {
             let bytes = bytes.as_bytes();
             return put(call, bytes.len() + 1, |place| {
                 place[..bytes.len()].copy_from_slice(bytes);
@@ -315,7 +315,7 @@ impl PythonRuntime {
         let text = error.to_string();
         // Taken apart like this, the exception carries its traceback.
         let packed = self.failure.bind(py).call1((error.into_value(py),));
-        let packed = packed.and_then(|packed| Ok(packed.downcast_into::<PyBytes>()?));
+        let packed = packed.and_then(|packed| Ok(packed.cast_into::<PyBytes>()?));
         match packed {
             Ok(packed) if call.put(packed.as_bytes()).is_ok() => Status::PythonException,
             Ok(_) => {

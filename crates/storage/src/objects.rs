@@ -13,7 +13,9 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpError;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig, WriteMultipart};
+use object_store::{
+    BackoffConfig, ClientConfigKey, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
+};
 
 use crate::place::{Kind, Place};
 use crate::{CONNECT, PATIENCE};
@@ -103,7 +105,7 @@ impl Objects {
     fn path(&self, name: &str) -> Path {
         // Each part is escaped where the store would read something else in it.
         let parts = name.split('/').filter(|part| !part.is_empty());
-        parts.fold(self.prefix.clone(), |path, part| path.child(part))
+        parts.fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
     /// Stores an object, whole or not at all.
@@ -443,6 +445,8 @@ fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
     }
     let options = ClientOptions::new()
         .with_allow_http(http)
+        // Without encryption there is nothing to check, and a bare container may have no certificates.
+        .with_no_system_certificates(endpoint.starts_with("http://"))
         .with_connect_timeout(CONNECT)
         .with_timeout(REQUEST);
     let retry = RetryConfig {
@@ -455,6 +459,8 @@ fn bucket(place: &Place) -> Result<object_store::aws::AmazonS3, Failure> {
         retry_timeout: PATIENCE,
     };
     let name = place.parsed().host_str().unwrap_or_default();
+    // reqwest takes the process's default and panics where there is none. A program that chose another keeps its own.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = builder
         .with_bucket_name(name)
         .with_client_options(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import socket
 import ssl
@@ -60,15 +61,24 @@ class Observer:
         """A connection after its TLS handshake."""
         return self.tls.wrap_socket(self.connect(), server_hostname=self.address[0])
 
-    def open_stream(self, path: str, *, token: str | None = None) -> Stream:
+    def connect_local(self) -> socket.socket:
+        """A connection over the manager's local socket, for programs of this machine."""
+        digest = hashlib.sha256(self.manager.connection["ca_pem"].strip().encode() + self.address[1].to_bytes(2, "big"))
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(DEADLINE_S)
+        connection.connect(f"\0mayfly-manager-{digest.digest()[:16].hex()}")
+        return connection
+
+    def open_stream(self, path: str, *, token: str | None = None, local: bool = False) -> Stream:
         """A WebSocket at this path; refused ones raise an ``AssertionError`` with the response's head."""
-        return Stream(self.connect_tls(), path, self.token if token is None else token)
+        connection = self.connect_local() if local else self.connect_tls()
+        return Stream(connection, path, self.token if token is None else token)
 
 
 class Stream:
     """A WebSocket of which only the end matters, and that something arrived."""
 
-    def __init__(self, connection: ssl.SSLSocket, path: str, token: str) -> None:
+    def __init__(self, connection: socket.socket, path: str, token: str) -> None:
         self.connection = connection
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         connection.sendall(
@@ -96,7 +106,8 @@ class Stream:
     def closed_within(self, timeout: float) -> bool:
         """Whether the other side closes the connection within ``timeout`` seconds after the last bytes."""
         while received := self.received(timeout):
-            if received[0] & 0x0F == 0x8:  # a frame that closes
+            # The other side may say why before it closes the connection.
+            if (b"revoked or has expired" in received) or received[0] & 0x0F == 0x8:
                 return True
         return received == b""
 

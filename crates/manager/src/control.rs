@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::http::HeaderMap;
 use mayfly_lease::{SigningKey, State};
 use mayfly_protocol::accounts::{Role, TenantSpec};
 use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
@@ -13,12 +14,14 @@ use mayfly_telemetry as telemetry;
 use tokio::sync::{broadcast, oneshot, watch};
 use tracing::Instrument;
 
+use crate::bearers::Validity;
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::requests::bearer_token;
 use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use crate::task_owner::TaskOwner;
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
@@ -40,7 +43,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Longer than a dispatcher is connected.
 /// What names of tokens begin with that tenants of another manager lease with, which are forgotten when they have expired.
-const GUEST: &str = "guest ";
+pub const GUEST: &str = "guest ";
 const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -133,7 +136,7 @@ impl Control {
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
-        self.world().keep(bearer);
+        self.world().bearers.keep(bearer);
         Ok(token)
     }
 
@@ -159,9 +162,9 @@ impl Control {
         let now_ms = now_ms();
         world
             .bearers
-            .retain(|_, other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
+            .retain(|other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
         // Of its own name: one of the same would take the place of another that is in use.
-        world.keep(Bearer {
+        world.bearers.keep(Bearer {
             name: format!("{GUEST}{}", hex::encode(random::<16>())),
             ..bearer
         });
@@ -328,6 +331,16 @@ impl Control {
         (bearer.expires_at_ms > now_ms()).then_some(bearer)
     }
 
+    /// A signal that the token which a request shows is good no longer; none if it shows none that is good.
+    pub fn validity_of_request(&self, headers: &HeaderMap) -> Option<Validity> {
+        self.validity(&hash(bearer_token(headers)?))
+    }
+
+    /// A signal that this bearer is good no longer; none if that is so already.
+    pub fn validity(&self, bearer: &[u8; 32]) -> Option<Validity> {
+        self.world().bearers.validity(bearer)
+    }
+
     /// Nodes that have been silent for too long are lost.
     pub fn look_for_lost_nodes(&self, now: Instant) {
         let deadline = self.options.heartbeat * MISSED;
@@ -400,7 +413,7 @@ impl Control {
             }
             world.forget_ended(wall_ms.saturating_sub(SHOWN_MS));
             world.forget_allowances(wall_ms);
-            world.bearers.retain(|_, bearer| bearer.expires_at_ms > wall_ms);
+            world.bearers.retain(|bearer| bearer.expires_at_ms > wall_ms);
         }
         for (lease, state) in ended {
             self.on_lease_ended(lease, state);

@@ -10,6 +10,7 @@ pub mod seeing;
 pub mod sharing;
 pub mod tasks;
 pub mod triggers;
+pub mod validity;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,6 +36,7 @@ use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::bearers::Validity;
 use crate::control::{Control, Told, stopped};
 use crate::relay::{self, OnBehalf};
 use crate::requests::{
@@ -129,6 +131,10 @@ pub fn router(control: Api) -> Router {
             relay::at_its_owner,
         ))
         .layer(axum::middleware::from_fn(limit_time))
+        .layer(axum::middleware::from_fn_with_state(
+            control.clone(),
+            validity::end_with_token,
+        ))
         .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
         .layer(axum::middleware::from_fn(seeing::trace))
@@ -421,13 +427,14 @@ pub(crate) async fn watch_events(
     let upgrade = upgrade.map_err(|rejection| refuse(Code::InvalidRequest, rejection.body_text()))?;
     // Subscribed before the answer, so that nothing that happens after it is missed.
     let events = control.events.subscribe();
+    let validity = control.validity(&caller.bearer.hash).ok_or_else(validity::ended)?;
     // Watchers say nothing but pongs and a close.
     let upgrade = upgrade
         .max_message_size(1024)
         .max_frame_size(1024)
         .read_buffer_size(SOCKET_BUFFER_BYTES)
         .write_buffer_size(0);
-    Ok(upgrade.on_upgrade(move |socket| watch(control, caller, events, socket)))
+    Ok(upgrade.on_upgrade(move |socket| watch(control, caller, events, validity, socket)))
 }
 
 /// Whether an event is the caller's concern.
@@ -444,6 +451,7 @@ async fn watch(
     control: Api,
     caller: Caller,
     mut events: tokio::sync::broadcast::Receiver<Told>,
+    mut validity: Validity,
     mut socket: WebSocket,
 ) {
     let mut stopping = control.stopping.subscribe();
@@ -469,6 +477,7 @@ async fn watch(
                 Some(Ok(Message::Close(_)) | Err(_)) | None => break,
                 Some(Ok(_)) => continue,
             },
+            () = validity.ended() => Message::Close(Some(CloseFrame { code: 1008, reason: validity::ENDED.into() })),
             _ = stopped(&mut stopping) => Message::Close(None),
         };
         let last = matches!(message, Message::Close(_));

@@ -11,6 +11,7 @@
 
 mod accounts;
 mod allowances;
+mod bearers;
 mod control;
 mod error;
 mod gangs;

@@ -68,7 +68,7 @@ impl Control {
         }
         self.store.keep(bearer.clone()).wait().await?;
         let mut world = self.world();
-        world.keep(bearer.clone());
+        world.bearers.keep(bearer.clone());
         self.new_token(&world, token, &bearer)
     }
 

@@ -268,7 +268,7 @@ impl Control {
             News::Tenant(record) => self.on_tenant(record),
             News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
             News::Prices(prices) => self.world().prices = prices,
-            News::Bearer(bearer) => self.world().keep(bearer),
+            News::Bearer(bearer) => drop(self.world().bearers.keep(bearer)),
             News::Revoked(hash) => drop(self.world().bearers.remove(&hash)),
             News::Node(record) => self.world().on_node(self.peers.me, record),
             // Nobody may be watching.
@@ -285,7 +285,7 @@ impl Control {
                 for record in nodes {
                     world.on_node(self.peers.me, record);
                 }
-                world.bearers = bearers.into_iter().map(|bearer| (bearer.hash, bearer)).collect();
+                world.bearers.replace_stored(bearers);
                 world.prices = prices;
                 drop(world);
                 tenants.into_iter().for_each(|record| self.on_tenant(record));

@@ -8,7 +8,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
@@ -103,16 +103,20 @@ impl Caller {
 /// A bearer that may be a node.
 pub struct NodeBearer(pub Bearer);
 
+/// The bearer token that these headers show.
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let header = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    header.strip_prefix("Bearer ").map(str::trim)
+}
+
 fn bearer(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
-    let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = header.and_then(|value| value.strip_prefix("Bearer "));
-    let token = token.ok_or_else(|| {
+    let token = bearer_token(&parts.headers).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
             "no bearer token; log in with `mayfly login`, or send `Authorization: Bearer` with the one in connection.json",
         )
     })?;
-    control.authenticate(token.trim()).ok_or_else(|| {
+    control.authenticate(token).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
             "this bearer token is unknown or has expired; take it anew from connection.json, or log in anew",
@@ -151,7 +155,12 @@ impl FromRequestParts<Api> for NodeBearer {
 }
 
 /// A bearer that is an endpoint's, and which.
-pub struct EndpointBearer(pub EndpointId);
+pub struct EndpointBearer {
+    /// The endpoint that it speaks for.
+    pub endpoint: EndpointId,
+    /// SHA-256 of its token.
+    pub hash: [u8; 32],
+}
 
 impl FromRequestParts<Api> for EndpointBearer {
     type Rejection = Refusal;
@@ -159,7 +168,8 @@ impl FromRequestParts<Api> for EndpointBearer {
     async fn from_request_parts(parts: &mut Parts, control: &Api) -> Result<Self, Refusal> {
         let bearer = bearer(parts, control)?;
         let named = (bearer.speaks == As::Endpoint).then(|| bearer.name.parse().ok());
-        named.flatten().map(Self).ok_or_else(|| {
+        let hash = bearer.hash;
+        named.flatten().map(|endpoint| Self { endpoint, hash }).ok_or_else(|| {
             refuse(
                 Code::Unauthorized,
                 "an endpoint connects with the token that it was registered with; set it up anew",

@@ -15,7 +15,9 @@ use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
 use tokio::sync::mpsc;
 
+use crate::bearers::Validity;
 use crate::control::{Control, SHOWN_MS, fresh_bearer, now_ms, stopped};
+use crate::http::validity::ENDED;
 use crate::leases::end_message;
 use crate::store::{As, Bearer, Change, LeaseRecord, Note, Registered};
 use crate::world::{Empty, Node, Session, Waiting, millis};
@@ -66,8 +68,11 @@ struct Registration {
 /// Serves one node's connection to its end.
 pub async fn serve(control: Arc<Control>, bearer: Bearer, mut socket: WebSocket) {
     let over = match register(&control, &bearer, &mut socket).await {
-        Ok((node, epoch, outgoing)) => {
-            let over = converse(&control, node, epoch, outgoing, &mut socket).await;
+        Ok((node, epoch, outgoing, mut validity)) => {
+            let over = tokio::select! {
+                over = converse(&control, node, epoch, outgoing, &mut socket) => over,
+                () = validity.ended() => Over::Refused(Failure::new(Code::Unauthorized, ENDED)),
+            };
             control.on_disconnected(node, epoch, matches!(over, Over::Left));
             over
         }
@@ -84,7 +89,7 @@ async fn register(
     control: &Arc<Control>,
     bearer: &Bearer,
     socket: &mut WebSocket,
-) -> Result<(NodeId, u64, mpsc::Receiver<ManagerMessage>), Over> {
+) -> Result<(NodeId, u64, mpsc::Receiver<ManagerMessage>, Validity), Over> {
     let first = tokio::time::timeout(REGISTER_DEADLINE, receive(socket))
         .await
         .map_err(|_| Over::Gone)??;
@@ -104,7 +109,9 @@ async fn register(
         return Err(Over::Refused(Failure::new(Code::VersionMismatch, text)));
     }
     let id = address.id;
-    let credential = admit(control, bearer, &address).await.map_err(Over::Refused)?;
+    let Admitted { credential, hash } = admit(control, bearer, &address).await.map_err(Over::Refused)?;
+    let ended = || Over::Refused(Failure::new(Code::Unauthorized, ENDED));
+    let validity = control.validity(&hash).ok_or_else(ended)?;
     let shown_after_ms = now_ms().saturating_sub(SHOWN_MS);
     let registered = control
         .store
@@ -133,7 +140,7 @@ async fn register(
         registered,
         outgoing,
     );
-    Ok((id, epoch, receiver))
+    Ok((id, epoch, receiver, validity))
 }
 
 fn other_key(id: NodeId) -> Failure {
@@ -141,8 +148,16 @@ fn other_key(id: NodeId) -> Failure {
     Failure::new(Code::Unauthorized, text)
 }
 
+/// A bearer that may be a node.
+struct Admitted {
+    /// The node's new credential, if it came with a join token.
+    credential: Option<String>,
+    /// SHA-256 of the credential, new or not: the node's connection ends with it.
+    hash: [u8; 32],
+}
+
 /// Whether this bearer may be this node; a join token is exchanged for a credential.
-async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Option<String>, Failure> {
+async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Result<Admitted, Failure> {
     let id = address.id;
     let refused = |text: String| Err(Failure::new(Code::Unauthorized, text));
     if address.fabrics.len() > MOST_FABRICS || address.fabrics.iter().any(|name| name.len() > MOST_FABRIC_NAME) {
@@ -161,7 +176,10 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
         }
     }
     match bearer.speaks {
-        As::Node if bearer.node == Some(id) => Ok(None),
+        As::Node if bearer.node == Some(id) => Ok(Admitted {
+            credential: None,
+            hash: bearer.hash,
+        }),
         As::Join => {
             let a_century = Duration::from_secs(100 * 365 * 24 * 3600);
             let (token, credential) = fresh_bearer(As::Node, bearer.tenant, Some(id), a_century);
@@ -173,8 +191,12 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
             {
                 return refused("the join token has expired or was used by another node; make a new one".into());
             }
-            control.world().keep(credential);
-            Ok(Some(token))
+            let hash = credential.hash;
+            control.world().bearers.keep(credential);
+            Ok(Admitted {
+                credential: Some(token),
+                hash,
+            })
         }
         _ => refused(format!("this credential is not node {id}'s; join with a join token")),
     }

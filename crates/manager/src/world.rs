@@ -17,7 +17,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allowances::Allowances;
-use crate::store::{As, Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};
+use crate::bearers::Bearers;
+use crate::store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 
 /// Nodes among which a lease is placed when there are many.
 const SAMPLE: usize = 32;
@@ -222,8 +223,8 @@ pub struct World {
     order: Vec<NodeId>,
     /// Leases that live or ended lately.
     pub leases: HashMap<LeaseId, LeaseRecord>,
-    /// By the SHA-256 of the token.
-    pub bearers: HashMap<[u8; 32], Bearer>,
+    /// Who may connect.
+    pub bearers: Bearers,
     /// Whose leases they are.
     pub tenants: HashMap<TenantId, Account>,
     /// What those pay that have no prices of their own.
@@ -269,11 +270,7 @@ impl World {
                 .into_iter()
                 .map(|record| (record.lease, record))
                 .collect(),
-            bearers: snapshot
-                .bearers
-                .into_iter()
-                .map(|bearer| (bearer.hash, bearer))
-                .collect(),
+            bearers: Bearers::of(snapshot.bearers),
             next_request: 0,
         }
     }
@@ -388,20 +385,6 @@ impl World {
         if let Some(account) = self.tenants.get_mut(&tenant) {
             account.asked = account.asked.minus(wanted);
         }
-    }
-
-    /// Keeps a bearer; a client's or an endpoint's replaces its tenant's earlier one of the same name and a node's its earlier one, as in the store.
-    pub fn keep(&mut self, bearer: Bearer) {
-        match bearer.speaks {
-            As::Client(_) | As::Endpoint => self.bearers.retain(|_, other| {
-                !other.speaks.is_like(bearer.speaks) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
-            }),
-            As::Node => self
-                .bearers
-                .retain(|_, other| other.speaks != As::Node || other.node != bearer.node),
-            As::Join => {}
-        }
-        self.bearers.insert(bearer.hash, bearer);
     }
 
     /// A lease was granted.

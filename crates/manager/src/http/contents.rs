@@ -138,7 +138,7 @@ pub(crate) async fn show_content(
     params(("id" = TaskId, Path), ("hash" = ContentHash, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_given(
-    EndpointBearer(endpoint): EndpointBearer,
+    EndpointBearer { endpoint, .. }: EndpointBearer,
     Shared(control): Shared<Api>,
     path: HeldPath,
 ) -> Result<Response, Refusal> {
@@ -153,7 +153,7 @@ pub(crate) async fn show_given(
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, body = Content), (status = "default", body = ErrorBody)))]
 pub(crate) async fn store_answer(
-    EndpointBearer(endpoint): EndpointBearer,
+    EndpointBearer { endpoint, .. }: EndpointBearer,
     packed: Packed,
     Shared(control): Shared<Api>,
     path: HeldPath,

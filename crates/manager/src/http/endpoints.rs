@@ -18,6 +18,7 @@ use mayfly_protocol::tasks::{AccountRequest, EndpointRegistration, EndpointStatu
 
 use super::Api;
 use super::tasks::submitter;
+use super::validity::ended;
 use crate::control::{Control, fresh_bearer};
 use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
 use crate::store::tasks::EndpointRecord;
@@ -75,7 +76,7 @@ pub(crate) async fn register_endpoint(
 #[utoipa::path(post, path = "/v1/endpoints/accounts", request_body = AccountRequest, security(("bearer" = [])),
     responses((status = 201, body = NewEndpoint), (status = "default", body = ErrorBody)))]
 pub(crate) async fn create_account(
-    EndpointBearer(above): EndpointBearer,
+    EndpointBearer { endpoint: above, .. }: EndpointBearer,
     packed: Packed,
     Shared(control): Shared<Api>,
     Document(asked): Document<AccountRequest>,
@@ -99,7 +100,7 @@ async fn with_token(control: &Control, tenant: TenantId, status: EndpointStatus)
         ..bearer
     };
     control.store.keep(bearer.clone()).wait().await?;
-    control.world().keep(bearer);
+    control.world().bearers.keep(bearer);
     Ok(NewEndpoint {
         token,
         manager: control.url.clone(),
@@ -165,7 +166,7 @@ fn own_endpoint(control: &Control, caller: &Caller, name: &str) -> Result<Endpoi
 #[utoipa::path(get, path = "/v1/endpoints/connect", security(("bearer" = [])),
     responses((status = 101, description = "WebSocket"), (status = "default", body = ErrorBody)))]
 pub(crate) async fn connect_endpoint(
-    EndpointBearer(id): EndpointBearer,
+    EndpointBearer { endpoint: id, hash }: EndpointBearer,
     Shared(control): Shared<Api>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
@@ -176,11 +177,12 @@ pub(crate) async fn connect_endpoint(
         epoch,
         managers: control.managers(),
     });
+    let validity = control.validity(&hash).ok_or_else(ended)?;
     let stopping = control.stopping.subscribe();
     let upgrade = upgrade
         .max_message_size(MOST_FRAME_BYTES)
         .max_frame_size(MOST_FRAME_BYTES)
         // Frames are whole messages already.
         .write_buffer_size(0);
-    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, site, socket, stopping)))
+    Ok(upgrade.on_upgrade(move |socket| socket::serve(tasks, id, site, socket, validity, stopping)))
 }

@@ -17,6 +17,7 @@ use mayfly_protocol::error::Code;
 use mayfly_telemetry::{self as telemetry, TRACEPARENT};
 
 use super::{CONNECT_DEADLINE, MOVE_TICK, PASSED_ON, Passed, open};
+use crate::bearers::Validity;
 use crate::http::Api;
 use crate::requests::refuse;
 use crate::store::Peer;
@@ -109,7 +110,8 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     match (status, here) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(here)) => {
             let there = hyper::upgrade::on(&mut answer);
-            tokio::spawn(converse(here, there));
+            let validity = control.validity_of_request(&parts.headers);
+            tokio::spawn(converse(here, there, validity));
         }
         _ => {
             *response.body_mut() = Body::new(answer.into_body());
@@ -125,14 +127,18 @@ async fn pass(control: &Api, peer: &Peer, mut road: SendRequest<Body>, request: 
     response
 }
 
-/// Carries what both ends of an upgraded connection say, until one of them ends it.
-async fn converse(here: OnUpgrade, there: OnUpgrade) {
+/// Carries what both ends of an upgraded connection say, until one of them ends it, or the token ends with which it was opened.
+async fn converse(here: OnUpgrade, there: OnUpgrade, validity: Option<Validity>) {
+    let Some(mut validity) = validity else { return };
     let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
         return;
     };
     let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
     // Its end is theirs: both notice it, and neither of them needs to hear why.
-    let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut here, &mut there) => {}
+        () = validity.ended() => {}
+    }
 }
 
 /// Headers that go on to the next.

@@ -13,7 +13,9 @@ use mayfly_protocol::ids::EndpointId;
 use tokio::sync::{mpsc, watch};
 
 use super::Tasks;
+use crate::bearers::Validity;
 use crate::control::stopped;
+use crate::http::validity::ENDED;
 
 /// A dispatcher has this long to say who it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -50,11 +52,13 @@ pub async fn serve(
     id: EndpointId,
     site: Option<ToDispatcher>,
     socket: WebSocket,
+    mut validity: Validity,
     mut stopping: watch::Receiver<bool>,
 ) {
     let (mut writer, mut frames) = socket.split();
     let over = tokio::select! {
         over = converse(tasks, id, site, &mut writer, &mut frames) => over,
+        () = validity.ended() => Over::Refused(Failure::new(Code::Unauthorized, ENDED)),
         _ = stopped(&mut stopping) => Over::Stopping,
     };
     if let Over::Refused(failure) = &over {

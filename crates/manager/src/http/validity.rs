@@ -1,0 +1,89 @@
+//! What a token began ends with it: requests that wait, and answers that are still being sent. WebSockets watch by themselves.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Request, State as Shared};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use hyper::body::{Frame, SizeHint};
+use mayfly_protocol::error::Code;
+
+use super::Api;
+use crate::bearers::Validity;
+use crate::requests::{Refusal, refuse};
+
+/// A body that is longer, or has no known length, is cut off when its reader's token ends. Shorter ones are sent at once.
+const MOST_AT_ONCE_BYTES: u64 = 64 << 10;
+
+/// For whoever was connected with a token that is good no longer.
+pub const ENDED: &str = "the token was revoked or has expired; use another one, or log in anew";
+
+/// Refuses what was opened with a token that ended meanwhile.
+pub fn ended() -> Refusal {
+    refuse(Code::Unauthorized, ENDED)
+}
+
+/// Answers a request that is still waiting when its token ends, and cuts off a long answer.
+pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
+    // Whoever revokes their own token shall read what came of it.
+    let revokes = request.method() == Method::DELETE && request.uri().path().starts_with("/v1/tokens/");
+    let validity = control.validity_of_request(request.headers()).filter(|_| !revokes);
+    let Some(mut validity) = validity else {
+        return next.run(request).await;
+    };
+    let response = tokio::select! {
+        biased;
+        response = next.run(request) => response,
+        () = validity.ended() => return ended().into_response(),
+    };
+    if response
+        .body()
+        .size_hint()
+        .exact()
+        .is_some_and(|bytes| bytes <= MOST_AT_ONCE_BYTES)
+    {
+        return response;
+    }
+    response.map(|body| Body::new(CutOff::new(body, validity)))
+}
+
+/// A body that fails when its reader's token ends.
+struct CutOff {
+    body: Body,
+    end: BoxFuture<'static, ()>,
+}
+
+impl CutOff {
+    fn new(body: Body, mut validity: Validity) -> Self {
+        let end = async move { validity.ended().await }.boxed();
+        Self { body, end }
+    }
+}
+
+impl HttpBody for CutOff {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.end.poll_unpin(context).is_ready() {
+            return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(ENDED)))));
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -12,6 +12,7 @@ use mayfly_protocol::api::{
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
 use mayfly_protocol::tasks::MESSAGE_PACK;
+use mayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
@@ -101,7 +102,8 @@ impl Endpoint {
             .uri(format!("{}{}", self.address.manager, question.path))
             .header("authorization", question.authorization)
             .header("content-type", question.format.content_type())
-            .header("accept", question.format.content_type());
+            .header("accept", question.format.content_type())
+            .header(VERSION_HEADER, own_version());
         let request = match question.traceparent.and_then(|text| HeaderValue::from_str(text).ok()) {
             Some(traceparent) => request.header("traceparent", traceparent),
             None => request,
@@ -122,6 +124,14 @@ impl Endpoint {
         };
         let mut response = response.map_err(|error| self.failed(error))?;
         let status = response.status().as_u16();
+        if let Some(theirs) = response.headers().get(VERSION_HEADER) {
+            let manager = format!("the manager at {}", self.address.manager);
+            let checked = check_version(theirs.to_str().unwrap_or_default(), &manager, "this program");
+            if let Err(failure) = checked {
+                let said = Err(Error(failure));
+                return Ok(Answer { said, version: None });
+            }
+        }
         let version = response.headers().get(MANAGERS_HEADER);
         let version = version.and_then(|value| value.to_str().ok()).map(str::to_owned);
         let length = response

@@ -8,6 +8,7 @@ use mayfly_protocol::ids::{
     AllowanceId, ChannelId, Incarnation, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex,
 };
 use mayfly_protocol::slot::{Geometry, GeometryError};
+use mayfly_protocol::version::RELEASE;
 use zerocopy::FromZeros;
 
 use crate::key::{SigningKey, key_id, verify};
@@ -25,7 +26,9 @@ pub const DEFAULT_SKEW_TOLERANCE_MS: u64 = 60_000;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Other wire version.
-    #[error("the {what} speaks wire version {theirs} and this side {WIRE_VERSION}; install the same release on both")]
+    #[error(
+        "the {what} speaks wire version {theirs} and this side {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
+    )]
     Version {
         /// `hello`, `token` or `verdict`.
         what: &'static str,

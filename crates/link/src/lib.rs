@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_protocol::api::ManagerAddress;
+use mayfly_protocol::api::{ErrorBody, ManagerAddress};
+use mayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
@@ -82,14 +83,27 @@ pub async fn connect(to: &ManagerAddress, path: &str, bearer: &str, most_bytes: 
     let mut request = address.into_client_request()?;
     let bearer = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| Error::Unauthorized)?;
     request.headers_mut().insert("authorization", bearer);
+    if let Ok(version) = HeaderValue::from_str(&own_version()) {
+        request.headers_mut().insert(VERSION_HEADER, version);
+    }
     let config = WebSocketConfig::default()
         .max_message_size(Some(most_bytes))
         .max_frame_size(Some(most_bytes));
     match tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await {
-        Ok((socket, _)) => Ok(socket),
+        Ok((socket, response)) => {
+            if let Some(theirs) = response.headers().get(VERSION_HEADER) {
+                let manager = format!("the manager at {}", to.manager);
+                check_version(theirs.to_str().unwrap_or_default(), &manager, "this daemon")
+                    .map_err(|failure| Error::Refused(failure.to_string()))?;
+            }
+            Ok(socket)
+        }
         Err(tungstenite::Error::Http(response)) if response.status().as_u16() == 401 => Err(Error::Unauthorized),
         Err(tungstenite::Error::Http(response)) => {
             let body = response.body().as_deref().unwrap_or_default();
+            if let Ok(told) = serde_json::from_slice::<ErrorBody>(body) {
+                return Err(Error::Refused(told.error.to_string()));
+            }
             Err(Error::Refused(match String::from_utf8_lossy(body).trim() {
                 "" => response.status().to_string(),
                 text => text.to_owned(),

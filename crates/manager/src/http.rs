@@ -11,6 +11,7 @@ pub mod sharing;
 pub mod tasks;
 pub mod triggers;
 pub mod validity;
+pub mod versions;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -135,6 +136,7 @@ pub fn router(control: Api) -> Router {
             control.clone(),
             validity::end_with_token,
         ))
+        .layer(axum::middleware::from_fn(versions::exchange))
         .layer(axum::middleware::from_fn_with_state(control.clone(), seeing::count))
         .layer(axum::middleware::from_fn_with_state(control.clone(), name_managers))
         .layer(axum::middleware::from_fn(seeing::trace))

@@ -13,6 +13,7 @@ use mayfly_protocol::api::{
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
 use mayfly_protocol::node_api::HeldLease;
+use mayfly_protocol::version::RELEASE;
 use tokio::sync::mpsc;
 
 use crate::bearers::Validity;
@@ -104,8 +105,9 @@ async fn register(
         return Err(Over::Violation("the first message must be `register`".into()));
     };
     if version != WIRE_VERSION {
-        let text =
-            format!("the node speaks wire version {version} and this manager {WIRE_VERSION}; install the same release");
+        let text = format!(
+            "the node speaks wire version {version} and this manager {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
+        );
         return Err(Over::Refused(Failure::new(Code::VersionMismatch, text)));
     }
     let id = address.id;

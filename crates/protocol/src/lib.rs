@@ -36,6 +36,7 @@ pub mod slot;
 pub mod tasks;
 pub mod text;
 pub mod triggers;
+pub mod version;
 
 /// Version of everything in this crate. Peers with different wire versions refuse each other and name both.
 pub const WIRE_VERSION: u16 = 3;

@@ -10,6 +10,7 @@ use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
+use mayfly_protocol::version::RELEASE;
 use tokio::sync::{mpsc, watch};
 
 use super::Tasks;
@@ -86,7 +87,7 @@ async fn converse(
     };
     if *version != WIRE_VERSION {
         let text = format!(
-            "the endpoint speaks wire version {version} and this manager {WIRE_VERSION}; install the same release"
+            "the endpoint speaks wire version {version} and this manager {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
         );
         return Over::Refused(Failure::new(Code::VersionMismatch, text));
     }

@@ -1,0 +1,79 @@
+//! Which release of Mayfly, and which wire version, each side of an HTTP request is.
+
+use crate::WIRE_VERSION;
+use crate::error::{Code, Failure};
+
+/// The header of requests and responses that has it, as `0.1.0/3`. A request without it, as of a browser, is not checked.
+pub const VERSION_HEADER: &str = "mayfly-version";
+/// This release.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// The longest name of a release that is repeated in a message.
+const MAX_RELEASE_BYTES: usize = 32;
+
+/// What this side puts into [`VERSION_HEADER`].
+pub fn own_version() -> String {
+    format!("{RELEASE}/{WIRE_VERSION}")
+}
+
+/// Refuses another wire version; `theirs` is the header's value, `them` and `us` are what the two sides are called.
+pub fn check_version(theirs: &str, them: &str, us: &str) -> Result<(), Failure> {
+    let Some((release, wire)) = parse(theirs) else {
+        let text = format!(
+            "{them} says a version in `{VERSION_HEADER}` that none is; it looks like `{}`",
+            own_version()
+        );
+        return Err(Failure::new(Code::InvalidRequest, text));
+    };
+    if wire == WIRE_VERSION {
+        return Ok(());
+    }
+    let text = format!(
+        "{them} is Mayfly {release} (wire version {wire}), and {us} is Mayfly {RELEASE} (wire version {WIRE_VERSION}), which do \
+         not understand each other; install the same release on both (`mayfly version` shows it)"
+    );
+    Err(Failure::new(Code::VersionMismatch, text))
+}
+
+fn parse(text: &str) -> Option<(&str, u16)> {
+    let (release, wire) = text.split_once('/')?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-+".contains(&byte);
+    let is_name = (1..=MAX_RELEASE_BYTES).contains(&release.len()) && release.bytes().all(is_plain);
+    is_name.then_some((release, wire.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_wire_version_is_refused_and_both_releases_are_named() {
+        assert_eq!(check_version(&own_version(), "the node", "this manager"), Ok(()));
+        // A release may mend what does not show.
+        assert_eq!(
+            check_version(&format!("9.9.9/{WIRE_VERSION}"), "the node", "this manager"),
+            Ok(())
+        );
+        let failure = check_version("9.9.9/99", "the node", "this manager").unwrap_err();
+        assert_eq!(failure.code, Code::VersionMismatch);
+        for told in ["the node is Mayfly 9.9.9", "99", "this manager is Mayfly", RELEASE] {
+            assert!(failure.message.contains(told), "{failure}");
+        }
+    }
+
+    #[test]
+    fn nonsense_in_place_of_a_version_is_refused_and_not_repeated() {
+        for nonsense in [
+            "",
+            "1",
+            "1/",
+            "/3",
+            "<b>/3",
+            "1.0/70000",
+            "\u{7}/3",
+            &format!("{}/3", "9".repeat(33)),
+        ] {
+            let failure = check_version(nonsense, "the client", "this manager").unwrap_err();
+            assert_eq!(failure.code, Code::InvalidRequest, "{nonsense}");
+        }
+    }
+}

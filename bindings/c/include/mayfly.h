@@ -270,6 +270,8 @@ enum mf_status
     MF_ENVIRONMENT_BUILDING = 41,
     // The environment that the workers are to have cannot be built.
     MF_ENVIRONMENT_FAILED = 42,
+    // The call ended well, and its result cannot be made where it was fetched.
+    MF_RESULT_UNREADABLE = 43,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

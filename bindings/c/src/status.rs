@@ -96,11 +96,13 @@ pub enum mf_status {
     MF_ENVIRONMENT_BUILDING = 41,
     /// The environment that the workers are to have cannot be built.
     MF_ENVIRONMENT_FAILED = 42,
+    /// The call ended well, and its result cannot be made where it was fetched.
+    MF_RESULT_UNREADABLE = 43,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 42] = [
+    pub(crate) const ERRORS: [Self; 43] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -143,6 +145,7 @@ impl mf_status {
         Self::MF_DEPENDENCY_FAILED,
         Self::MF_ENVIRONMENT_BUILDING,
         Self::MF_ENVIRONMENT_FAILED,
+        Self::MF_RESULT_UNREADABLE,
     ];
 }
 
@@ -200,6 +203,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::Truncated => c"Receive into a larger buffer, or probe for the length first.",
         Code::EnvironmentBuilding => c"Ask again in a moment, or wait for a place.",
         Code::EnvironmentFailed => c"Mend the requirements as the message says.",
+        Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
         Code::DependencyFailed => c"See how the task ended that the message names; submit both again.",
     }
 }

@@ -19,6 +19,14 @@ pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
     raise(py, error.code(), &error.0.message)
 }
 
+/// A call ended well, and its result could not be unpickled here.
+pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
+    let made = py
+        .import("mayfly._errors")
+        .and_then(|module| module.call_method1("unreadable", (error.value(py),)));
+    made.map_or(error, PyErr::from_value)
+}
+
 /// What a call ended with: the function's own exception, or Mayfly's.
 pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
     if error.status == Some(Status::PythonException) {

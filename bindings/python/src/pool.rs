@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use crate::block::{Block, Memory};
 use crate::client::{Lease, seconds};
 use crate::codec::{Arguments, Codec, Encoded, form};
-use crate::errors::{from_call, from_error, raise};
+use crate::errors::{from_call, from_error, raise, unreadable};
 use crate::guard::Guarded;
 use crate::shared::SharedMemory;
 
@@ -445,8 +445,14 @@ impl Pool {
 
     fn result<'py>(&self, py: Python<'py>, outcome: Outcome) -> PyResult<Bound<'py, PyAny>> {
         match outcome {
-            Ok(Output::Small(bytes)) => self.codec.decode_small(py, &bytes),
-            Ok(Output::Large(received)) => self.codec.decode_received(py, received),
+            Ok(Output::Small(bytes)) => self
+                .codec
+                .decode_small(py, &bytes)
+                .map_err(|error| unreadable(py, error)),
+            Ok(Output::Large(received)) => {
+                let decoded = self.codec.decode_received(py, received);
+                decoded.map_err(|error| unreadable(py, error))
+            }
             Err(error) => Err(from_call(py, &error)),
         }
     }

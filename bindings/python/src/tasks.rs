@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::client::seconds;
 use crate::codec::{Arguments, Codec, form};
-use crate::errors::{from_call, from_error};
+use crate::errors::{from_call, from_error, unreadable};
 use crate::guard::Guarded;
 use crate::pool::{Failure, SLICE, deadline, with_bytes};
 
@@ -90,7 +90,10 @@ impl Tasks {
     fn result<'py>(&self, py: Python<'py>, outcome: TaskOutcome, raw: bool) -> PyResult<Bound<'py, PyAny>> {
         match outcome.error {
             None if raw => Ok(PyBytes::new(py, &outcome.answer).into_any()),
-            None => self.codec.decode_small(py, &outcome.answer),
+            None => {
+                let decoded = self.codec.decode_small(py, &outcome.answer);
+                decoded.map_err(|error| unreadable(py, error))
+            }
             Some(failure) => Err(from_call(
                 py,
                 &CallError {

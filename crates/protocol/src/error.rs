@@ -137,6 +137,8 @@ codes! {
     EnvironmentBuilding = 41, "environment_building", 503, Later;
     /// The environment that the workers are to have cannot be built.
     EnvironmentFailed = 42, "environment_failed", 422, Never;
+    /// The call ended well, and its result cannot be made where it was fetched.
+    ResultUnreadable = 43, "result_unreadable", 422, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RemoteError,
         RemoteTraceback,
         RequestError,
+        ResultUnreadable,
         StateLost,
         WorkerDied,
     )
@@ -89,6 +90,7 @@ __all__ = [
     "RemoteError",
     "RemoteTraceback",
     "RequestError",
+    "ResultUnreadable",
     "StateLost",
     "Step",
     "Symbol",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import sys
 from concurrent.futures import BrokenExecutor
 from typing import Any
 
@@ -77,6 +78,13 @@ class DependencyFailed(CallError):
     """A task was not executed, as one whose result it was to get did not end well."""
 
 
+class ResultUnreadable(CallError):
+    """The call ended well, and its result cannot be made here, as where its module is not installed.
+
+    What was raised as it was unpickled is the ``__cause__``.
+    """
+
+
 class Cancelled(CallError):
     """Ended by its caller."""
 
@@ -141,6 +149,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "deadline_exceeded": DeadlineExceeded,
     "state_lost": StateLost,
     "cancelled": Cancelled,
+    "result_unreadable": ResultUnreadable,
     "dependency_failed": DependencyFailed,
     "unreachable": ConnectionFailed,
     "protocol_violation": ConnectionFailed,
@@ -159,16 +168,35 @@ def error_for(code: str, message: str) -> Error:
 
 def unpack_exception(packed: bytes) -> BaseException:
     """The exception that a function raised, with the worker's traceback as its cause."""
+    pickled, (module, name, message), text = pickle.loads(packed)
+    told = f"{module}.{name}: {message}" if module != builtins.__name__ else f"{name}: {message}"
+    made: BaseException
     try:
-        error, text = pickle.loads(packed)
+        made = RemoteError(told) if pickled is None else pickle.loads(pickled)
     except Exception as failure:
-        return RemoteError(f"the function raised an exception that cannot be made again here: {failure!r}")
-    if isinstance(error, tuple):
-        module, name, message = error
-        error = RemoteError(f"{module}.{name}: {message}" if module != builtins.__name__ else f"{name}: {message}")
-    error.__cause__ = RemoteTraceback(text)
-    made: BaseException = error
+        made = RemoteError(f"{told} (raised there as an exception of its own, which {_why_not(failure)})")
+    made.__cause__ = RemoteTraceback(text)
     return made
+
+
+def unreadable(failure: BaseException) -> BaseException:
+    """What to raise in place of what was raised as a result was unpickled."""
+    if not isinstance(failure, Exception) or isinstance(failure, (Error, MemoryError)):
+        return failure
+    made = error_for(
+        "result_unreadable",
+        f"the call ended well, and its result {_why_not(failure)}, or have the function return plain values",
+    )
+    made.__cause__ = failure
+    return made
+
+
+def _why_not(failure: Exception) -> str:
+    """Why something cannot be unpickled here, and what to do."""
+    if isinstance(failure, ModuleNotFoundError) and failure.name:
+        return f"needs the module {failure.name!r} here: install it for {sys.executable}"
+    text = f"cannot be made here: {type(failure).__name__}: {failure}"
+    return f"{text}; use the same versions of its modules here and there"
 
 
 def failed_item(failed: Any) -> BaseException:

@@ -152,19 +152,20 @@ def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, bool, 
 
 def pack_exception(error: BaseException) -> bytes:
     """An exception and its traceback's text, in a form that surely can be unpickled by the caller."""
-    text = describe_exception(error)
+    kind = type(error)
+    # By name, too: the caller may not have its class.
+    about = (kind.__module__, kind.__qualname__, _text(error)), describe_exception(error)
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
-            packed: bytes = dumps((error, text), 5)
-            if b"__main__" in packed and dumps is pickle.dumps:
+            pickled: bytes = dumps(error, 5)
+            if b"__main__" in pickled and dumps is pickle.dumps:
                 continue
             # Many an exception is pickled without complaint and cannot be made again.
-            pickle.loads(packed)
+            pickle.loads(pickled)
         except BaseException:
             continue
-        return packed
-    kind = type(error)
-    return pickle.dumps(((kind.__module__, kind.__qualname__, _text(error)), text), 5)
+        return pickle.dumps((pickled, *about), 5)
+    return pickle.dumps((None, *about), 5)
 
 
 def _text(error: BaseException) -> str:
@@ -179,8 +180,8 @@ def explain_load(error: BaseException) -> str:
     text = f"the function cannot be unpickled by the worker: {type(error).__name__}: {_text(error)}"
     if isinstance(error, ImportError):
         text += (
-            f". The worker's Python is {sys.executable}: install the module there, or send it by value with "
-            "cloudpickle.register_pickle_by_value(module)"
+            f". The worker's Python is {sys.executable}: install the module there, or name an environment. Your own "
+            "modules come along when they are imported, or an import statement in one of them names them"
         )
     return text
 

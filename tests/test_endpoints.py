@@ -16,6 +16,7 @@ from harness.daemons import Daemon, free_port
 from harness.endpoints import Endpoint, Way, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.marks import executions, go_on, leave_a_mark, leave_a_mark_behind, outcomes
+from harness.projects import DURABLE, Project
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
@@ -361,6 +362,15 @@ def test_what_need_not_be_durable_goes_straight_to_the_nodes_of_an_endpoint(
         with mayfly.Executor(endpoint="shared", client=alice, durable=False, workers=1) as executor:
             # As a guest: nothing of the owner's is there.
             assert executor.submit(os.path.exists, str(here.directory)).result(60) is False
+
+
+def test_edited_helper_runs_as_it_is_now_at_an_endpoint(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    endpoint("--idle", "60s")
+    body = DURABLE.format(call="helper2.g")
+    assert project.script(manager, body) == "1"
+    project.write("helper1.py", "def f():\n    return 'edited'\n")
+    assert project.script(manager, body) == "edited"
 
 
 def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -> None:

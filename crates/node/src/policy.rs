@@ -369,6 +369,7 @@ mod tests {
                 executable: Some("/usr/bin/python3".into()),
                 path: vec!["/data/project/src".into(), "/usr/lib/python3".into()],
                 environment: None,
+                code: None,
             },
             files,
             ..request(None)

@@ -179,6 +179,7 @@ mod tests {
             executable: None,
             path: Vec::new(),
             environment: None,
+            code: None,
         }
     }
 

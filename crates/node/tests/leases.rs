@@ -114,6 +114,7 @@ fn interpreter(site: &Site, script: &str) -> Runtime {
         executable: Some(path.display().to_string()),
         path: Vec::new(),
         environment: None,
+        code: None,
     }
 }
 

@@ -27,6 +27,9 @@ pub enum Runtime {
         /// What functions import; none where the interpreter itself has it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         environment: Option<Environment>,
+        /// Digest of the client's own modules, which travel with the function. Tasks of different digests share no worker.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<String>,
     },
 }
 
@@ -39,6 +42,7 @@ impl Runtime {
             executable: None,
             path: Vec::new(),
             environment: None,
+            code: None,
         }
     }
 

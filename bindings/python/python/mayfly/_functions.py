@@ -11,6 +11,8 @@ from typing import Any
 
 import cloudpickle
 
+from mayfly._code import Code, own
+
 #: A function whose surroundings change this often travels with its arguments from then on.
 CAPTURES = 8
 #: Workers number their functions in 16 bits.
@@ -114,12 +116,18 @@ class Functions:
         self._known: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
         self._captures: dict[types.CodeType, int] = {}
         self._count = 0
+        #: The client's own code that they were captured with.
+        self._code: Code | None = None
+        self._fixed: dict[Any, tuple[Code, int]] = {}
         # Most programs call one function many times.
         self._last: Any = None
         self._last_captured: Captured | None = None
 
     def number(self, function: Any) -> int | None:
         """The number to call a function by; none if it must travel with its arguments."""
+        code = own.check()
+        if code is not self._code:
+            self._forget(code)
         if function is self._last:
             last = self._last_captured
             if last is not None and last.is_current():
@@ -136,6 +144,21 @@ class Functions:
             self._last, self._last_captured = function, known
             return known.number
         return self._capture(function)
+
+    def fixed(self, function: Any) -> int:
+        """The number of a function of Mayfly's own, which calls others."""
+        code = own.check()
+        known = self._fixed.get(function)
+        if known is None or known[0] is not code:
+            known = self._fixed[function] = (code, self._register(function))
+        return known[1]
+
+    def _forget(self, code: Code) -> None:
+        """What was captured came with other code."""
+        self._code = code
+        self._known.clear()
+        self._captures.clear()
+        self._last = self._last_captured = None
 
     def _capture(self, function: Any) -> int | None:
         if self._count >= MOST_FUNCTIONS:

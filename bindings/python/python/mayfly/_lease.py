@@ -21,6 +21,7 @@ from mayfly._functions import Functions
 from mayfly._future import Future, Watching, serve
 from mayfly._library import Library
 from mayfly._output import Echo
+from mayfly._programs import Pickled
 from mayfly._progress import Progress
 
 if TYPE_CHECKING:
@@ -333,13 +334,13 @@ class Lease(Watching, cf.Executor):
 
     # Inside
 
-    @functools.cached_property
+    @property
     def _applier(self) -> int:
-        return self._register(_worker.apply)
+        return self._functions.fixed(_worker.apply)
 
-    @functools.cached_property
+    @property
     def _mapper(self) -> int:
-        return self._register(_worker.apply_map)
+        return self._functions.fixed(_worker.apply_map)
 
     @staticmethod
     def _milliseconds(deadline: float | None) -> int:
@@ -355,7 +356,7 @@ class Lease(Watching, cf.Executor):
 
 
 def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any]) -> int:
-    code = native.put_code(cloudpickle.dumps(fn, protocol=5))
+    code = native.put_code(Pickled(fn).code)
     return pool.register_python(code, _PYTHON, cloudpickle.__version__, _name_of(fn))
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
+from mayfly._code import current, own
+
 if TYPE_CHECKING:
     from mayfly._environment import Environment
 
@@ -75,6 +77,9 @@ class Pickled(Kept):
 
     def __init__(self, fn: Any) -> None:
         self._fn = fn
+        own.note(fn)
+        #: The modules that it comes with.
+        self._own = own.check()
 
     def form(self, image: str | None) -> dict[str, Any]:
         from mayfly._lease import _PYTHON, _name_of
@@ -85,12 +90,13 @@ class Pickled(Kept):
     def runtime(self, environment: Environment | None) -> dict[str, Any]:
         from mayfly._client import runtime
 
-        return runtime(environment)
+        digest = self._own.digest
+        # Workers that imported other code are not for it.
+        return runtime(environment) | ({} if digest is None else {"code": digest})
 
     @property
     def code(self) -> bytes:
-        code: bytes = cloudpickle.dumps(self._fn, protocol=5)
-        return code
+        return self._own.carry(cloudpickle.dumps(current(self._fn), protocol=5))
 
     @property
     def source(self) -> str:

@@ -351,13 +351,13 @@ class Executor(Watching, cf.Executor):
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    @functools.cached_property
+    @property
     def _applier(self) -> bytes:
-        return self._register(_worker.apply)
+        return self._numbers[self._functions.fixed(_worker.apply)]
 
-    @functools.cached_property
+    @property
     def _mapper(self) -> bytes:
-        return self._register(_worker.apply_map)
+        return self._numbers[self._functions.fixed(_worker.apply_map)]
 
     def _adopt(self, statuses: list[dict[str, Any]]) -> list[Future[Any]]:
         tasks = self._pool.adopt([status["id"] for status in statuses])

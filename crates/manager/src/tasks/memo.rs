@@ -57,6 +57,8 @@ pub fn computes(function: &FunctionRecord) -> [u8; 32] {
             executable: None,
             path: Vec::new(),
             environment: environment.clone(),
+            // It is in the function's own code.
+            code: None,
         },
     };
     // Of ranks, each answers.
@@ -358,6 +360,7 @@ mod tests {
             executable: executable.map(str::to_owned),
             path: executable.map(str::to_owned).into_iter().collect(),
             environment: None,
+            code: None,
         };
         let mut one = function(1, "one");
         one.spec.runtime = python(Some("/opt/ann/bin/python"), "3.12.1");

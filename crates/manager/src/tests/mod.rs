@@ -262,6 +262,7 @@ async fn a_tenant_cannot_have_nodes_suspended_with_an_interpreter_that_does_not_
             executable: Some("/bin/false".into()),
             path: Vec::new(),
             environment: None,
+            code: None,
         },
         ..request(Mode::Warm)
     };

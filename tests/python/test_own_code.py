@@ -41,7 +41,7 @@ def test_edited_helper_of_a_helper_runs_as_it_is_now(up: Daemon, project: Projec
 
 
 def test_module_edited_while_the_client_runs_runs_as_it_is_now(up: Daemon, project: Project) -> None:
-    # An edit counts some milliseconds later, at the latest.
+    # An edit counts 20 ms later, at the latest.
     body = """
     import pathlib, time
     with client.lease(workers=1, mode="warm") as lease:
@@ -95,6 +95,20 @@ def test_modules_in_function_bodies_travel_though_nobody_has_imported_them(up: D
     assert project.script(up, body) == "later"
     project.write("later.py", "value = 'sooner'\n")
     assert project.script(up, body) == "sooner"
+
+
+def test_directory_that_a_comment_speaks_of_stays_behind(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("data/big.py", "")
+    project.write("helper1.py", '"""\nfrom data we have\n"""\ndef f():\n    import later.part\n')
+    project.write("later/part.py", "")
+    program = "import helper2; from mayfly import _code; _code.own.check(); print(*sorted(_code.own._files))"
+    said = run(sys.executable, "-c", program, cwd=tmp_path).stdout.split()
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in said] == [
+        "helper1.py",
+        "helper2.py",
+        "later/part.py",
+    ]
 
 
 PTH = """

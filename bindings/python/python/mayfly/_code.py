@@ -6,6 +6,7 @@ read again only where that shows a change.
 
 from __future__ import annotations
 
+import ast
 import dis
 import hashlib
 import importlib.util
@@ -20,8 +21,8 @@ import threading
 import time
 import types
 import zlib
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, NamedTuple
 
@@ -41,9 +42,10 @@ MAX_DATA_BYTES = 8 << 20
 MAX_ENTRIES = 20_000
 #: A file may change within the time that its file system counts in, and show nothing of it.
 _UNSURE_NS = 2_000_000_000
-#: Checks are apart by at least this, and by so many times what one takes.
-_MIN_PAUSE_NS = 1_000_000
+#: Checks are apart by so many times what one takes, within these bounds.
 _PAUSE_FACTOR = 20
+_MIN_PAUSE_NS = 1_000_000
+_MAX_PAUSE_NS = 20_000_000
 #: Modules that are part of the interpreter's surroundings, wherever they lie.
 _NEVER = re.compile(r"(mayfly|cloudpickle|sitecustomize|usercustomize|debugpy|_?pydev.*|__main__|__mp_main__)$")
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
@@ -127,13 +129,13 @@ class OwnCode:
         self._main: tuple[str, Seen] | None = None
 
     def check(self) -> Code:
-        """What is on disk now, to within a few milliseconds."""
+        """What is on disk now, or was 20 ms ago."""
         if time.monotonic_ns() >= self.due_ns:
             with self._lock:
                 if (now := time.monotonic_ns()) >= self.due_ns:
                     self._look()
                     after = time.monotonic_ns()
-                    self.due_ns = after + max(_MIN_PAUSE_NS, _PAUSE_FACTOR * (after - now))
+                    self.due_ns = after + min(max(_MIN_PAUSE_NS, _PAUSE_FACTOR * (after - now)), _MAX_PAUSE_NS)
         return self.code
 
     def note(self, function: Any) -> None:
@@ -148,12 +150,12 @@ class OwnCode:
                 self.due_ns = 0
 
     def _look(self) -> None:
-        modules = (len(sys.modules), next(reversed(sys.modules), ""))
+        modules = _imported_so_far()
         if modules == self._modules and not self._has_changed():
             return
         self._gather()
         # Looking for modules may import some, of finders.
-        self._modules = (len(sys.modules), next(reversed(sys.modules), ""))
+        self._modules = _imported_so_far()
 
     def _has_changed(self) -> bool:
         for path, seen in self._files.items():
@@ -167,16 +169,23 @@ class OwnCode:
     def _gather(self) -> None:
         """Finds all that belongs to the client's own code, and reads what is new of it."""
         known, self._files, self._directories = self._files, {}, {}
-        todo = [name.partition(".")[0] for name in list(sys.modules)] + sorted(self._named | self._of_main())
+        # Each with what may import it, where that is not certain.
+        todo: list[tuple[str, Seen | None]] = [(name.partition(".")[0], None) for name in list(sys.modules)]
+        todo += [(name, None) for name in sorted(self._named)]
+        if (main := self._of_main()) is not None:
+            todo += [(name, main) for name in sorted(main.imports)]
         done: set[str] = set()
         listed: list[tuple[Root, str, str]] = []
         data: list[tuple[Root, str, str]] = []
         while todo:
-            top = todo.pop()
+            top, importer = todo.pop()
             if top in done or _NEVER.match(top):
                 continue
+            roots = _roots(top)
+            if roots and importer is not None and top not in sys.modules and not _does_import(importer.content, top):
+                continue
             done.add(top)
-            for root in _roots(top):
+            for root in roots:
                 for relative, path, is_code in self._list(root):
                     if not is_code:
                         data.append((root, relative, path))
@@ -188,21 +197,21 @@ class OwnCode:
                         if seen is None:
                             continue
                         self._files[path] = seen
-                        todo.extend(seen.imports)
+                        todo += [(name, seen) for name in seen.imports]
                     listed.append((root, relative, path))
         self.code = self._packed(listed, data)
 
-    def _of_main(self) -> frozenset[str]:
-        """What the program itself imports, also later."""
+    def _of_main(self) -> Seen | None:
+        """The program itself, which may import modules later."""
         path = getattr(sys.modules.get("__main__"), "__file__", None)
         if not isinstance(path, str) or not path.endswith(".py"):
-            return frozenset()
+            return None
         if self._main is None or self._main[0] != path:
             seen = _read(path)
             if seen is None:
-                return frozenset()
+                return None
             self._main = (path, seen)
-        return self._main[1].imports
+        return self._main[1]
 
     def _list(self, root: Root) -> Iterator[tuple[str, str, bool]]:
         """The files of a root: their names from its base on, their paths, and whether they are code."""
@@ -278,6 +287,15 @@ class OwnCode:
             f"largest file is {largest!r}: install what it belongs to as a package where functions run, or name an "
             "environment",
         )
+
+
+def _imported_so_far() -> tuple[int, str]:
+    """What is different once another module was imported."""
+    try:
+        return len(sys.modules), next(reversed(sys.modules), "")
+    except RuntimeError:
+        # Another thread imports one just now.
+        return 0, ""
 
 
 def current(function: Any) -> Any:
@@ -369,7 +387,7 @@ def _read(path: str) -> Seen | None:
 
 
 def _imports(content: bytes, path: str) -> frozenset[str]:
-    """Top-level modules that a file may import. Text that only looks like it does no harm."""
+    """Top-level modules that a file may import, or speaks of as if it did: see `_does_import`."""
     if not path.endswith(".py"):
         return frozenset()
     found = set()
@@ -379,6 +397,25 @@ def _imports(content: bytes, path: str) -> frozenset[str]:
             if words:
                 found.add(words[0].split(b".")[0].decode(errors="replace"))
     return frozenset(found)
+
+
+@lru_cache(maxsize=256)
+def _does_import(content: bytes, top: str) -> bool:
+    """Whether a file imports a module indeed: any directory beside it could be one."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        else:
+            continue
+        if any(name.partition(".")[0] == top for name in names):
+            return True
+    return False
 
 
 def _imported(code: types.CodeType) -> set[str]:
@@ -394,7 +431,7 @@ def _imported(code: types.CodeType) -> set[str]:
     return found - {""}
 
 
-def _roots(top: str) -> Iterable[Root]:
+def _roots(top: str) -> list[Root]:
     """Where a top-level module lies, as far as it is the client's own."""
     if top in sys.builtin_module_names:
         return []

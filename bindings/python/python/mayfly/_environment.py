@@ -95,8 +95,8 @@ class Environment:
         if local:
             raise ValueError(
                 f"installed here from where nodes do not get it: {', '.join(sorted(local))}; leave it out with "
-                "without=[...] (functions of your own modules travel with "
-                "cloudpickle.register_pickle_by_value(module)), or use a container image"
+                "without=[...] (an editable install travels with the functions that are submitted), or use a container "
+                "image"
             )
         return cls(found[name] for name in sorted(found))
 

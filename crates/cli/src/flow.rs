@@ -49,6 +49,7 @@ names, of which `input` is the flow's own input; with `map`, once for each eleme
   function = \"make_page\"
   from = [\"thumbnails\", \"input\"]
 
+A function of another tenant's is named with its owner, as in `ann/thumbnail`; `@ID` behind a name is exactly that version.
 What steps are called with, and answer, is JSON. Their tasks have the tag `flow:ID`.")]
 pub struct Arguments {
     #[command(subcommand)]

@@ -21,14 +21,16 @@ use crate::{Global, connect, output};
   mayfly function list
   mayfly function show simulate
   mayfly function show simulate --source > simulate.py
+  mayfly function show ann/simulate        ann's, which she shares with you
   mayfly function diff simulate            the last version against the one before
   mayfly function diff simulate 2 5
   mayfly function share simulate --with ann --with team:astro
   mayfly function share simulate           with nobody any more
   mayfly function remove simulate
 
-Functions of one name are versions, of which the last is meant by the name; each has an id of its own. They are
-registered here, by `client.register` of Python, and by whatever submits tasks; `mayfly task run` calls them.")]
+Functions of one name are versions, of which the last is meant by the name. A name alone is yours; that of another tenant stands
+behind theirs, as in `ann/simulate`. Each version has an id, which pins it: `ann/simulate@ID`, or the id alone, runs exactly that one, or
+nothing. They are registered here, by `client.register` of Python, and by whatever submits tasks; `mayfly task run` calls them.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -73,7 +75,7 @@ struct Share {
 /// Show what changed in the source of a function between two of its versions.
 #[derive(Debug, Args)]
 struct Diff {
-    /// Its name
+    /// Its name, or OWNER/NAME for another tenant's
     #[arg(value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     function: String,
     /// The version to begin with [default: the one before the other]
@@ -82,7 +84,7 @@ struct Diff {
     /// The version to end with [default: the last]
     #[arg(value_name = "TO")]
     to: Option<u32>,
-    /// Whose it is, where several tenants share functions of that name with you
+    /// Whose it is, if it is not yours: the same as OWNER/NAME
     #[arg(long, value_name = "TENANT")]
     owner: Option<String>,
 }
@@ -90,7 +92,7 @@ struct Diff {
 /// Show one function.
 #[derive(Debug, Args)]
 struct Show {
-    /// Its id, or its name for its last version
+    /// Its id; or its name for its last version, OWNER/NAME for another tenant's, with @ID behind it for exactly that version
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
     /// Print its source, and nothing else
@@ -171,32 +173,24 @@ fn show(wanted: &Show, global: &Global) -> Result<(), Failure> {
 
 fn diff(wanted: &Diff, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
+    let named = match &wanted.owner {
+        Some(owner) => format!("{owner}/{}", wanted.function),
+        None => wanted.function.clone(),
+    };
+    let path = format!("/v1/functions/{}", encoded(&named));
+    let found: FunctionStatus = client.get(&path).map_err(|error| error.0)?;
     let mut versions: Vec<FunctionStatus> = client.get("/v1/functions").map_err(|error| error.0)?;
-    versions.retain(|function| function.name.as_deref() == Some(&*wanted.function));
-    let called = output::plain(&wanted.function);
-    if let Some(owner) = &wanted.owner {
-        versions.retain(|function| function.owner == *owner);
-    } else if let [first, rest @ ..] = &versions[..]
-        && let Some(other) = rest.iter().find(|function| function.owner != first.owner)
-    {
-        let text = format!(
-            "{} and {} have functions of the name `{called}`; say whose, by --owner",
-            first.owner, other.owner
-        );
-        return Err(Failure::new(Code::InvalidRequest, text));
-    }
+    versions.retain(|function| function.name == found.name && function.owner == found.owner);
+    let called = name(&found);
     versions.sort_by_key(|function| function.version);
     let of = |version: u32| {
         let found = versions.iter().find(|function| function.version == version);
         found.ok_or_else(|| {
             let there: Vec<String> = versions.iter().map(|function| function.version.to_string()).collect();
-            let text = match there.is_empty() {
-                true => format!("there is no function `{called}` that you may run; see `mayfly function list`"),
-                false => format!(
-                    "there is no version {version} of `{called}`; there are {}",
-                    there.join(", ")
-                ),
-            };
+            let text = format!(
+                "there is no version {version} of `{called}`; there are {}",
+                there.join(", ")
+            );
             Failure::new(Code::NotFound, text)
         })
     };
@@ -276,11 +270,12 @@ fn described(function: &FunctionStatus) -> String {
         needs += &format!(", {} at most", output::span(resources.walltime_ms.into()));
     }
     let mut text = format!(
-        "Function {}\n  version     {}\n  id          {}\n  owner       {}\n  shared with {}\n  runtime     {}\n  \
+        "Function {}\n  version     {}\n  id          {}\n  pinned as   {}\n  owner       {}\n  shared with {}\n  runtime     {}\n  \
          needs       {needs}\n  repeatable  {}\n  code        SHA-256 {}\n  registered  {} UTC",
         name(function),
         version(function),
         function.id,
+        pinned(function),
         function.owner,
         shared(function),
         runtime(function),
@@ -297,6 +292,14 @@ fn described(function: &FunctionStatus) -> String {
 /// Its name, or what its code calls itself.
 fn name(function: &FunctionStatus) -> String {
     output::plain(function.name.as_deref().unwrap_or(function.form.name()))
+}
+
+/// What runs exactly this version, or nothing.
+fn pinned(function: &FunctionStatus) -> String {
+    match &function.name {
+        None => function.id.to_string(),
+        Some(name) => output::plain(&format!("{}/{name}@{}", function.owner, function.id)),
+    }
 }
 
 fn version(function: &FunctionStatus) -> String {
@@ -365,6 +368,13 @@ mod tests {
             text.contains("needs       1 core\n") && text.ends_with("\n\nWhat two sides enclose.\n\nFast."),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_version_is_shown_with_what_pins_it() {
+        let text = described(&function());
+        let pin = format!("pinned as   astro/area@{}\n", FunctionId([7; 16]));
+        assert!(text.contains(&pin), "{text}");
     }
 
     #[test]

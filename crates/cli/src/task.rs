@@ -69,7 +69,7 @@ struct List {
     /// Those with this tag only
     #[arg(long)]
     tag: Option<String>,
-    /// Those of this function only: of all versions of a name, or of one by its id
+    /// Those of this function only: of all versions of a name, OWNER/NAME for another tenant's, or of one by its id
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: Option<String>,
     /// Those at this endpoint only, by its name or id

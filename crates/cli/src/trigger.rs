@@ -69,7 +69,7 @@ struct Named {
 /// What a trigger starts, and how.
 #[derive(Debug, Args)]
 struct Start {
-    /// What it starts: a function's id, or its name for the version that is the last now
+    /// What it starts: a function's id, or its name for the version that is the last now; OWNER/NAME for another tenant's
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
     /// Where, of those that `mayfly endpoint list` shows [default: the manager's own, or the only one]

@@ -354,14 +354,28 @@ class Client:
         )
         return Registered(status, fn)
 
-    def function(self, name: str) -> Registered:
-        """A registered function, by its id, or by its name in its last version."""
+    def function(self, name: str, *, owner: str | None = None, version: str | None = None) -> Registered:
+        """A registered function: yours by its name, another tenant's as ``"OWNER/NAME"``, in its last version.
+
+        A name alone never means another tenant's: anybody may share a function of any name with everybody.
+
+        Args:
+            name: such as ``"resize"`` or ``"ann/resize"``; with ``@ID`` behind it, exactly the version with this id,
+                which is the hash of its code and of what that runs in; or the id alone.
+            owner: the same as ``OWNER/`` before the name.
+            version: the same as ``@ID`` behind the name.
+
+        Raises:
+            mayfly.Error: ``not_found`` where there is none: not that version any more, or only others' of that name,
+                which the message names.
+        """
         from mayfly._tasks import Registered
 
-        return Registered(json.loads(self._native.get(f"/v1/functions/{quote(name, safe='')}")))
+        named = f"{'' if owner is None else f'{owner}/'}{name}{'' if version is None else f'@{version}'}"
+        return Registered(json.loads(self._native.get(f"/v1/functions/{quote(named, safe='')}")))
 
     def functions(self) -> list[Registered]:
-        """The functions that you may run."""
+        """The functions that you may run, with their owners."""
         from mayfly._tasks import Registered
 
         return [Registered(status) for status in json.loads(self._native.get("/v1/functions"))]
@@ -565,7 +579,8 @@ class Client:
 
         Args:
             name: among your triggers.
-            fn: a callable, which is registered; what `register` answered; or the name or id of a registered function.
+            fn: a callable, which is registered; what `register` answered; or a registered function, named as for
+                `function`.
             timer: when, in cron syntax: minute, hour, day of month, month, day of week; seconds may stand before them.
             zone: the time zone of that, such as ``Europe/Berlin``.
             catch_up: whether the last of the times that passed while the manager was away is made up for.

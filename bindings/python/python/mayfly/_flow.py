@@ -28,7 +28,8 @@ class Step:
 
     Attributes:
         name: its name in its flow.
-        fn: what it calls: a callable, which is registered, or a registered function, by its name or id as well.
+        fn: what it calls: a callable, which is registered, or a registered function, also named as for
+            `Client.function`.
         of: the steps whose results are its arguments, in this order; ``"input"`` for the flow's input; by default the
             step before it, or, of the first, the input.
         map: whether it calls its function for each element of its first argument, a list; its result is the list of

@@ -41,6 +41,7 @@ class Registered:
     Attributes:
         id: names this version of it everywhere.
         name: its name; the name alone means its last version.
+        owner: whose it is: the tenant's name.
         version: from 1; 0 without a name.
     """
 
@@ -49,6 +50,7 @@ class Registered:
         self._fn = fn
         self.id: str = status["id"]
         self.name: str | None = status["name"]
+        self.owner: str = status["owner"]
         self.version: int = status["version"]
         self._number = bytes.fromhex(self.id)
         self._kind = _KINDS.get(status["form"]["form"])
@@ -67,7 +69,7 @@ class Registered:
         return "\n".join(difflib.unified_diff(before, after, repr(earlier), repr(self), lineterm=""))
 
     def __repr__(self) -> str:
-        name = self.name or self.status["form"].get("name", "")
+        name = f"{self.owner}/{self.name or self.status['form'].get('name', '')}"
         return f"<mayfly function {name} {f'v{self.version} ' if self.version else ''}{self.id[:8]}>"
 
 

@@ -31,7 +31,7 @@ const FOR_EVER: &str = "for-ever";
 Arguments are JSON, or texts that are none: 3 is a number, and '\"3\"' a text; behind `--` they may begin with a dash. Whoever
 does not wait, or stops waiting, finds the task by its id: `mayfly task result ID --wait 10m`.")]
 pub struct Run {
-    /// What to call: its name, for its last version, or its id
+    /// What to call: its name for its last version, OWNER/NAME for another tenant's, with @ID behind it for exactly that version, or an id
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
     /// What it is called with, in JSON, or a text that is none

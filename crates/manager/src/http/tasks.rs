@@ -109,32 +109,15 @@ pub(crate) async fn list_functions(
     Ok(packed.answer(shown))
 }
 
-/// The function that a path names, if the caller may run it: by its id, or by its name in its last version.
+/// The function that a path names, if the caller may run it.
 fn function_at(control: &Control, caller: &Caller, path: NamePath) -> Result<std::sync::Arc<FunctionRecord>, Refusal> {
     let name = named(path)?;
     let by = submitter(control, caller)?;
-    let tasks = control.tasks()?;
-    let found = match name.parse::<FunctionId>() {
-        Ok(id) => tasks.function(id),
-        Err(_) => {
-            let mut versions = tasks.functions();
-            versions.retain(|function| function.name.as_ref() == Some(&name) && may_run(function, &by));
-            // One's own before those that others share.
-            versions
-                .into_iter()
-                .max_by_key(|function| (function.tenant == by.tenant, function.version))
-        }
-    };
-    let found = found.filter(|function| may_run(function, &by));
-    found.ok_or_else(|| {
-        refuse(
-            Code::NotFound,
-            format!("there is no function `{name}` that you may run"),
-        )
-    })
+    Ok(control.tasks()?.function_named(&by, &name)?)
 }
 
-/// One function, by its id, or by its name in its last version.
+/// One function: one's own by its name, another tenant's as `OWNER/NAME` (`OWNER%2FNAME` in the path), in its last version; or exactly
+/// one version, by its id, or with `@ID` behind the name.
 #[utoipa::path(get, path = "/v1/functions/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = FunctionStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_function(
@@ -225,7 +208,7 @@ pub struct Listing {
     tag: Option<String>,
     /// Of one endpoint.
     endpoint: Option<String>,
-    /// Of one function, by its id, or of all of a name that the caller may run.
+    /// Of one function, by its id, or of all versions of a name: `NAME` for the caller's own, `OWNER/NAME` for another tenant's.
     function: Option<String>,
     /// Those that are in this state.
     state: Option<TaskState>,
@@ -299,7 +282,7 @@ pub(crate) async fn list_tasks(
     Ok(packed.answer(listed))
 }
 
-/// The functions that a text names: one by its id, or all of a name, versions and others', that the caller may run.
+/// The functions that a text names, for those whose tasks are listed: one by its id, or all of a name of one owner's, with versions.
 fn functions_named(
     control: &Control,
     caller: &Caller,
@@ -310,16 +293,14 @@ fn functions_named(
         return Ok(vec![id]);
     }
     let by = submitter(control, caller)?;
-    let mut functions = control.tasks()?.functions();
-    functions.retain(|function| name_of(function) == wanted && (everybody || may_run(function, &by)));
+    let tasks = control.tasks()?;
+    let mut functions = tasks.functions();
+    functions.retain(|function| name_of(function) == wanted && (everybody || function.tenant == by.tenant));
     // Whoever sees everybody's tasks at an endpoint learns no names of functions by that.
-    match functions.is_empty() && !everybody {
-        true => Err(refuse(
-            Code::NotFound,
-            format!("there is no function `{wanted:.80}` that you may run"),
-        )),
-        false => Ok(functions.iter().map(|function| function.id).collect()),
+    if functions.is_empty() && !everybody {
+        functions = tasks.functions_named(&by, wanted)?;
     }
+    Ok(functions.iter().map(|function| function.id).collect())
 }
 
 /// Which tasks to count.

@@ -150,19 +150,14 @@ impl Tasks {
         which: &str,
     ) -> Result<Vec<Arc<FunctionRecord>>, Failure> {
         let _changing = self.changing_functions.write().await;
+        // Operators remove anybody's, by its id.
+        let anybodys = which.parse().ok().filter(|_| may_remove_any);
+        let found = match anybodys.and_then(|id| self.function(id)) {
+            Some(function) => vec![function],
+            None => self.own_functions_named(by, which)?,
+        };
         let (gone, removed) = {
             let mut state = self.state();
-            let id = which.parse::<FunctionId>().ok();
-            let is_it = |function: &&Arc<FunctionRecord>| match id {
-                Some(id) => function.id == id && (may_remove_any || function.tenant == by),
-                None => function.tenant == by && function.name.as_deref() == Some(which),
-            };
-            let mut found: Vec<_> = state.functions.values().filter(is_it).cloned().collect();
-            found.sort_by_key(|function| function.version);
-            if found.is_empty() {
-                let text = format!("you have no function `{which:.80}`; `mayfly function list` tells whose those are");
-                return Err(Failure::new(Code::NotFound, text));
-            }
             if let Some(failure) = state.needed(which, &found) {
                 return Err(failure);
             }

@@ -34,6 +34,7 @@ mod functions;
 mod link;
 mod looking;
 mod memo;
+mod names;
 mod output;
 mod send;
 mod sharing;

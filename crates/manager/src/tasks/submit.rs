@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::after::{self, Endings};
 use super::finish::unexecuted;
 use super::memo::{Key, Turn, computes};
+use super::names;
 use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
 use crate::control::{now_ms, since_boot_ms};
 use crate::random;
@@ -75,6 +76,7 @@ impl Tasks {
                 "the function's name is empty; leave it out, or give one",
             ));
         }
+        names::check(given.name.as_deref().unwrap_or_default())?;
         runs(&given)?;
         self.check_shared(&given.shared_with)?;
         let hash = CodeHash(Sha256::digest(&given.code[..]).into());
@@ -137,24 +139,17 @@ impl Tasks {
     ) -> Result<Arc<FunctionRecord>, Failure> {
         self.check_shared(&shared_with)?;
         let _changing = self.changing_functions.write().await;
-        let mut functions = self.functions();
-        let id = which.parse::<FunctionId>().ok();
-        functions.retain(|function| {
-            function.tenant == tenant && id.map_or(function.name.as_deref() == Some(which), |id| function.id == id)
-        });
-        functions.sort_by_key(|function| function.version);
+        let functions = self.own_functions_named(tenant, which)?;
         let changed = |function: &Arc<FunctionRecord>| {
             let mut changed = FunctionRecord::clone(function);
             changed.spec.shared_with.clone_from(&shared_with);
             Arc::new(changed)
         };
         let changed: Vec<_> = functions.iter().map(changed).collect();
-        let Some(last) = changed.last().cloned() else {
-            let text = format!(
-                "you have no function `{which:.80}`; `mayfly function list` tells whose those are that you may run"
-            );
-            return Err(Failure::new(Code::NotFound, text));
-        };
+        let last = changed.last().cloned().ok_or_else(|| {
+            let text = format!("you have no function `{which:.80}`");
+            Failure::new(Code::NotFound, text)
+        })?;
         let specs = changed.iter().map(|function| (function.id, function.spec.clone()));
         self.store.change(specs.collect()).wait().await?;
         let mut state = self.state();

@@ -146,9 +146,7 @@ def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_ho
     assert not (root / "etc/new").exists()
 
 
-def test_modules_of_a_directory_that_is_shown_are_imported_in_a_container(
-    start: Start, root: Path, tmp_path: Path
-) -> None:
+def test_own_modules_travel_into_a_container(start: Start, root: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
@@ -160,18 +158,16 @@ def test_modules_of_a_directory_that_is_shown_are_imported_in_a_container(
         sys.path.insert(0, project)
         import beside, mayfly
         with mayfly.connect(config=manager) as client:
+            # Where their directory is shown, and where it is not.
             with client.lease(image=image, readable=[project]) as lease:
-                print(lease.call(beside.twice, 21))
+                print(lease.call(beside.twice, 21), lease.call(lambda: beside.__file__))
             with client.lease(image=image) as lease:
-                try:
-                    lease.call(beside.twice, 21)
-                except mayfly.LoadError as error:
-                    print(error)
+                print(lease.call(beside.twice, 21), lease.call(lambda: beside.__file__))
     """
     daemon = start_up(start, "--image", root, "--readable", tmp_path)
-    said = run_python(program, daemon.ready["connection"], str(root), str(project)).stdout.splitlines()
-    assert said[0] == "42"
-    assert "beside" in said[1]
+    shown, hidden = run_python(program, daemon.ready["connection"], str(root), str(project)).stdout.splitlines()
+    assert shown == f"42 {project}/beside.py"
+    assert hidden.startswith("42 /tmp/mayfly-code-")
 
 
 def test_only_images_that_the_owner_named_are_leased_under_exactly_their_names(start: Start, small: Path) -> None:

@@ -17,19 +17,19 @@ test: ## build, then run every test
 bench: ## measure beside the machine's limits and beside the peers
 	@scripts/bench
 
-lint: ## formatting, clippy, ruff, mypy, drift of generated files
+lint: ## formatting, clippy, ruff, mypy, drift of generated files, known advisories
 	@scripts/lint
 
 build: ## programs, C library and Python package, released
 	@scripts/build
 
 fmt: ## format everything
-	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples
+	@cargo fmt --all && "$$(scripts/bootstrap)" -m ruff format --no-cache bindings/python tests benches examples scripts
 
 env: ## print where cargo builds for this checkout: eval "$(make -s env)"
 	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'
 
-generate: ## rewrite the generated files (C header, OpenAPI)
+generate: ## rewrite the generated files (C header, OpenAPI, licences)
 	@scripts/generate
 
 test-rust: ## the Rust tests alone

@@ -1,5 +1,6 @@
 //! What other people's code comes with: everything that is linked may be distributed under this project's licence.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
@@ -33,11 +34,10 @@ fn accepted(expression: &str) -> bool {
         .any(|option| option.split(" AND ").all(|name| ACCEPTED.contains(&name.trim())))
 }
 
-#[test]
-fn every_dependency_has_a_licence_that_ours_can_carry() {
-    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+/// What cargo knows of each package that is built for this platform, or to build and test it.
+fn packages(platform: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--filter-platform", &platform])
+        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", platform])
         .current_dir(mayfly_testkit::root())
         .output()
         .expect("cargo runs");
@@ -47,7 +47,12 @@ fn every_dependency_has_a_licence_that_ours_can_carry() {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-    let packages = metadata["packages"].as_array().expect("metadata lists packages");
+    metadata["packages"].as_array().expect("metadata lists packages").clone()
+}
+
+#[test]
+fn every_dependency_has_a_licence_that_ours_can_carry() {
+    let packages = packages(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH));
     let refused: Vec<String> = packages
         .iter()
         .filter(|package| !package["license"].as_str().is_some_and(accepted))
@@ -57,6 +62,39 @@ fn every_dependency_has_a_licence_that_ours_can_carry() {
         refused.is_empty(),
         "licences that nobody has accepted yet:\n{}",
         refused.join("\n")
+    );
+}
+
+/// The list as Markdown. Without versions, so that it changes only when a package comes, goes or changes its licence.
+fn third_party_list(packages: &[Value]) -> String {
+    let rows: BTreeSet<String> = packages
+        .iter()
+        // Ours have no source.
+        .filter(|package| package["source"].is_string())
+        .map(|package| {
+            let text = |field: &str| package[field].as_str().unwrap_or("unknown");
+            format!("| {} | {} |", text("name"), text("license"))
+        })
+        .collect();
+    format!(
+        "# Third-party crates\n\nWhat Mayfly is built of on Linux, or built and tested with, and under which licences. \
+         Cargo.lock has the versions.\nGenerated from what cargo says: `make generate` rewrites it.\n\n| crate | licence |\n|---|---|\n{}\n",
+        Vec::from_iter(rows).join("\n")
+    )
+}
+
+#[test]
+fn the_committed_list_of_third_parties_is_what_cargo_says() {
+    // On every machine the same one.
+    let now = third_party_list(&packages("x86_64-unknown-linux-gnu"));
+    let path = mayfly_testkit::root().join("THIRD-PARTY.md");
+    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+        std::fs::write(&path, &now).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        committed == now,
+        "THIRD-PARTY.md is not what cargo says; rewrite it with: make generate"
     );
 }
 

@@ -32,8 +32,8 @@ pub struct Process {
 /// The calling process's account.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// Times that it was made to leave a core.
-    pub preemptions: u64,
+    /// Seconds that the calling thread stood ready without a core; zero where the kernel does not say.
+    pub waited_s: f64,
     /// Seconds used by children that have ended.
     pub reaped_s: f64,
 }
@@ -112,17 +112,22 @@ fn parse_process(text: &str) -> Option<Process> {
     })
 }
 
+/// Reads the form of `/proc/thread-self/schedstat`: nanoseconds on a core, nanoseconds ready without one, and time slices.
+fn parse_waited_s(text: &str) -> Option<f64> {
+    Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? as f64 / 1e9)
+}
+
 fn usage() -> Usage {
     // SAFETY: an all-zero rusage is valid, and getrusage only writes into it.
-    let of = |who| unsafe {
+    let children = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(who, &mut usage);
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
         usage
     };
-    let (own, children) = (of(libc::RUSAGE_SELF), of(libc::RUSAGE_CHILDREN));
+    let account = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     Usage {
-        preemptions: own.ru_nivcsw as u64,
+        waited_s: parse_waited_s(&account).unwrap_or(0.0),
         reaped_s: seconds(children.ru_utime) + seconds(children.ru_stime),
     }
 }
@@ -158,6 +163,12 @@ mod tests {
                 started: 12345
             }
         );
+    }
+
+    #[test]
+    fn waiting_is_the_second_number_of_schedstat() {
+        assert_eq!(parse_waited_s("2500000000 1500000000 12\n"), Some(1.5));
+        assert_eq!(parse_waited_s("0\n"), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn noise() -> Noise {
         cores: 2,
         foreign_cores: 0.01,
         stolen_share: 0.0,
-        preemptions_per_s: 1.0,
+        waited_share: 0.001,
         consumers: Vec::new(),
         warning: None,
     }

@@ -37,7 +37,14 @@ fn accepted(expression: &str) -> bool {
 /// What cargo knows of each package that is built for this platform, or to build and test it.
 fn packages(platform: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", platform])
+        .args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+            "--filter-platform",
+            platform,
+        ])
         .current_dir(mayfly_testkit::root())
         .output()
         .expect("cargo runs");
@@ -47,7 +54,10 @@ fn packages(platform: &str) -> Vec<Value> {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-    metadata["packages"].as_array().expect("metadata lists packages").clone()
+    metadata["packages"]
+        .as_array()
+        .expect("metadata lists packages")
+        .clone()
 }
 
 #[test]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import shutil
+import signal
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +157,62 @@ def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
         assert re.sub(r"_(total|bucket|count)$", "", name) in there, f"{name} of the dashboard is no metric"
 
 
+def test_history_after_suspension_repeats_no_time(up: Daemon) -> None:
+    def times() -> list[int]:
+        return [moment["at_ms"] for moment in json.loads(fetch(up, "/v1/history"))]
+
+    before = until(times)[-1]
+    up.process.send_signal(signal.SIGSTOP)
+    # What the suspension is: more than two samples are missed.
+    time.sleep(5)
+    up.process.send_signal(signal.SIGCONT)
+    resumed = until(lambda: len([at for at in times() if at > before + 5000]) >= 2 and times())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(resumed)]
+    assert max(gaps) > 4000, "it was not suspended"
+    assert min(gaps) > 100, gaps
+
+
+@contextlib.contextmanager
+def with_history(daemon: Daemon, moments: list[dict[str, Any]]) -> Iterator[str]:
+    """The address of a manager as the daemon's is, but with a history of the test's."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = urllib.request.Request(daemon.connection["manager"] + self.path)
+            if "Authorization" in self.headers:
+                asked.add_header("Authorization", self.headers["Authorization"])
+            context = ssl.create_default_context(cadata=daemon.connection["ca_pem"])
+            with urllib.request.urlopen(asked, timeout=20, context=context) as answer:
+                body, kind = answer.read(), answer.headers["Content-Type"]
+            if self.path.startswith("/v1/history"):
+                first = self.path.endswith("after_ms=0")
+                body = json.dumps(moments if first else []).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium not found; install it")
 class TestPage:
     """In Chromium."""
 
-    def see(self, address: str, profile: Path, seconds: int = 6) -> str:
-        """What stands on the page after so many seconds of its own time."""
+    def document(self, address: str, profile: Path, seconds: int = 6) -> str:
+        """The page as HTML after so many seconds of its own time."""
         assert CHROMIUM is not None
         done = subprocess.run(
             [
@@ -170,8 +226,11 @@ class TestPage:
             timeout=120,
             check=True,
         )
-        # As people see it: text only.
-        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", done.stdout))
+        return done.stdout
+
+    def see(self, address: str, profile: Path, seconds: int = 6) -> str:
+        """What people see of it: text only."""
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", self.document(address, profile, seconds)))
 
     def test_shows_nodes_leases_use_and_bills(self, up: Daemon, tmp_path: Path) -> None:
         with mayfly.connect(up.state) as client, client.lease(workers=3, mode="warm") as lease:
@@ -188,6 +247,23 @@ class TestPage:
         assert "Time to a grant" in seen
         assert "computing" in seen
         assert up.connection["token"] not in seen
+
+    def test_charts_show_gaps_and_tiles_agree_with_tables(self, up: Daemon, tmp_path: Path) -> None:
+        with mayfly.connect(up.state) as client, client.lease(workers=3, mode="warm"):
+            idle = until(lambda: json.loads(fetch(up, "/v1/history")))[0] | {"workers_leased": 0, "leases": 0}
+            now = int(time.time() * 1000)
+            # One time that is repeated, and two minutes without a moment.
+            seconds = [-150, -148, -146, -146, -144, -24, -22, -20, -18]
+            with with_history(up, [idle | {"at_ms": now + 1000 * at} for at in seconds]) as address:
+                page = self.document(f"{address}/#token={up.connection['token']}", tmp_path)
+        (node,) = json.loads(fetch(up, "/v1/nodes"))
+        assert f"<b>3 of {node['capacity']['workers']}</b><span>warm workers leased</span>" in page
+        assert "<b>1</b><span>leases</span>" in page
+        assert "NaN" not in page
+        lines = re.findall(r'<polyline class="line ([abc])" points="([^"]*)"', page)
+        # Before the repeated time, after it, and after the gap.
+        of_cores = [points.split() for kind, points in lines if kind == "a"][:3]
+        assert [len(points) for points in of_cores] == [3, 2, 4]
 
     def test_asks_for_a_token_when_it_has_none_that_is_good(self, up: Daemon, tmp_path: Path) -> None:
         seen = self.see(f"{up.connection['manager']}/#token=wrong", tmp_path, seconds=2)

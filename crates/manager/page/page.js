@@ -2,6 +2,8 @@
 "use strict";
 
 const EVERY_MS = 2000;
+// More between two moments than this: nothing was looked at there.
+const GAP_MS = 4 * EVERY_MS;
 const BILL_EVERY_MS = 10_000;
 const MOST_ROWS = 100;
 const MOST_BILLS = 20;
@@ -111,6 +113,20 @@ function frame(chart, most, label) {
   return parts;
 }
 
+// Whether what lies between a moment and the one before it was looked at.
+const follows = (times, at) => at > 0 && times[at] > times[at - 1] && times[at] - times[at - 1] <= GAP_MS;
+
+// The points that one line connects: a value that is missing, or a gap in time, ends it.
+function strokes(times, values, point) {
+  const found = [];
+  values.forEach((value, at) => {
+    if (value === null) return;
+    if (!follows(times, at) || values[at - 1] === null) found.push([]);
+    found[found.length - 1].push(point(times[at], value));
+  });
+  return found;
+}
+
 // Lines over time. Each series: name, class, values (null where there is none).
 function lines(id, times, series, label) {
   const most = Math.max(1e-12, ...series.flatMap(({ values }) => values.filter((value) => value !== null)));
@@ -119,8 +135,9 @@ function lines(id, times, series, label) {
   const x = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (WIDTH - LEFT);
   const y = (value) => HEIGHT - BOTTOM - (value / most) * (HEIGHT - BOTTOM - TOP);
   series.forEach(({ name, kind, values }, i) => {
-    const points = values.map((value, at) => (value === null ? null : `${x(times[at]).toFixed(1)},${y(value).toFixed(1)}`));
-    parts.push(svg("polyline", { class: `line ${kind}`, points: points.filter(Boolean).join(" ") }));
+    for (const points of strokes(times, values, (time, value) => `${x(time).toFixed(1)},${y(value).toFixed(1)}`)) {
+      parts.push(svg("polyline", { class: `line ${kind}`, points: points.join(" ") }));
+    }
     parts.push(svg("text", { class: kind, x: LEFT + 4 + i * 110, y: 9 }, name));
   });
   const ago = (last - first) / 1000;
@@ -177,55 +194,65 @@ async function lookAtBill() {
   bill = (page?.lines ?? []).reverse().slice(0, MOST_BILLS);
 }
 
-// What was used between each moment and the one before it, for each second.
-function rates(of) {
+// What was used between each moment and the one before it, for each second. A manager that restarted counts anew.
+function rates(times, of) {
   return moments.map((moment, i) => {
-    const before = moments[i - 1];
-    return before ? (of(moment) - of(before)) / ((moment.at_ms - before.at_ms) / 1000) : null;
+    if (!follows(times, i)) return null;
+    const used = of(moment) - of(moments[i - 1]);
+    return used < 0 ? null : used / ((times[i] - times[i - 1]) / 1000);
   });
 }
 
-// Nodes book what they used every two seconds, each at its own time: a mean over some moments is steadier.
+// Nodes book what they used every two seconds, each at its own time: a mean over some moments is steadier. It ends at a gap.
 function smooth(values, over = 5) {
-  return values.map((_, i) => {
-    const near = values.slice(Math.max(0, i - over + 1), i + 1).filter((value) => value !== null);
-    return near.length ? near.reduce((a, b) => a + b) / near.length : null;
+  return values.map((value, i) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, i - over + 1), i + 1);
+    const known = near.slice(near.lastIndexOf(null) + 1);
+    return known.reduce((a, b) => a + b) / known.length;
   });
 }
+
+const timesOf = () => moments.map((moment) => moment.at_ms);
 
 function drawHistory() {
   if (moments.length === 0) return;
-  const times = moments.map((moment) => moment.at_ms);
+  const times = timesOf();
   const share = (part, all) => moments.map((moment) => (moment[all] ? (100 * moment[part]) / moment[all] : 0));
   lines("leased", times, [
     { name: "cores", kind: "a", values: share("cores_leased", "cores") },
     { name: "warm workers", kind: "b", values: share("workers_leased", "workers") },
     { name: "memory", kind: "c", values: share("memory_leased_bytes", "memory_bytes") },
   ], (x) => `${round(x)} %`);
-  const seconds = (field) => smooth(rates((moment) => moment.used[field] / 1e6));
+  const seconds = (field) => smooth(rates(times, (moment) => moment.used[field] / 1e6));
   lines("used", times, [
     { name: "allocated", kind: "a", values: seconds("allocated_us") },
     { name: "computing", kind: "b", values: seconds("computing_us") },
     { name: "polling", kind: "c", values: seconds("polling_us") },
   ], (x) => `${round(x)} s/s`);
   lines("calls", times, [
-    { name: "calls", kind: "a", values: smooth(rates((moment) => moment.used.calls)) },
-    { name: "of them failed", kind: "b", values: smooth(rates((moment) => moment.used.failures)) },
+    { name: "calls", kind: "a", values: smooth(rates(times, (moment) => moment.used.calls)) },
+    { name: "of them failed", kind: "b", values: smooth(rates(times, (moment) => moment.used.failures)) },
   ], (x) => `${count(x)}/s`);
 }
 
-function drawTiles(health) {
-  const now = moments[moments.length - 1];
-  const calls = smooth(rates((moment) => moment.used.calls)).pop() ?? 0;
-  const tiles = [["nodes up", health.nodes_up], ["leases", health.leases]];
-  if (now) {
-    tiles.push(
-      ["cores leased", `${now.cores_leased} of ${now.cores}`],
-      ["warm workers leased", `${now.workers_leased} of ${now.workers}`],
-      ["memory leased", `${bytes(now.memory_leased_bytes)} of ${bytes(now.memory_bytes)}`],
-      ["calls booked", `${count(calls)}/s`],
-    );
-  }
+// Of the same answers as the tables: two of different times would contradict each other.
+function drawTiles(nodes, leases) {
+  const up = nodes.filter((node) => !["lost", "left"].includes(node.state));
+  const sum = (of) => up.reduce((all, node) => all + of(node), 0);
+  const leased = (what, show = String) => {
+    const all = sum((node) => node.capacity[what]);
+    return `${show(all - sum((node) => node.free[what]))} of ${show(all)}`;
+  };
+  const calls = smooth(rates(timesOf(), (moment) => moment.used.calls)).pop() ?? null;
+  const tiles = [
+    ["nodes up", nodes.filter((node) => node.state === "up").length],
+    ["leases", leases.filter(live).length],
+    ["cores leased", leased("cores")],
+    ["warm workers leased", leased("workers")],
+    ["memory leased", leased("memory_bytes", bytes)],
+    ["calls booked", calls === null ? "not known yet" : `${count(calls)}/s`],
+  ];
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
     const tile = element("div", undefined, "tile");
     tile.append(element("b", String(value)), element("span", name));
@@ -279,7 +306,7 @@ async function look() {
   byId("trouble").textContent = health.store_error ? shown(`The store cannot write: ${health.store_error}`) : "";
   byId("entry").hidden = true;
   byId("all").hidden = false;
-  drawTiles(health);
+  drawTiles(nodes, leases);
   drawHistory();
   drawTables(nodes, leases, tenants);
   bars("grants", metrics ? histogram(metrics, "mayfly_grant_seconds") : []);

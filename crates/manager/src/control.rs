@@ -12,6 +12,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use mayfly_telemetry as telemetry;
 use tokio::sync::{broadcast, oneshot, watch};
+use tokio::time;
 use tracing::Instrument;
 
 use crate::bearers::Validity;
@@ -449,7 +450,12 @@ impl Control {
 /// Ticks until the manager stops, often enough that a lost node is noticed within a quarter heartbeat.
 pub async fn keep_time(control: Arc<Control>) {
     let mut stopping = control.stopping.subscribe();
-    let every = |pace: Duration| tokio::time::interval(pace.max(Duration::from_millis(10)));
+    let every = |pace: Duration| {
+        let mut ticks = time::interval(pace.max(Duration::from_millis(10)));
+        // A machine that was suspended has nothing to catch up with.
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Skip);
+        ticks
+    };
     let mut ticks = every(control.options.heartbeat / 4);
     let mut rooms = every(ROOM_LOOK);
     let mut samples = every(history::EVERY);

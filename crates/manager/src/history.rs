@@ -22,7 +22,7 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds how it is now.
+    /// Adds how it is now. Times increase: where the clock was set back, moments that lie ahead of it are dropped.
     pub fn sample(&self, at_ms: u64, world: &World) {
         let summary = world.summary();
         let moment = Moment {
@@ -38,6 +38,9 @@ impl History {
             used: world.used,
         };
         let mut samples = self.samples();
+        while samples.back().is_some_and(|last| last.at_ms >= at_ms) {
+            samples.pop_back();
+        }
         if samples.len() == SAMPLES {
             samples.pop_front();
         }
@@ -48,5 +51,32 @@ impl History {
     pub fn since(&self, at_ms: u64) -> Vec<Moment> {
         let samples = self.samples();
         samples.iter().filter(|moment| moment.at_ms > at_ms).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(history: &History) -> Vec<u64> {
+        history.since(0).iter().map(|moment| moment.at_ms).collect()
+    }
+
+    #[test]
+    fn repeated_time_replaces_its_moment() {
+        let (history, world) = (History::default(), World::default());
+        for at_ms in [2_000, 4_000, 4_000] {
+            history.sample(at_ms, &world);
+        }
+        assert_eq!(times(&history), [2_000, 4_000]);
+    }
+
+    #[test]
+    fn clock_set_back_drops_moments_ahead_of_it() {
+        let (history, world) = (History::default(), World::default());
+        for at_ms in [2_000, 4_000, 6_000, 3_000, 5_000] {
+            history.sample(at_ms, &world);
+        }
+        assert_eq!(times(&history), [2_000, 3_000, 5_000]);
     }
 }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness.daemons import Daemon
+from harness.daemons import Daemon, free_port
+from harness.leaks import wait_until
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
+Start = Callable[..., Daemon]
 #: What a side of another version says of itself.
 OTHER = "9.9.9/99"
 
@@ -40,9 +43,14 @@ def test_request_without_a_version_and_the_question_for_it_are_answered(up: Daem
 class Other(http.server.BaseHTTPRequestHandler):
     """A manager of another version."""
 
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
-        body = b"[]"
-        self.send_response(200)
+        # As a manager refuses a daemon that connects.
+        refusal = {"code": "version_mismatch", "message": "the node is Mayfly 0.0.1, and this manager is Mayfly 9.9.9"}
+        connects = self.path.endswith("/connect")
+        body = json.dumps({"error": refusal} if connects else []).encode()
+        self.send_response(426 if connects else 200)
         self.send_header("mayfly-version", OTHER)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -52,31 +60,47 @@ class Other(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def other(up: Daemon) -> Iterator[str]:
-    """Its address; it has the certificate of the manager that it replaces."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+@contextlib.contextmanager
+def other_manager(state: Path, port: int = 0) -> Iterator[str]:
+    """A manager of another version with the certificate of the one whose state this is; answers its address."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Other)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate(up, "server.pem"), certificate(up, "server.key"))
+    context.load_cert_chain(certificate(state, "server.pem"), certificate(state, "server.key"))
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"https://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
-def certificate(up: Daemon, name: str) -> Path:
-    return next(up.state.rglob(name))
+def certificate(state: Path, name: str) -> Path:
+    return next(state.rglob(name))
 
 
-def test_client_refuses_a_manager_of_another_version(up: Daemon, other: str) -> None:
+def test_client_refuses_a_manager_of_another_version(up: Daemon) -> None:
     with (
-        mayfly.connect(other, token=up.connection["token"], ca=certificate(up, "ca.pem")) as client,
+        other_manager(up.state) as other,
+        mayfly.connect(other, token=up.connection["token"], ca=certificate(up.state, "ca.pem")) as client,
         pytest.raises(mayfly.AccessError, match="install the same release") as raised,
     ):
         client.nodes()
     assert raised.value.code == "version_mismatch"
     assert "9.9.9 (wire version 99)" in str(raised.value)
     assert f"this program is Mayfly {mayfly.__version__}" in str(raised.value)
+
+
+def test_node_tells_that_its_manager_has_another_version(start: Start, state: Path) -> None:
+    port = free_port()
+    manager = start("manager", "--listen", f"127.0.0.1:{port}", state=state / "manager")
+    manager.cli("manager", "join-token", "--output", str(state / "join"))
+    node = start("node", "--join", str(state / "join"))
+    # It is replaced by one of another release.
+    manager.stop()
+    with other_manager(state / "manager", port):
+        wait_until(lambda: "this manager is Mayfly 9.9.9" in node.output(), "the node says why it is alone", 30)
+    assert "the node is Mayfly 0.0.1" in node.output()
+    node.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,12 +18,19 @@ from harness.projects import DURABLE, LEASED, Project
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
 
 
-@pytest.fixture(scope="module")
-def up() -> Iterator[Daemon]:
+@contextlib.contextmanager
+def manager_and_node() -> Iterator[Daemon]:
     with private_directory() as directory:
         daemon = Daemon("up", "--listen", "127.0.0.1:0", state=Path(directory) / "up")
         yield daemon
         daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Daemon]:
+    """One for all tests: each has code of its own, and so workers."""
+    with manager_and_node() as daemon:
+        yield daemon
 
 
 @pytest.fixture
@@ -80,12 +88,14 @@ def test_edit_that_leaves_size_and_time_as_they_were_runs(up: Daemon, project: P
     assert project.script(up, body) == "2"
 
 
-def test_unchanged_code_has_the_same_warm_workers_and_edited_code_has_others(up: Daemon, project: Project) -> None:
-    body = DURABLE.format(call="helper2.os.getppid") + "\n" + DURABLE.format(call="helper2.g")
-    where = [project.script(up, body).split()[0] for _ in range(2)]
-    assert where[0] == where[1]
-    project.write("helper1.py", "def f():\n    return 2\n")
-    assert project.script(up, body).split()[0] != where[0]
+def test_unchanged_code_has_the_same_warm_workers_and_edited_code_has_others(project: Project) -> None:
+    body = DURABLE.format(call="helper2.os.getppid")
+    # One of its own: idle workers end where others wait for room.
+    with manager_and_node() as up:
+        where = [project.script(up, body) for _ in range(2)]
+        project.write("helper1.py", "def f():\n    return 2\n")
+        where.append(project.script(up, body))
+    assert where[0] == where[1] != where[2]
 
 
 def test_modules_in_function_bodies_travel_though_nobody_has_imported_them(up: Daemon, project: Project) -> None:
@@ -230,10 +240,16 @@ try:
     client.run(helper2.g)
 except mayfly.RequestError as error:
     print(error)
+import os
+os.environ["MAYFLY_LOCAL_MODULES"] = "helper1, helper2"
+print(client.run(helper2.g).result(60))
 """
-    said = project.script(up, body)
-    assert "libhuge.so" in said
-    assert "[too_large]" in said
+    refused, ran = project.script(up, body).splitlines()
+    assert "libhuge.so" in refused
+    assert "[too_large]" in refused
+    # It may stay where workers of this host find it.
+    assert "MAYFLY_LOCAL_MODULES=helper" in refused
+    assert ran == "1"
 
 
 def test_check_of_unchanged_code_takes_less_than_a_millisecond(tmp_path: Path) -> None:

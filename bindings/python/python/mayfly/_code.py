@@ -6,36 +6,33 @@ read again only where that shows a change.
 
 from __future__ import annotations
 
-import ast
-import dis
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import re
-import site
 import sys
-import sysconfig
 import threading
 import time
 import types
 import zlib
 from collections.abc import Iterator
-from functools import cache, lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from mayfly import _modules
 from mayfly._errors import error_for
+from mayfly._origins import Root, does_import, entries, imported, imports, is_code_file, is_shared_library, roots
 
 _log = logging.getLogger("mayfly")
 
 #: Most bytes of code that travel, before they are compressed and after.
 MAX_CODE_BYTES = 64 << 20
 MAX_PACKED_BYTES = 48 << 20
+#: Environment variable with names of top-level modules that stay where they are.
+LOCAL_VARIABLE = "MAYFLY_LOCAL_MODULES"
 #: Most bytes of other files beside them; those that do not fit stay behind.
 MAX_DATA_BYTES = 8 << 20
 #: Most files and directories of one package that are looked at.
@@ -48,8 +45,6 @@ _MIN_PAUSE_NS = 1_000_000
 _MAX_PAUSE_NS = 20_000_000
 #: Modules that are part of the interpreter's surroundings, wherever they lie.
 _NEVER = re.compile(r"(mayfly|cloudpickle|sitecustomize|usercustomize|debugpy|_?pydev.*|__main__|__mp_main__)$")
-_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
-_SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 
 #: By what a file is known to be as it was.
@@ -66,14 +61,12 @@ class Seen(NamedTuple):
     imports: frozenset[str]
 
 
-class Root(NamedTuple):
-    """Where a top-level module lies."""
+@dataclass
+class Size:
+    """How much code there is, and its largest file: its length, path and top-level module."""
 
-    #: The package's name; empty for a module of one file.
-    package: str
-    #: The package's directory, or that of the file.
-    base: str
-    file: str
+    total: int = 0
+    largest: tuple[int, str, str] = (0, "", "")
 
 
 class Code:
@@ -142,7 +135,7 @@ class OwnCode:
         """Looks for modules that a function which travels by value imports in its body."""
         if not isinstance(function, types.FunctionType):
             return
-        named = {name for name in _imported(function.__code__) if name not in self._named}
+        named = {name for name in imported(function.__code__) if name not in self._named}
         with self._lock:
             if named - self._named:
                 self._named |= named
@@ -174,32 +167,37 @@ class OwnCode:
         todo += [(name, None) for name in sorted(self._named)]
         if (main := self._of_main()) is not None:
             todo += [(name, main) for name in sorted(main.imports)]
-        done: set[str] = set()
+        done = set(os.environ.get(LOCAL_VARIABLE, "").replace(" ", "").split(","))
+        size = Size()
         listed: list[tuple[Root, str, str]] = []
         data: list[tuple[Root, str, str]] = []
         while todo:
             top, importer = todo.pop()
             if top in done or _NEVER.match(top):
                 continue
-            roots = _roots(top)
-            if roots and importer is not None and top not in sys.modules and not _does_import(importer.content, top):
+            places = roots(top)
+            if places and importer is not None and top not in sys.modules and not does_import(importer.content, top):
                 continue
             done.add(top)
-            for root in roots:
+            for root in places:
                 for relative, path, is_code in self._list(root):
                     if not is_code:
                         data.append((root, relative, path))
                         continue
                     if path not in self._files:
-                        seen = known.get(path)
-                        if seen is None or seen.stat is None or seen.stat != _stat(path):
+                        about, seen = _stat(path), known.get(path)
+                        if about is None:
+                            continue
+                        # Before it is read: it may be most of the memory.
+                        self._check_size(size, top, path, about[2])
+                        if seen is None or seen.stat != about:
                             seen = _read(path)
                         if seen is None:
                             continue
                         self._files[path] = seen
                         todo += [(name, seen) for name in seen.imports]
                     listed.append((root, relative, path))
-        self.code = self._packed(listed, data)
+        self.code = self._packed(listed, data, size)
 
     def _of_main(self) -> Seen | None:
         """The program itself, which may import modules later."""
@@ -219,8 +217,8 @@ class OwnCode:
             yield os.path.basename(root.file), root.file, True
             # Libraries that a module loads from where it lies.
             self._directories[root.base] = _changed_ns(root.base)
-            for entry in _entries(root.base):
-                if _SHARED_LIBRARY.search(entry.name) and entry.path != root.file and entry.is_file():
+            for entry in entries(root.base):
+                if is_shared_library(entry.name) and entry.path != root.file and entry.is_file():
                     yield entry.name, entry.path, True
             return
         looked_at, visited = 0, set(_above(os.path.dirname(root.base)))
@@ -236,7 +234,7 @@ class OwnCode:
                 continue
             visited.add((about.st_dev, about.st_ino))
             self._directories[directory] = about.st_mtime_ns
-            for entry in _entries(directory):
+            for entry in entries(directory):
                 name, path = entry.name, entry.path
                 looked_at += 1
                 if looked_at > MAX_ENTRIES:
@@ -246,9 +244,9 @@ class OwnCode:
                     if name not in ("__pycache__", "node_modules") and not os.path.exists(f"{path}/pyvenv.cfg"):
                         directories.append((f"{relative}{name}/", path))
                 elif entry.is_file() and not name.endswith((".pyc", ".pyo")):
-                    yield f"{relative}{name}", path, _is_code(name)
+                    yield f"{relative}{name}", path, is_code_file(name)
 
-    def _packed(self, listed: list[tuple[Root, str, str]], data: list[tuple[Root, str, str]]) -> Code:
+    def _packed(self, listed: list[tuple[Root, str, str]], data: list[tuple[Root, str, str]], size: Size) -> Code:
         if not listed:
             self._last = None
             return _NONE
@@ -259,10 +257,6 @@ class OwnCode:
         # Other files count when the code changes, and when the program starts again: it may write them itself.
         if digest.digest() == self._last:
             return self.code
-        total = sum(len(self._files[path].content) for _, _, path in listed)
-        largest = max(listed, key=lambda one: len(self._files[one[2]].content))[2]
-        if total > MAX_CODE_BYTES:
-            self._refuse(total, MAX_CODE_BYTES, largest)
         contents = {(root, relative): self._files[path].content for root, relative, path in listed}
         contents |= _data(data)
         header, whole = [], bytearray()
@@ -274,18 +268,25 @@ class OwnCode:
         raw = len(head).to_bytes(8, "little") + head + whole
         packed = zlib.compress(raw, 1)
         if len(packed) > MAX_PACKED_BYTES:
-            self._refuse(len(packed), MAX_PACKED_BYTES, largest)
+            self._refuse(MAX_PACKED_BYTES, "compressed", size)
         self._last = digest.digest()
         return Code(hashlib.sha256(raw).hexdigest(), packed)
 
-    def _refuse(self, size: int, limit: int, largest: str) -> None:
+    def _check_size(self, size: Size, top: str, path: str, length: int) -> None:
+        size.total += length
+        size.largest = max(size.largest, (length, path, top))
+        if size.total > MAX_CODE_BYTES:
+            self._refuse(MAX_CODE_BYTES, "of code", size)
+
+    def _refuse(self, limit: int, what: str, size: Size) -> None:
         # It is looked at again, after something was moved.
         self._modules = None
+        length, path, top = size.largest
         raise error_for(
             "too_large",
-            f"your own modules take {size / 2**20:.1f} MiB, and {limit >> 20} MiB may travel with a function; the "
-            f"largest file is {largest!r}: install what it belongs to as a package where functions run, or name an "
-            "environment",
+            f"your own modules are larger than the {limit >> 20} MiB {what} that may travel with a function; the "
+            f"largest file is {path!r} ({length / 2**20:.1f} MiB): install {top!r} as a package where functions run, "
+            f"or set {LOCAL_VARIABLE}={top} to have workers of this host import it from where it lies",
         )
 
 
@@ -335,14 +336,6 @@ def _data(listed: list[tuple[Root, str, str]]) -> dict[tuple[Root, str], bytes]:
     return taken
 
 
-def _entries(directory: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted((one for one in entries if not one.name.startswith(".")), key=lambda one: one.name)
-    except OSError:
-        return []
-
-
 def _above(directory: str) -> Iterator[tuple[int, int]]:
     """A directory and those above it, which a link in it may lead back to."""
     while True:
@@ -352,10 +345,6 @@ def _above(directory: str) -> Iterator[tuple[int, int]]:
         if above == directory:
             return
         directory = above
-
-
-def _is_code(name: str) -> bool:
-    return name.endswith((".py", *EXTENSION_SUFFIXES)) or _SHARED_LIBRARY.search(name) is not None
 
 
 def _stat(path: str) -> Stat | None:
@@ -383,107 +372,7 @@ def _read(path: str) -> Seen | None:
         return None
     if about is None or about != _stat(path) or time.time_ns() - max(about[:2]) < _UNSURE_NS:
         about = None
-    return Seen(about, content, hashlib.sha256(content).digest(), _imports(content, path))
-
-
-def _imports(content: bytes, path: str) -> frozenset[str]:
-    """Top-level modules that a file may import, or speaks of as if it did: see `_does_import`."""
-    if not path.endswith(".py"):
-        return frozenset()
-    found = set()
-    for origin, plain in _IMPORT.findall(content):
-        for one in (origin,) if origin else plain.split(b","):
-            words = one.split()
-            if words:
-                found.add(words[0].split(b".")[0].decode(errors="replace"))
-    return frozenset(found)
-
-
-@lru_cache(maxsize=256)
-def _does_import(content: bytes, top: str) -> bool:
-    """Whether a file imports a module indeed: any directory beside it could be one."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [one.name for one in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        else:
-            continue
-        if any(name.partition(".")[0] == top for name in names):
-            return True
-    return False
-
-
-def _imported(code: types.CodeType) -> set[str]:
-    """Top-level modules that a function imports in its body."""
-    found = {
-        one.argval.partition(".")[0]
-        for one in dis.get_instructions(code)
-        if one.opname == "IMPORT_NAME" and isinstance(one.argval, str)
-    }
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _imported(constant)
-    return found - {""}
-
-
-def _roots(top: str) -> list[Root]:
-    """Where a top-level module lies, as far as it is the client's own."""
-    if top in sys.builtin_module_names:
-        return []
-    module = sys.modules.get(top)
-    if module is None:
-        if top in sys.stdlib_module_names:
-            return []
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError, AttributeError):
-            return []
-        if spec is None:
-            return []
-        file, below = spec.origin if spec.has_location else None, spec.submodule_search_locations
-    else:
-        file, below = getattr(module, "__file__", None), getattr(module, "__path__", None)
-    if below is None:
-        if not isinstance(file, str) or not os.path.isfile(file) or not _is_own(file):
-            return []
-        path = os.path.abspath(file)
-        return [Root("", os.path.dirname(path), path)] if _is_code(path) else []
-    try:
-        directories = [os.path.abspath(one) for one in below if isinstance(one, str) and os.path.isdir(one)]
-    except Exception:
-        # Whatever a package has put there.
-        return []
-    return [Root(top, one, "") for one in directories if _is_own(one)]
-
-
-@cache
-def _is_own(path: str) -> bool:
-    """Whether a file or directory belongs to no installed package, and not to Python."""
-    for form in (os.path.abspath(path), os.path.realpath(path)):
-        if any(form == one or form.startswith(one + os.sep) for one in _installed()):
-            return False
-        if not {"site-packages", "dist-packages"}.isdisjoint(form.split(os.sep)):
-            return False
-    return not _is_target(os.path.dirname(os.path.abspath(path)))
-
-
-@cache
-def _installed() -> frozenset[str]:
-    paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {*site.getsitepackages(), site.getusersitepackages()}
-    return frozenset(form for path in found for form in (os.path.abspath(path), os.path.realpath(path)))
-
-
-@cache
-def _is_target(directory: str) -> bool:
-    """Whether a package manager has installed into a directory, as ``pip install --target`` does."""
-    return any(entry.name.endswith(".dist-info") for entry in _entries(directory))
+    return Seen(about, content, hashlib.sha256(content).digest(), imports(content, path))
 
 
 own = OwnCode()

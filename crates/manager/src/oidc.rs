@@ -3,9 +3,11 @@
 //! Only the provider's keys are fetched. The manager never sees a password, nor a token that would let it act for anybody there.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use axum::http::Uri;
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use mayfly_protocol::accounts::{LoginInfo, Role};
@@ -87,18 +89,31 @@ fn wrong(text: impl Into<String>) -> Failure {
     Failure::new(Code::InvalidRequest, text)
 }
 
-/// Whether what is fetched from there comes from whom it should.
+/// Whether what is fetched from there comes from whom it should: over TLS, or from this machine. Parsed as the program that
+/// fetches parses it, so that both mean the same host; nobody has a name or password in such an address.
 fn is_safe(url: &str) -> bool {
-    let host = |rest: &str| rest.split(['/', '?', '#']).next().unwrap_or_default().to_owned();
-    if let Some(rest) = url.strip_prefix("https://") {
-        return !host(rest).is_empty();
-    }
-    let Some(rest) = url.strip_prefix("http://") else {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let Some(authority) = uri.authority() else { return false };
+    let host = authority.host();
+    let is_port = |rest: &str| rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let rest = authority.as_str().strip_prefix(host);
+    if host.is_empty() || !rest.is_some_and(|rest| rest.is_empty() || is_port(rest)) {
         return false;
-    };
-    let host = host(rest);
-    let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
-    ["127.0.0.1", "localhost", "[::1]"].contains(&name)
+    }
+    match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => is_loopback(host),
+        _ => false,
+    }
+}
+
+/// Whether a host of a URL is this machine's loopback.
+fn is_loopback(host: &str) -> bool {
+    let address = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost") || address.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 impl Site {
@@ -432,6 +447,7 @@ impl Provider {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -485,6 +501,63 @@ mod tests {
         assert!(!is_safe("http://login.uni.example"));
         assert!(!is_safe("http://localhost.evil.example") && !is_safe("http://127.0.0.1.evil.example:80/"));
         assert!(!is_safe("https://") && !is_safe("file:///etc/passwd"));
+        assert!(is_safe("http://127.9.9.9/") && is_safe("HTTP://LOCALHOST:1"));
+    }
+
+    #[test]
+    fn address_with_a_name_or_password_is_refused() {
+        for authority in [
+            "127.0.0.1:x@evil.example",
+            "127.0.0.1@evil.example:80",
+            "[::1]@evil.example",
+            "a:b@127.0.0.1",
+        ] {
+            assert!(!is_safe(&format!("http://{authority}/")), "{authority}");
+            assert!(!is_safe(&format!("https://{authority}/")), "{authority}");
+        }
+    }
+
+    proptest! {
+        /// However an address is put together, plain HTTP goes to the loopback alone.
+        #[test]
+        fn plain_address_that_is_safe_is_of_the_loopback(parts in prop::collection::vec(part(), 1..8)) {
+            let url = format!("http://{}", parts.concat());
+            if is_safe(&url) {
+                let rest = &url["http://".len()..];
+                let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+                let host = authority.strip_prefix("[::1]").map_or_else(
+                    || authority.split(':').next().unwrap_or_default(),
+                    |_| "::1",
+                );
+                let is_loopback = host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+                prop_assert!(host == "localhost" || is_loopback, "{url}");
+            }
+        }
+
+        #[test]
+        fn no_address_makes_it_panic(url in ".{0,60}") {
+            let _ = is_safe(&url);
+        }
+    }
+
+    fn part() -> impl Strategy<Value = &'static str> {
+        prop::sample::select(vec![
+            "127.0.0.1",
+            "localhost",
+            "[::1]",
+            "evil.example",
+            "@",
+            ":",
+            "/",
+            "?",
+            "#",
+            "\\",
+            "%40",
+            ".",
+            "x",
+            "80",
+            " ",
+        ])
     }
 
     #[test]

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import mayfly
 import pytest
-from harness.daemons import Daemon
+from harness import postgres
+from harness.daemons import Daemon, free_port
 from harness.endpoints import endpoints_of
 from harness.leaks import wait_until
 from harness.people import Observer, Person, Stream
+from harness.postgres import Postgres
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -133,3 +136,104 @@ def test_replaced_token_of_endpoint_closes_its_connection(manager: Daemon, state
         with pytest.raises(AssertionError, match="401"):
             observer.open_stream("/v1/endpoints/connect", token=token)
         stolen.close()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def state_of(manager: Daemon, lease: str) -> str:
+    """How a lease does, as its operator sees it."""
+    leases = manager.cli("lease", "list", "--all")
+    return str(next(one["state"] for one in leases if one["lease"] == lease))
+
+
+def test_revoked_token_ends_its_leases(person: Owner, bob: Person) -> None:
+    carol = person("carol")
+    lease, other = carol.client.lease(), bob.client.lease()
+    assert lease.call(double, 4) == 8
+    revoked = revoke(carol)
+    assert (revoked["leases_ended"], revoked["leases_kept"]) == (1, 0)
+    assert state_of(carol.manager, lease.id) == "revoked"
+    with pytest.raises(mayfly.Error) as error:
+        lease.call(double, 4)
+    assert error.value.code in ("lease_ended", "lease_revoked", "unauthorized"), error.value
+    assert other.call(double, 5) == 10
+    other.shutdown()
+
+
+def test_kept_lease_outlives_its_revoked_token(person: Owner) -> None:
+    carol = person("carol")
+    lease = carol.client.lease()
+    revoked = revoke(carol, "--keep-leases")
+    assert (revoked["leases_ended"], revoked["leases_kept"]) == (0, 1)
+    assert lease.call(double, 4) == 8
+    # Longer than the manager takes to look for leases whose token is gone.
+    with pytest.raises(AssertionError, match="not within"):
+        wait_until(lambda: state_of(carol.manager, lease.id) != "active", "it ends", 2)
+    carol.manager.cli("lease", "revoke", lease.id)
+
+
+def test_replaced_token_hands_its_leases_on(person: Owner, tmp_path: Path) -> None:
+    carol = person("carol")
+    lease = carol.client.lease()
+    new = ("token", "create", "laptop", "--tenant", "carol", "--output", str(tmp_path / "new.json"))
+    carol.manager.cli(*new)
+    assert lease.call(double, 4) == 8
+    assert revoke(carol)["leases_ended"] == 1
+    assert state_of(carol.manager, lease.id) == "revoked"
+
+
+def test_lease_ends_when_its_token_expires(person: Owner) -> None:
+    carol = person("carol", "--valid-for", "5s")
+    lease = carol.client.lease(duration=3600)
+    assert lease.grant["duration_ms"] <= 5000
+    assert "ends with the token" in lease.grant["notice"]
+    # It is counted from its first use, and does not last a moment longer for that.
+    wait_until(lambda: state_of(carol.manager, lease.id) not in ("granted", "active"), "the lease ends", 5 + SOON_S)
+
+
+def test_lease_of_a_revoked_token_ends_after_a_restart(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    manager = start("up", "--listen", f"127.0.0.1:{free_port()}", "--python", sys.executable)
+    carol = Person(manager, "carol", tmp_path)
+    lease = carol.client.lease()
+    # The store knows by which token a lease was made, and so does the manager's next life.
+    manager.kill_tree()
+    again = start(*manager.args, state=manager.state)
+    carol.manager = again
+    revoke(carol)
+    wait_until(lambda: state_of(again, lease.id) not in ("granted", "active"), "the lease ends", 30)
+    carol.client.close()
+
+
+def test_revoked_token_ends_allowances(person: Owner) -> None:
+    carol = person("carol")
+    wish = {"workers": 1, "duration_ms": 60_000, "holder": "00" * 32}
+    status, allowance = carol.ask("POST", "/v1/allowances", wish)
+    assert status == 201, allowance
+    revoke(carol)
+    with Person(carol.manager, "carol", carol.connection.parent).client as client, client.lease():
+        path = f"/v1/allowances/{allowance['allowance']}"
+        again = json.loads(carol.connection.read_text())["token"]
+        assert carol.ask("GET", path, token=again)[0] == 404
+
+
+@pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
+def test_other_manager_ends_what_a_revoked_token_opened(
+    start: Callable[..., Daemon], state: Path, tmp_path: Path, server: Postgres
+) -> None:
+    database = server.database()
+    own = ("--store", database, "--sandbox", "process")
+    one, other = (start("manager", "--listen", f"127.0.0.1:{free_port()}", *own, state=state / n) for n in "ab")
+    other.cli("manager", "join-token", "--output", str(state / "token"))
+    start("node", "--join", str(state / "token"), "--sandbox", "process", "--python", sys.executable)
+    carol = Person(one, "carol", tmp_path)
+    # The lease is of a node of the other manager's.
+    lease = carol.client.lease(wait=20)
+    assert lease.call(double, 4) == 8
+    stream = Observer(other).open_stream("/v1/events", token=carol.token)
+    assert revoke(carol)["leases_ended"] == 1
+    assert stream.closed_within(SOON_S)
+    wait_until(lambda: state_of(one, lease.id) == "revoked", "the lease ends", SOON_S)
+    stream.close()
+    carol.client.close()

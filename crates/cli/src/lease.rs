@@ -234,6 +234,13 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
 }
 
+/// Says how a grant differs from what was asked for.
+fn show_notice(grant: &Grant) {
+    if let Some(notice) = &grant.notice {
+        eprintln!("Note: {notice}.");
+    }
+}
+
 fn list(wanted: &List, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let mut leases = client.leases().map_err(|error| error.0)?;
@@ -270,6 +277,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         )
     };
     let grant: Grant = client.post("/v1/leases", &request).map_err(|error| error.0)?;
+    show_notice(&grant);
     let whole = output::json(&Kept {
         grant: grant.clone(),
         holder_seed: hex::encode(seed),
@@ -335,6 +343,7 @@ fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
     let grant: Grant = client
         .post(&format!("/v1/leases/{}/renew", wanted.lease), &body)
         .map_err(|error| error.0)?;
+    show_notice(&grant);
     output::line(&if global.json {
         output::json(&grant)?
     } else {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_protocol::accounts::{NewToken, Role, TokenRequest, TokenStatus};
+use mayfly_protocol::accounts::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::error::{Code, Failure};
 use serde_json::json;
@@ -19,6 +19,7 @@ use crate::{Global, connect, output, values};
   mayfly token create laptop --tenant astro --valid-for 90d --output astro.json
   mayfly token list
   mayfly token revoke 5f0c9a1b2c3d4e5f
+  mayfly token revoke 5f0c9a1b2c3d4e5f --keep-leases
 
 The file that `create` writes is all that a client needs: MAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
 of each.")]
@@ -33,10 +34,13 @@ enum What {
     List,
     /// Make a token, and write a connection file with it
     Create(Create),
-    /// Make a token worthless, by the id that `list` shows
+    /// Make a token worthless, by the id that `list` shows, and end its connections and leases
     Revoke {
         /// Its id
         id: String,
+        /// Let leases that were made with it go on to their own end
+        #[arg(long)]
+        keep_leases: bool,
     },
 }
 
@@ -78,7 +82,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     match &arguments.what {
         What::List => list(global),
         What::Create(wanted) => create(wanted, global),
-        What::Revoke { id } => revoke(id, global),
+        What::Revoke { id, keep_leases } => revoke(id, *keep_leases, global),
     }
 }
 
@@ -151,22 +155,35 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-fn revoke(id: &str, global: &Global) -> Result<(), Failure> {
+fn revoke(id: &str, keep_leases: bool, global: &Global) -> Result<(), Failure> {
     let is_id = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit());
     if !is_id {
         let text = format!("`{id:.80}` is no id of a token; `mayfly token list` shows them");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let client = connect::manager(global)?;
-    let revoked: TokenStatus = client.delete(&format!("/v1/tokens/{id}")).map_err(|error| error.0)?;
+    let path = format!("/v1/tokens/{id}?keep_leases={keep_leases}");
+    let revoked: RevokedToken = client.delete(&path).map_err(|error| error.0)?;
     output::line(&if global.json {
         output::json(&revoked)?
     } else {
         format!(
-            "The token {} of {} is worthless now.",
-            output::plain(&revoked.name),
-            output::plain(&revoked.tenant)
+            "The token {} of {} is worthless now. {}",
+            output::plain(&revoked.token.name),
+            output::plain(&revoked.token.tenant),
+            what_became_of(revoked.leases_ended, revoked.leases_kept)
         )
     });
     Ok(())
+}
+
+/// What became of a token's leases.
+fn what_became_of(ended: u32, kept: u32) -> String {
+    match (ended, kept) {
+        (0, 0) => "It had no leases.".into(),
+        (1, 0) => "Its lease has ended.".into(),
+        (ended, 0) => format!("Its {ended} leases have ended."),
+        (_, 1) => "Its lease outlives it, until its own end.".into(),
+        (_, kept) => format!("Its {kept} leases outlive it, until their own end."),
+    }
 }

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use mayfly_lease::{State, quota};
 use mayfly_protocol::accounts::{
-    AuditEntry, BillLine, BillPage, NewToken, Prices, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+    AuditEntry, BillLine, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, TenantId};
 
 use crate::control::{Control, fresh_bearer, now_ms};
+use crate::leases::to_its_end;
 use crate::logins::LOGIN;
 use crate::random;
 use crate::requests::Caller;
-use crate::store::{As, Bearer, BillQuery, LeaseRecord, TenantRecord};
+use crate::store::{As, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord};
 use crate::world::{Account, World};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.
@@ -218,7 +219,7 @@ impl Control {
         };
         self.store.keep(bearer.clone()).wait().await?;
         let mut world = self.world();
-        world.bearers.keep(bearer.clone());
+        world.keep(bearer.clone());
         self.new_token(&world, token, &bearer)
     }
 
@@ -244,8 +245,14 @@ impl Control {
         tokens
     }
 
-    /// Makes a token worthless.
-    pub async fn revoke_token(&self, caller: &Caller, id: &str) -> Result<TokenStatus, Failure> {
+    /// Makes a token worthless: its connections end at once, and so do its leases unless they are kept. Goes on when the caller goes
+    /// away.
+    pub async fn revoke_token(
+        self: &Arc<Self>,
+        caller: &Caller,
+        id: &str,
+        leases: Leases,
+    ) -> Result<RevokedToken, Failure> {
         let found = {
             let world = self.world();
             let mut own = world.bearers.values().filter(|bearer| caller.governs(bearer.tenant));
@@ -268,9 +275,29 @@ impl Control {
             );
         }
         self.audit(caller, "token.revoke", id, &status).await?;
-        self.store.revoke(hash).wait().await?;
-        self.world().bearers.remove(&hash);
-        Ok(status)
+        let control = Arc::clone(self);
+        to_its_end(async move {
+            // What was granted a moment ago may be on its way to the store.
+            control.journal.drained().await;
+            let its = |record: &&LeaseRecord| record.state.is_live() && record.bearer == Some(hash);
+            let elsewhere = control.leases_elsewhere().await?.iter().filter(its).count();
+            let here = control.world().leases.values().filter(its).count();
+            control.store.revoke(hash, leases).wait().await?;
+            if leases == Leases::Keep {
+                control.world().rebind(hash, None);
+            }
+            let ended = control.on_revoked(hash).await;
+            let (leases_ended, leases_kept) = match leases {
+                Leases::End => (here.min(ended) + elsewhere, 0),
+                Leases::Keep => (0, here + elsewhere),
+            };
+            Ok(RevokedToken {
+                token: status,
+                leases_ended: leases_ended as u32,
+                leases_kept: leases_kept as u32,
+            })
+        })
+        .await
     }
 
     /// A page of the bill of whoever the caller may see.

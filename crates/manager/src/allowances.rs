@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::control::{Control, now_ms, stopped};
 use crate::leases::end_message;
+use crate::lessee::Lessee;
 use crate::random;
 use crate::sessions::MOST_IMAGE_BYTES;
 use crate::store::{Change, LeaseRecord, Note, StoreError};
@@ -39,6 +40,9 @@ const SPREAD: u32 = 2;
 /// One allowance.
 struct Allowed {
     tenant: TenantId,
+    /// The token that it was asked for with; it is over when that is, at the latest when it expires.
+    bearer: Option<[u8; 32]>,
+    until_ms: u64,
     /// What its tokens say, but for their times; none for one that an earlier life of this manager signed.
     claims: Option<Claims>,
     total: Held,
@@ -58,6 +62,15 @@ pub struct Allowances {
 }
 
 impl Allowances {
+    /// What ends with one bearer ends with another one, or with none.
+    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) {
+        let its = |allowed: &&mut Allowed| allowed.bearer == Some(from);
+        self.by_id
+            .values_mut()
+            .filter(its)
+            .for_each(|allowed| allowed.bearer = to);
+    }
+
     /// Those under which nothing may start now, for a node that connects.
     pub fn exhausted(&self, now_ms: u64) -> Vec<ManagerMessage> {
         let exhausted = self.by_id.iter().filter(|(_, allowed)| allowed.account.is_exhausted());
@@ -68,6 +81,11 @@ impl Allowances {
 }
 
 impl Allowed {
+    /// The time to which it is good when it is asked about now.
+    fn prolonged_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add(millis(LIFE)).min(self.until_ms)
+    }
+
     fn is_good(&self, now_ms: u64) -> bool {
         self.claims.is_some() && self.expires_at_ms > now_ms
     }
@@ -86,7 +104,8 @@ impl Allowed {
 
 impl Control {
     /// Allows a tenant to lease straight from nodes.
-    pub fn allow(&self, tenant: TenantId, request: &AllowanceRequest) -> Result<Allowance, Failure> {
+    pub fn allow(&self, lessee: Lessee, request: &AllowanceRequest) -> Result<Allowance, Failure> {
+        let tenant = lessee.tenant;
         let longest_ms = millis(self.options.longest_lease);
         if request.workers == 0 || request.duration_ms == 0 || request.duration_ms > longest_ms {
             return Err(Failure::new(
@@ -133,14 +152,16 @@ impl Control {
             epoch: 0,
             not_before_ms: now_ms,
             expires_at_ms: 0,
-            duration_ms: request.duration_ms,
+            duration_ms: lessee.at_most(request.duration_ms)?,
         };
         let allowed = Allowed {
             tenant,
+            bearer: lessee.bearer,
+            until_ms: lessee.until_ms,
             claims: Some(claims),
             total,
             account: Account::new(total),
-            expires_at_ms: now_ms.saturating_add(millis(LIFE)),
+            expires_at_ms: now_ms.saturating_add(millis(LIFE)).min(lessee.until_ms),
         };
         world.allowances.by_id.insert(allowance, allowed);
         drop(world);
@@ -177,7 +198,7 @@ impl Control {
         let allowed = found
             .filter(|allowed| allowed.tenant == tenant && allowed.is_good(now_ms))
             .ok_or_else(|| no_such_allowance(allowance))?;
-        allowed.expires_at_ms = now_ms.saturating_add(millis(LIFE));
+        allowed.expires_at_ms = allowed.prolonged_ms(now_ms);
         let claims = allowed.claims.ok_or_else(|| no_such_allowance(allowance))?;
         let token = Claims {
             not_before_ms: now_ms,
@@ -213,14 +234,26 @@ impl Control {
 
     /// Ends what a tenant that may not go on was allowed.
     pub fn disallow_all(&self, tenant: TenantId) {
-        let own: Vec<AllowanceId> = {
+        self.disallow_those(|_, allowed| allowed.tenant == tenant);
+    }
+
+    /// Ends what was allowed with tokens that are good no longer.
+    pub fn disallow_over(&self) {
+        self.disallow_those(|world, allowed| world.is_over(allowed.bearer));
+    }
+
+    fn disallow_those(&self, is_over: impl Fn(&World, &Allowed) -> bool) {
+        let over: Vec<(TenantId, AllowanceId)> = {
             let world = self.world();
-            let all = world.allowances.by_id.iter();
-            all.filter(|(_, allowed)| allowed.tenant == tenant && allowed.claims.is_some())
-                .map(|(id, _)| *id)
-                .collect()
+            let good = world
+                .allowances
+                .by_id
+                .iter()
+                .filter(|(_, allowed)| allowed.claims.is_some());
+            let over = good.filter(|(_, allowed)| is_over(&world, allowed));
+            over.map(|(id, allowed)| (allowed.tenant, *id)).collect()
         };
-        for allowance in own {
+        for (tenant, allowance) in over {
             // One that ended meanwhile is as good.
             let _ = self.disallow(tenant, allowance);
         }
@@ -277,6 +310,11 @@ impl Control {
             return refused("there is no such tenant (any more)");
         };
         let prices = account.record.spec.prices.unwrap_or(world.prices);
+        let bearer = world
+            .allowances
+            .by_id
+            .get(&allowance)
+            .and_then(|allowed| allowed.bearer);
         let record = LeaseRecord {
             lease,
             tenant: token.tenant,
@@ -300,11 +338,14 @@ impl Control {
             usage: Usage::default(),
             functions: Vec::new(),
             prices,
+            bearer,
         };
         let known = world.allowances.by_id.entry(allowance);
         // One that an earlier life of this manager signed: how much it was for is not known any more, but for its cap.
         let allowed = known.or_insert_with(|| Allowed {
             tenant: token.tenant,
+            bearer: None,
+            until_ms: 0,
             claims: None,
             total: Held::default(),
             account: Account::new(EVERYTHING),

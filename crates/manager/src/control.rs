@@ -137,7 +137,7 @@ impl Control {
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
-        self.world().bearers.keep(bearer);
+        self.world().keep(bearer);
         Ok(token)
     }
 
@@ -165,7 +165,7 @@ impl Control {
             .bearers
             .retain(|other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
         // Of its own name: one of the same would take the place of another that is in use.
-        world.bearers.keep(Bearer {
+        world.keep(Bearer {
             name: format!("{GUEST}{}", hex::encode(random::<16>())),
             ..bearer
         });
@@ -391,7 +391,7 @@ impl Control {
     }
 
     /// What the passing of time demands of the books: looks at every lease there is, and so not as often.
-    pub fn sweep(&self, now: Instant, wall_ms: u64) {
+    pub fn sweep(self: &Arc<Self>, now: Instant, wall_ms: u64) {
         let mut ended = Vec::new();
         let mut back = Vec::new();
         {
@@ -419,6 +419,8 @@ impl Control {
         for (lease, state) in ended {
             self.on_lease_ended(lease, state);
         }
+        let control = Arc::clone(self);
+        tokio::spawn(async move { control.end_what_is_over().await });
         for node in back {
             tracing::info!(%node, "gets leases again");
             self.tell(Event::NodeUp { node });

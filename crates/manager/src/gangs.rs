@@ -9,10 +9,10 @@ use mayfly_lease::gang::{Part, divide};
 use mayfly_lease::placement::{PlacementError, View};
 use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
 use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::TenantId;
 
 use crate::control::Control;
 use crate::leases::{Room, is_final, to_its_end, with_share};
+use crate::lessee::{Lessee, with_notice};
 use crate::random;
 use crate::relay::OnBehalf;
 
@@ -24,7 +24,7 @@ impl Control {
     /// lease that no book knows.
     pub async fn grant_gang(
         self: &Arc<Self>,
-        tenant: TenantId,
+        lessee: Lessee,
         request: GangRequest,
         asker: Option<OnBehalf>,
     ) -> Result<Vec<Grant>, Failure> {
@@ -37,27 +37,26 @@ impl Control {
                 among: request.among.clone(),
             };
             loop {
-                let placed = control.place_gang(tenant, &request, &mut room).await;
+                let placed = control.place_gang(lessee, &request, &mut room).await;
                 let placed = control
                     .or_elsewhere(placed, asker.as_ref(), "/v1/gangs", &once, &request.lease)
                     .await;
                 match placed {
                     Err(failure) if room.may_come(&failure).await => {}
-                    placed => return placed,
+                    placed => {
+                        let asked_ms = request.lease.duration_ms;
+                        let noticed = |grant| with_notice(grant, asked_ms);
+                        return placed.map(|grants| grants.into_iter().map(noticed).collect());
+                    }
                 }
             }
         })
         .await
     }
 
-    async fn place_gang(
-        &self,
-        tenant: TenantId,
-        request: &GangRequest,
-        room: &mut Room,
-    ) -> Result<Vec<Grant>, Failure> {
+    async fn place_gang(&self, lessee: Lessee, request: &GangRequest, room: &mut Room) -> Result<Vec<Grant>, Failure> {
         let mut lease = request.lease.clone();
-        self.complete(&mut lease)?;
+        self.complete(&lessee, &mut lease)?;
         let mut refusing = HashSet::new();
         let mut refusal = None;
         for _ in 0..ROUNDS {
@@ -77,7 +76,7 @@ impl Control {
                 Ok(parts) => parts,
                 Err(error) => return Err(refusal.unwrap_or_else(|| error.into())),
             };
-            let offers = parts.iter().map(|part| self.offer_part(tenant, &lease, part, &views));
+            let offers = parts.iter().map(|part| self.offer_part(lessee, &lease, part, &views));
             let (mut grants, mut failure) = (Vec::with_capacity(parts.len()), None);
             for (part, answer) in parts.iter().zip(join_all(offers).await) {
                 match answer {
@@ -107,7 +106,7 @@ impl Control {
 
     async fn offer_part(
         &self,
-        tenant: TenantId,
+        lessee: Lessee,
         lease: &LeaseRequest,
         part: &Part,
         views: &[View],
@@ -119,7 +118,7 @@ impl Control {
             node: Some(part.node),
             ..lease.clone()
         };
-        self.offer(part.node, tenant, &with_share(request, part.node, views))
+        self.offer(part.node, lessee, &with_share(request, part.node, views))
             .await
     }
 }

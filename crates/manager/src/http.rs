@@ -234,7 +234,7 @@ pub(crate) async fn create_lease(
     caller.changes_as(Role::User)?;
     let begun = Instant::now();
     let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
-    let answer = control.grant(caller.bearer.tenant, request, asker).await;
+    let answer = control.grant(caller.lessee(), request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }
@@ -252,7 +252,7 @@ pub(crate) async fn create_gang(
     caller.changes_as(Role::User)?;
     let begun = Instant::now();
     let asker = OnBehalf::of(&headers).filter(|_| control.peers.are_possible());
-    let answer = control.grant_gang(caller.bearer.tenant, request, asker).await;
+    let answer = control.grant_gang(caller.lessee(), request, asker).await;
     control.metrics.granted(begun, &answer);
     Ok((StatusCode::CREATED, Json(answer?)))
 }
@@ -294,8 +294,11 @@ pub(crate) async fn renew_lease(
     Body(request): Body<RenewRequest>,
 ) -> Result<Json<Grant>, Refusal> {
     caller.changes_as(Role::User)?;
-    let tenant = caller.bearer.tenant;
-    Ok(Json(control.renew(tenant, named(path)?, request.duration_ms).await?))
+    Ok(Json(
+        control
+            .renew(caller.lessee(), named(path)?, request.duration_ms)
+            .await?,
+    ))
 }
 
 /// Gives a lease back.

@@ -23,6 +23,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tracing::Instrument;
 
 use crate::control::{Control, Told, now_ms};
+use crate::lessee::{Lessee, with_notice};
 use crate::random;
 use crate::relay::OnBehalf;
 use crate::requests::Caller;
@@ -41,7 +42,7 @@ impl Control {
     /// a lease that no book knows.
     pub async fn grant(
         self: &Arc<Self>,
-        tenant: TenantId,
+        lessee: Lessee,
         request: LeaseRequest,
         asker: Option<OnBehalf>,
     ) -> Result<Grant, Failure> {
@@ -49,13 +50,13 @@ impl Control {
         to_its_end(async move {
             let mut room = control.room_for(&request);
             loop {
-                let placed = control.place(tenant, request.clone()).await;
+                let placed = control.place(lessee, request.clone()).await;
                 let placed = control
                     .or_elsewhere(placed, asker.as_ref(), "/v1/leases", &request.once(), &request)
                     .await;
                 match placed {
                     Err(failure) if room.may_come(&failure).await => {}
-                    placed => return placed,
+                    placed => return placed.map(|grant| with_notice(grant, request.duration_ms)),
                 }
             }
         })
@@ -111,7 +112,7 @@ impl Control {
     }
 
     /// Checks what this manager grants, and fills in what the request leaves to it.
-    pub fn complete(&self, request: &mut LeaseRequest) -> Result<(), Failure> {
+    pub fn complete(&self, lessee: &Lessee, request: &mut LeaseRequest) -> Result<(), Failure> {
         let longest_ms = millis(self.options.longest_lease);
         if request.duration_ms > longest_ms {
             return Err(Failure::new(
@@ -122,17 +123,18 @@ impl Control {
                 ),
             ));
         }
+        request.duration_ms = lessee.at_most(request.duration_ms)?;
         request.sandbox = Some(self.sandbox_for(request.wanted_sandbox())?);
         Ok(())
     }
 
-    async fn place(&self, tenant: TenantId, mut request: LeaseRequest) -> Result<Grant, Failure> {
-        self.complete(&mut request)?;
+    async fn place(&self, lessee: Lessee, mut request: LeaseRequest) -> Result<Grant, Failure> {
+        self.complete(&lessee, &mut request)?;
         let spin = u64::from_le_bytes(random());
         if let Some(views) = self.few(&request, spin)
             && let Ok(candidates) = choose(&hot_if_it_can(&request), &views, spin)
         {
-            match self.offer_in_turn(tenant, &request, &candidates, &views).await {
+            match self.offer_in_turn(lessee, &request, &candidates, &views).await {
                 Err(failure) if !is_final(&failure) => {}
                 done => return done,
             }
@@ -161,7 +163,7 @@ impl Control {
         };
         let mut asked = HashSet::new();
         candidates.retain(|node| asked.insert(*node));
-        self.offer_in_turn(tenant, &request, &candidates, &views).await
+        self.offer_in_turn(lessee, &request, &candidates, &views).await
     }
 
     /// Of many nodes, a few that have room will do; only when these have none are all looked at.
@@ -175,7 +177,7 @@ impl Control {
     /// Offers a lease to one node after the other, until one takes it.
     async fn offer_in_turn(
         &self,
-        tenant: TenantId,
+        lessee: Lessee,
         request: &LeaseRequest,
         candidates: &[NodeId],
         views: &[View],
@@ -183,7 +185,7 @@ impl Control {
         let mut refusal = None;
         for node in candidates.iter().take(OFFERS) {
             match self
-                .offer(*node, tenant, &with_share(request.clone(), *node, views))
+                .offer(*node, lessee, &with_share(request.clone(), *node, views))
                 .await
             {
                 Err(failure) if !is_final(&failure) => {
@@ -217,7 +219,8 @@ impl Control {
     }
 
     /// Offers a lease to one node.
-    pub async fn offer(&self, node: NodeId, tenant: TenantId, request: &LeaseRequest) -> Result<Grant, Failure> {
+    pub async fn offer(&self, node: NodeId, lessee: Lessee, request: &LeaseRequest) -> Result<Grant, Failure> {
+        let tenant = lessee.tenant;
         let granted_at_ms = now_ms();
         let lease = LeaseId(time_first(granted_at_ms, random()));
         let start_by_ms = millis(self.options.start_by);
@@ -246,6 +249,7 @@ impl Control {
             usage: Usage::default(),
             functions: Vec::new(),
             prices,
+            bearer: lessee.bearer,
         };
         let offer = |number, epoch| ManagerMessage::Offer {
             request: number,
@@ -318,14 +322,16 @@ impl Control {
 
     /// A lease as its holder gets it, with a token that is good from now on.
     fn grant_of(&self, record: &LeaseRecord) -> Result<Grant, Failure> {
-        let (address, epoch) = {
+        let (address, epoch, until_ms) = {
             let world = self.world();
+            let bearer = record.bearer.and_then(|hash| world.bearers.get(&hash));
+            let until_ms = bearer.map_or(u64::MAX, |bearer| bearer.expires_at_ms);
             let node = world
                 .nodes
                 .get(&record.node)
                 .ok_or_else(|| no_such_lease(record.lease))?;
             let epoch = node.session.as_ref().map_or(0, |session| session.epoch);
-            (node.address.clone(), epoch)
+            (node.address.clone(), epoch, until_ms)
         };
         let claims = Claims {
             workers: record.workers,
@@ -338,7 +344,8 @@ impl Control {
             holder: record.holder,
             epoch,
             not_before_ms: now_ms(),
-            expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS),
+            // Should its node not hear of the token's end.
+            expires_at_ms: record.expires_at_ms.saturating_add(DEFAULT_GRACE_MS).min(until_ms),
             duration_ms: record.duration_ms,
         };
         Ok(grant(record, address, &claims.sign(&self.signing)))
@@ -357,7 +364,8 @@ impl Control {
     }
 
     /// Counts a lease's length anew from now.
-    pub async fn renew(&self, tenant: TenantId, lease: LeaseId, duration_ms: u64) -> Result<Grant, Failure> {
+    pub async fn renew(&self, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
+        let (tenant, duration_ms) = (lessee.tenant, asked_ms);
         let longest_ms = millis(self.options.longest_lease);
         if duration_ms == 0 || duration_ms > longest_ms {
             return Err(Failure::new(
@@ -365,6 +373,7 @@ impl Control {
                 format!("a renewal for {duration_ms} ms; ask for 1 to {longest_ms} ms"),
             ));
         }
+        let duration_ms = lessee.at_most(duration_ms)?;
         let record = self
             .lease(lease)
             .filter(|record| record.tenant == tenant)
@@ -391,6 +400,7 @@ impl Control {
             let record = world.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
             record.duration_ms = duration_ms;
             record.expires_at_ms = expires_at_ms;
+            record.bearer = lessee.bearer;
             record.clone()
         };
         // It has happened on the node, which alone counts: a store that cannot write now hears of it later.
@@ -398,9 +408,10 @@ impl Control {
             lease,
             duration_ms,
             expires_at_ms,
+            bearer: lessee.bearer,
         };
         self.note(record.node, change);
-        self.grant_of(&record)
+        Ok(with_notice(self.grant_of(&record)?, asked_ms))
     }
 
     /// Ends a lease as `released` or `revoked`, at once. An unreachable node is told when it comes back.
@@ -589,6 +600,7 @@ fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello
         memory_bytes: record.memory_bytes,
         duration_ms: record.duration_ms,
         expires_at_ms: token.expires_at_ms.get(),
+        notice: None,
     }
 }
 

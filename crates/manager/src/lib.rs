@@ -20,6 +20,7 @@ mod http;
 mod identity;
 mod journal;
 mod leases;
+mod lessee;
 mod logins;
 mod manager;
 mod metrics;

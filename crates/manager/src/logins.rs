@@ -6,7 +6,7 @@ use mayfly_protocol::error::{Code, Failure};
 use crate::accounts::token_id;
 use crate::control::{Control, fresh_bearer, now_ms};
 use crate::oidc::{Person, Provider};
-use crate::store::{As, Bearer};
+use crate::store::{As, Bearer, Leases};
 use crate::{hash, random};
 
 /// How the names of such tokens begin; nobody else may use that.
@@ -63,12 +63,15 @@ impl Control {
         };
         self.store.audit(entry).wait().await?;
         for old in self.surplus_logins(&bearer, &mark) {
-            self.store.revoke(old).wait().await?;
-            self.world().bearers.remove(&old);
+            // Nobody asked for its leases to end: they last as long as that login would have.
+            self.store.revoke(old, Leases::Keep).wait().await?;
+            let mut world = self.world();
+            world.rebind(old, None);
+            world.bearers.remove(&old);
         }
         self.store.keep(bearer.clone()).wait().await?;
         let mut world = self.world();
-        world.bearers.keep(bearer.clone());
+        world.keep(bearer.clone());
         self.new_token(&world, token, &bearer)
     }
 

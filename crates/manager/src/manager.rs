@@ -328,7 +328,7 @@ impl Control {
         // Nodes are the site's own: which tenant's token they came by is of no account.
         let (token, bearer) = fresh_bearer(As::Join, TenantId([0; 16]), None, valid_for);
         self.store.keep(bearer.clone()).wait().await?;
-        self.world().bearers.keep(bearer.clone());
+        self.world().keep(bearer.clone());
         Ok(JoinToken {
             token,
             manager: self.url.clone(),

@@ -268,8 +268,14 @@ impl Control {
             News::Tenant(record) => self.on_tenant(record),
             News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
             News::Prices(prices) => self.world().prices = prices,
-            News::Bearer(bearer) => drop(self.world().bearers.keep(bearer)),
-            News::Revoked(hash) => drop(self.world().bearers.remove(&hash)),
+            News::Bearer(bearer) => self.world().keep(bearer),
+            News::LeasesKept(hash) => self.world().rebind(hash, None),
+            News::Revoked(hash) => {
+                let control = Arc::clone(self);
+                // Its connections end now; its leases when their nodes say so.
+                self.world().bearers.remove(&hash);
+                tokio::spawn(async move { control.end_what_is_over().await });
+            }
             News::Node(record) => self.world().on_node(self.peers.me, record),
             // Nobody may be watching.
             News::Event(event, tenant) => drop(self.events.send(Told { event, tenant })),

@@ -20,6 +20,7 @@ use utoipa::IntoParams;
 
 use crate::control::Control;
 use crate::http::Api;
+use crate::lessee::Lessee;
 use crate::store::{As, Bearer};
 
 /// No request of this API comes near it; a lease request with a long module path has some kilobytes.
@@ -87,6 +88,15 @@ impl Caller {
             ));
         }
         Ok(())
+    }
+
+    /// For whom, and with which token, it asks for leases.
+    pub fn lessee(&self) -> Lessee {
+        Lessee {
+            tenant: self.bearer.tenant,
+            bearer: self.bearer.is_stored().then_some(self.bearer.hash),
+            until_ms: self.bearer.expires_at_ms,
+        }
     }
 
     /// Whether it may look at what this tenant has.

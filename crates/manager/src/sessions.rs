@@ -194,7 +194,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
                 return refused("the join token has expired or was used by another node; make a new one".into());
             }
             let hash = credential.hash;
-            control.world().bearers.keep(credential);
+            control.world().keep(credential);
             Ok(Admitted {
                 credential: Some(token),
                 hash,

@@ -196,6 +196,18 @@ pub struct TokenStatus {
     pub expires_at_ms: u64,
 }
 
+/// `DELETE /v1/tokens/{id}`: a token that is worth nothing any more, and what became of its leases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevokedToken {
+    /// What was known of it.
+    #[serde(flatten)]
+    pub token: TokenStatus,
+    /// Leases that were granted or last renewed with it, and ended with it.
+    pub leases_ended: u32,
+    /// Leases of it that go on to their own end.
+    pub leases_kept: u32,
+}
+
 /// What one lease cost so far. The sums are in billionths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BillLine {

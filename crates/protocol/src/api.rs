@@ -313,6 +313,9 @@ pub struct Grant {
     pub duration_ms: u64,
     /// Milliseconds since the Unix epoch when the token ends, for people; the node counts by its own clock.
     pub expires_at_ms: u64,
+    /// For people: how it differs from what was asked for, such as that it ends earlier, with the bearer token that asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
 }
 
 /// How to reach a node and how to know it.

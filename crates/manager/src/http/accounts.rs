@@ -5,7 +5,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Shared};
 use axum::http::StatusCode;
 use mayfly_protocol::accounts::{
-    AuditEntry, BillPage, NewToken, Prices, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
+    AuditEntry, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::Code;
@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 use super::Api;
 use crate::accounts::MOST_LINES;
 use crate::requests::{Body, Caller, NamePath, Refusal, asked, named, refuse};
-use crate::store::BillQuery;
+use crate::store::{BillQuery, Leases};
 
 /// Tenants: everybody, for operators; for users their own.
 #[utoipa::path(get, path = "/v1/tenants", security(("bearer" = [])),
@@ -59,16 +59,30 @@ pub(crate) async fn create_token(
     Ok((StatusCode::CREATED, Json(control.create_token(&caller, request).await?)))
 }
 
-/// Makes a token worthless.
-#[utoipa::path(delete, path = "/v1/tokens/{id}", params(("id" = String, Path)), security(("bearer" = [])),
-    responses((status = 200, body = TokenStatus), (status = "default", body = ErrorBody)))]
+/// What follows the path of `DELETE /v1/tokens/{id}`.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Revocation {
+    /// Whether leases that were granted or last renewed with the token go on to their own end.
+    #[serde(default)]
+    keep_leases: bool,
+}
+
+/// Makes a token worthless: its connections end at once, and so do its leases unless they are kept.
+#[utoipa::path(delete, path = "/v1/tokens/{id}", params(("id" = String, Path), Revocation), security(("bearer" = [])),
+    responses((status = 200, body = RevokedToken), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_token(
     caller: Caller,
     Shared(control): Shared<Api>,
     path: NamePath,
-) -> Result<Json<TokenStatus>, Refusal> {
+    query: Result<Query<Revocation>, QueryRejection>,
+) -> Result<Json<RevokedToken>, Refusal> {
     caller.changes_as(Role::User)?;
-    Ok(Json(control.revoke_token(&caller, &named(path)?).await?))
+    let leases = match asked(query)?.keep_leases {
+        true => Leases::Keep,
+        false => Leases::End,
+    };
+    Ok(Json(control.revoke_token(&caller, &named(path)?, leases).await?))
 }
 
 /// What those pay that have no prices of their own.

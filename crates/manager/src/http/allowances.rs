@@ -38,7 +38,7 @@ pub(crate) async fn create_allowance(
     Body(request): Body<AllowanceRequest>,
 ) -> Result<(StatusCode, Json<Allowance>), Refusal> {
     caller.changes_as(Role::User)?;
-    let allowance = control.allow(caller.bearer.tenant, &request)?;
+    let allowance = control.allow(caller.lessee(), &request)?;
     Ok((StatusCode::CREATED, Json(allowance)))
 }
 

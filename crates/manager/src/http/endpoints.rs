@@ -22,7 +22,7 @@ use super::validity::ended;
 use crate::control::{Control, fresh_bearer};
 use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
 use crate::store::tasks::EndpointRecord;
-use crate::store::{As, Bearer};
+use crate::store::{As, Bearer, Leases};
 use crate::tasks::socket;
 
 /// An endpoint's token is good until it is replaced, or the endpoint removed.
@@ -100,7 +100,7 @@ async fn with_token(control: &Control, tenant: TenantId, status: EndpointStatus)
         ..bearer
     };
     control.store.keep(bearer.clone()).wait().await?;
-    control.world().bearers.keep(bearer);
+    control.world().keep(bearer);
     Ok(NewEndpoint {
         token,
         manager: control.url.clone(),
@@ -125,7 +125,12 @@ pub(crate) async fn remove_endpoint(
     control.audit(&caller, "endpoint.remove", &name, &()).await?;
     for EndpointRecord { id, tenant, .. } in tasks.remove_endpoint(id).await? {
         for hash in bearers_of(&control, tenant, &id.to_string()) {
-            control.store.revoke(hash).wait().await.map_err(Failure::from)?;
+            control
+                .store
+                .revoke(hash, Leases::End)
+                .wait()
+                .await
+                .map_err(Failure::from)?;
             control.world().bearers.remove(&hash);
         }
     }

@@ -41,10 +41,12 @@ pub fn apply(record: Option<LeaseRecord>, change: &Change) -> Option<LeaseRecord
         Change::Renewed {
             duration_ms,
             expires_at_ms,
+            bearer,
             ..
         } => {
             record.duration_ms = *duration_ms;
             record.expires_at_ms = *expires_at_ms;
+            record.bearer = *bearer;
         }
         Change::Ended { state, at_ms, .. } => {
             record.state = *state;

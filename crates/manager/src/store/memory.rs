@@ -9,8 +9,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
 use super::apply::{apply, lease_of};
 use super::{
-    As, Bearer, BillQuery, Booked, LeaseRecord, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot, Store,
-    TenantRecord,
+    As, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot,
+    Store, TenantRecord,
 };
 
 /// Everything in maps behind one lock.
@@ -25,6 +25,17 @@ struct Kept {
     tenants: HashMap<TenantId, TenantRecord>,
     prices: Prices,
     audit: Vec<AuditEntry>,
+}
+
+impl Kept {
+    /// Leases that live and end with one bearer end with another one, or with none.
+    fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) {
+        let its = |record: &&mut LeaseRecord| record.state.is_live() && record.bearer == Some(from);
+        self.leases
+            .values_mut()
+            .filter(its)
+            .for_each(|record| record.bearer = to);
+    }
 }
 
 impl MemoryStore {
@@ -149,17 +160,26 @@ impl Store for MemoryStore {
 
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         let mut kept = self.kept();
-        if bearer.speaks.is_named() {
-            kept.bearers.retain(|_, other| {
-                !other.speaks.is_like(bearer.speaks) || (other.tenant, &other.name) != (bearer.tenant, &bearer.name)
-            });
+        let is_replaced = |other: &Bearer| {
+            bearer.speaks.is_named()
+                && other.speaks.is_like(bearer.speaks)
+                && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
+        };
+        let replaced = kept.bearers.values().filter(|other| is_replaced(other));
+        for hash in replaced.map(|other| other.hash).collect::<Vec<_>>() {
+            kept.bearers.remove(&hash);
+            kept.rebind(hash, Some(bearer.hash));
         }
         kept.bearers.insert(bearer.hash, bearer);
         Pending::ready(Ok(()))
     }
 
-    fn revoke(&self, hash: [u8; 32]) -> Pending<()> {
-        self.kept().bearers.remove(&hash);
+    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()> {
+        let mut kept = self.kept();
+        kept.bearers.remove(&hash);
+        if leases == Leases::Keep {
+            kept.rebind(hash, None);
+        }
         Pending::ready(Ok(()))
     }
 

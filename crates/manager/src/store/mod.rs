@@ -139,6 +139,8 @@ pub struct LeaseRecord {
     pub functions: Vec<FunctionUsage>,
     /// What was agreed when it was granted.
     pub prices: Prices,
+    /// SHA-256 of the token that it was granted or last renewed with, and ends with; none where it ends with no token.
+    pub bearer: Option<[u8; 32]>,
 }
 
 impl LeaseRecord {
@@ -202,6 +204,8 @@ pub enum Change {
         duration_ms: u64,
         /// The expiry from now on.
         expires_at_ms: u64,
+        /// The token that it ends with from now on.
+        bearer: Option<[u8; 32]>,
     },
     /// Ended.
     Ended {
@@ -369,6 +373,15 @@ pub struct Bearer {
     pub expires_at_ms: u64,
 }
 
+/// What becomes of the leases of a token that is revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leases {
+    /// They end.
+    End,
+    /// They go on to their own end.
+    Keep,
+}
+
 /// All that a starting manager needs to know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -442,11 +455,12 @@ pub trait Store: Notes {
     /// A node was taken back by its owner, or given again. Durable.
     fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()>;
 
-    /// Keeps a bearer, durably. A client's replaces that tenant's earlier one of the same name.
+    /// Keeps a bearer, durably. A client's replaces that tenant's earlier one of the same name, whose leases become its own.
     fn keep(&self, bearer: Bearer) -> Pending<()>;
 
-    /// Forgets a bearer, durably.
-    fn revoke(&self, hash: [u8; 32]) -> Pending<()>;
+    /// Forgets a bearer, durably. Its leases end with no token any more if they are `kept`; otherwise whoever owns their nodes ends
+    /// them.
+    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()>;
 
     /// Keeps a tenant's limits under its name, durably, with this id if the name is new. What it has spent is as it was.
     fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord>;

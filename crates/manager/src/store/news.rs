@@ -20,8 +20,10 @@ pub enum News {
     Prices(Prices),
     /// A bearer is new, and replaces whatever it replaces in the store.
     Bearer(Bearer),
-    /// This bearer is worth nothing any more.
+    /// This bearer is worth nothing any more, and its leases are to end.
     Revoked([u8; 32]),
+    /// The leases of this bearer, which is about to be revoked, go on without it.
+    LeasesKept([u8; 32]),
     /// A node has a new owner or address, or was taken back or given again.
     Node(NodeRecord),
     /// Something happened, to a lease of this tenant if it is about one.

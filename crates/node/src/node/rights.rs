@@ -55,6 +55,7 @@ impl Node {
             memory_bytes: granted.reservation.memory_bytes,
             duration_ms,
             expires_at_ms,
+            notice: None,
         }
     }
 

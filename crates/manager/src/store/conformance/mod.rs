@@ -79,6 +79,7 @@ pub fn record() -> LeaseRecord {
         usage: Usage::default(),
         functions: Vec::new(),
         prices: PRICES,
+        bearer: Some([1; 32]),
     }
 }
 
@@ -172,6 +173,7 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
         lease: LEASE,
         duration_ms: 5,
         expires_at_ms: 6,
+        bearer: Some([9; 32]),
     };
     let active = Change::Active {
         lease: LEASE,
@@ -182,6 +184,7 @@ async fn a_lease_is_kept_through_its_life_and_ends_once(store: &dyn Store) {
         state: State::Active,
         duration_ms: 5,
         expires_at_ms: 6,
+        bearer: Some([9; 32]),
         ..record()
     };
     assert_eq!(only_lease(store).await, active);
@@ -388,10 +391,37 @@ async fn a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name(store
         ..client(2, "laptop")
     };
     store.keep(new.clone()).wait().await.unwrap();
-    store.revoke([5; 32]).wait().await.unwrap();
+    store.revoke([5; 32], Leases::End).wait().await.unwrap();
     let mut left = load(store).await.bearers;
     left.sort_by_key(|bearer| bearer.hash);
     assert_eq!(left, vec![new, stranger, node]);
+}
+
+async fn lease_ends_with_the_token_that_replaces_its_own_or_with_none(store: &dyn Store) {
+    let kept = LeaseRecord {
+        lease: LeaseId([6; 16]),
+        bearer: Some([3; 32]),
+        ..record()
+    };
+    for bearer in [client(1, "laptop"), client(3, "cluster")] {
+        store.keep(bearer).wait().await.unwrap();
+    }
+    noted(
+        store,
+        [record(), kept].map(|record| Change::Offered(Box::new(record))).into(),
+    )
+    .await;
+    store.keep(client(2, "laptop")).wait().await.unwrap();
+    store.revoke([3; 32], Leases::Keep).wait().await.unwrap();
+    store.revoke([2; 32], Leases::End).wait().await.unwrap();
+    let mut bearers: Vec<_> = load(store)
+        .await
+        .leases
+        .iter()
+        .map(|lease| (lease.lease, lease.bearer))
+        .collect();
+    bearers.sort_unstable();
+    assert_eq!(bearers, [(LEASE, Some([2; 32])), (LeaseId([6; 16]), None)]);
 }
 
 async fn spent(store: &dyn Store) -> u64 {
@@ -578,6 +608,7 @@ suite!(
     a_lease_remembers_which_functions_used_it,
     a_join_token_admits_one_node,
     a_clients_token_replaces_its_tenants_earlier_one_of_the_same_name,
+    lease_ends_with_the_token_that_replaces_its_own_or_with_none,
     what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices,
     the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended,
     the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept
@@ -621,7 +652,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     drop(other);
     assert_eq!(
         SqliteStore::open(&path, None).err(),
-        Some(StoreError::Schema { found: 99, known: 7 })
+        Some(StoreError::Schema { found: 99, known: 8 })
     );
 }
 
@@ -637,7 +668,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
     drop(store);
     // The first release had no levels of isolation, and one operator instead of tenants.
     let earlier = rusqlite::Connection::open(&path).unwrap();
-    let undo = "DROP INDEX leases_by_grant; DROP TABLE tenants; DROP TABLE site; DROP TABLE audit;
+    let undo = "DROP INDEX leases_by_grant; DROP INDEX leases_by_bearer; ALTER TABLE leases DROP COLUMN bearer; DROP TABLE tenants; DROP TABLE site; DROP TABLE audit;
         ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
         ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
         ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
@@ -649,6 +680,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         sandbox: Sandbox::Process,
         gpus_per_worker: 0,
         prices: Prices::default(),
+        bearer: None,
         ..record()
     };
     assert_eq!(only_lease(&store).await, expected);

@@ -65,6 +65,8 @@ struct Lease {
     record: Option<LeaseRecord>,
     was_there: bool,
     changed: bool,
+    /// Whether a renewal says which bearer it ends with.
+    is_rebound: bool,
 }
 
 struct Tenant {
@@ -149,6 +151,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
             record: None,
             was_there: false,
             changed: false,
+            is_rebound: false,
         };
         (lease, none)
     };
@@ -159,6 +162,7 @@ async fn read(link: &Link, group: &[Entry]) -> Result<Pages, Fault> {
             record: Some(record.clone()),
             was_there: true,
             changed: false,
+            is_rebound: false,
         };
         pages.leases.insert(record.lease, lease);
     }
@@ -208,6 +212,7 @@ impl Pages {
             return Noted::Over(quota);
         }
         let after = apply(lease.record.clone(), &note.change);
+        lease.is_rebound |= matches!(note.change, Change::Renewed { .. });
         lease.changed |= after != lease.record;
         lease.record = after;
         let after = live(lease.record.as_ref());
@@ -271,7 +276,12 @@ impl Pages {
         let mut all: Vec<(&'static str, Params)> = Vec::new();
         for (id, lease) in self.leases.iter().filter(|(_, lease)| lease.changed) {
             match (&lease.record, lease.was_there) {
-                (Some(record), true) => all.push((rows::UPDATE_LEASE, rows::lease_changes(record))),
+                (Some(record), true) => {
+                    all.push((rows::UPDATE_LEASE, rows::lease_changes(record)));
+                    if lease.is_rebound {
+                        all.push((rows::REBIND_LEASE, rows::lease_bearer(record)));
+                    }
+                }
                 (Some(record), false) => all.push((rows::INSERT_LEASE, rows::lease_parameters(record))),
                 (None, true) => all.push((DELETE_LEASE, vec![Box::new(id.0.to_vec())])),
                 (None, false) => {}

@@ -40,8 +40,8 @@ use self::reader::Reader;
 use self::rows::{json, lease_columns, node_columns, signed, tenant_columns};
 use self::writer::{Action, What, Write};
 use super::{
-    Adopted, As, Bearer, BillQuery, Booked, LeaseRecord, News, Note, Noted, Notes, Peer, Pending, Presence, Registered,
-    Snapshot, Store, StoreError, TenantRecord,
+    Adopted, As, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note, Noted, Notes, Peer, Pending, Presence,
+    Registered, Snapshot, Store, StoreError, TenantRecord,
 };
 use crate::random;
 
@@ -344,10 +344,16 @@ impl Store for PostgresStore {
             async move {
                 if bearer.speaks.is_named() {
                     let sql = "DELETE FROM bearers WHERE tenant = $1 AND name = $2 AND role NOT IN ('join', 'node')
-                               AND (role = 'endpoint') = $3";
+                               AND (role = 'endpoint') = $3 RETURNING hash";
                     let of_endpoint = bearer.speaks == As::Endpoint;
-                    link.execute(sql, &[&bearer.tenant.0.as_slice(), &bearer.name, &of_endpoint])
+                    let replaced = link
+                        .query(sql, &[&bearer.tenant.0.as_slice(), &bearer.name, &of_endpoint])
                         .await?;
+                    for row in &replaced {
+                        let from: [u8; 32] = rows::bytes(row, 0)?;
+                        link.execute(rows::REBIND_LEASES, &[&from.as_slice(), &bearer.hash.as_slice()])
+                            .await?;
+                    }
                 }
                 keep(link, &bearer).await?;
                 tell(link, me, &[News::Bearer(bearer)]).await
@@ -356,13 +362,18 @@ impl Store for PostgresStore {
         })
     }
 
-    fn revoke(&self, hash: [u8; 32]) -> Pending<()> {
+    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()> {
         let me = self.me;
         self.alone(move |link| {
             async move {
                 link.execute("DELETE FROM bearers WHERE hash = $1", &[&hash.as_slice()])
                     .await?;
-                tell(link, me, &[News::Revoked(hash)]).await
+                if leases == Leases::End {
+                    return tell(link, me, &[News::Revoked(hash)]).await;
+                }
+                link.execute(rows::REBIND_LEASES, &[&hash.as_slice(), &None::<Vec<u8>>])
+                    .await?;
+                tell(link, me, &[News::LeasesKept(hash), News::Revoked(hash)]).await
             }
             .boxed()
         })

@@ -19,7 +19,7 @@ macro_rules! lease_columns {
     () => {
         "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
          expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
-         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker"
+         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer"
     };
 }
 pub(super) use lease_columns;
@@ -36,12 +36,20 @@ pub(super) use node_columns;
 pub const INSERT_LEASE: &str = concat!(
     "INSERT INTO leases (",
     lease_columns!(),
-    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)"
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)"
 );
 
 /// What may change of a lease, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
     ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13 WHERE id = $1";
+
+/// Which bearer a lease ends with, from its id and the bearer. Apart from [`UPDATE_LEASE`], since it changes without the lock of the
+/// lease's node when a bearer is revoked or replaced.
+pub const REBIND_LEASE: &str = "UPDATE leases SET bearer = $2 WHERE id = $1";
+
+/// Leases that live and end with one bearer end with another one, or with none. Locks them in the order of all writers.
+pub const REBIND_LEASES: &str = "UPDATE leases SET bearer = $2 WHERE id IN (SELECT id FROM leases WHERE bearer = $1 \
+    AND ended_at_ms = 0 ORDER BY id FOR UPDATE)";
 
 /// PostgreSQL's integers are signed; nothing that Mayfly counts honestly comes near the difference.
 pub fn signed(value: u64) -> i64 {
@@ -114,6 +122,10 @@ pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
         image: row.try_get(22)?,
         functions: parsed(row, 23)?,
         gpus_per_worker: small(row, 24)?,
+        bearer: match row.try_get::<_, Option<&[u8]>>(25)? {
+            Some(_) => Some(bytes(row, 25)?),
+            None => None,
+        },
     })
 }
 
@@ -162,6 +174,7 @@ pub fn lease_parameters(record: &LeaseRecord) -> Params {
         Box::new(record.image.clone()),
         Box::new(json(&record.functions)),
         number(record.gpus_per_worker),
+        Box::new(record.bearer.map(|hash| hash.to_vec())),
     ]);
     parameters
 }
@@ -180,6 +193,11 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     parameters.push(Box::new(record.image.clone()));
     parameters.push(Box::new(json(&record.functions)));
     parameters
+}
+
+/// For [`REBIND_LEASE`].
+pub fn lease_bearer(record: &LeaseRecord) -> Params {
+    vec![text(&record.lease.0), Box::new(record.bearer.map(|hash| hash.to_vec()))]
 }
 
 /// See [`node_columns`].

@@ -7,7 +7,7 @@ use super::tasks;
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 9;
+pub const SCHEMA: i64 = 10;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -15,7 +15,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (9);
+INSERT INTO mayfly.version VALUES (10);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -31,11 +31,13 @@ CREATE TABLE mayfly.leases (
     ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
     allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
     allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
-    image TEXT, functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker BIGINT NOT NULL DEFAULT 0
+    image TEXT, functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker BIGINT NOT NULL DEFAULT 0,
+    bearer BYTEA
 ) WITH (fillfactor = 70);
 CREATE INDEX leases_by_node ON mayfly.leases (node, ended_at_ms);
 CREATE INDEX leases_by_end ON mayfly.leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON mayfly.leases (granted_at_ms, id);
+CREATE INDEX leases_by_bearer ON mayfly.leases (bearer) WHERE ended_at_ms = 0;
 CREATE TABLE mayfly.bearers (
     hash BYTEA PRIMARY KEY, role TEXT NOT NULL, tenant BYTEA NOT NULL, node BYTEA, expires_at_ms BIGINT NOT NULL,
     name TEXT NOT NULL, read_only BOOLEAN NOT NULL
@@ -55,7 +57,7 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 8] = [
+const UPGRADES: [&str; 9] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
     "ALTER TABLE mayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE mayfly.version SET version = 4;",
@@ -68,6 +70,9 @@ const UPGRADES: [&str; 8] = [
     concat!(tasks::waits!(), "UPDATE mayfly.version SET version = 7;"),
     concat!(tasks::memos!(), "UPDATE mayfly.version SET version = 8;"),
     concat!(tasks::failed!(), "UPDATE mayfly.version SET version = 9;"),
+    "ALTER TABLE mayfly.leases ADD COLUMN bearer BYTEA;
+    CREATE INDEX leases_by_bearer ON mayfly.leases (bearer) WHERE ended_at_ms = 0;
+    UPDATE mayfly.version SET version = 10;",
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.

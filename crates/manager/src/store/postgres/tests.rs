@@ -41,7 +41,7 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
         Ok(vec![Noted::Kept])
     );
     drop(store);
-    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions;
+    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; ALTER TABLE mayfly.leases DROP COLUMN bearer;
         ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
         mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs;
         ALTER TABLE mayfly.tenants DROP COLUMN spent_on_tasks; UPDATE mayfly.version SET version = 1;";
@@ -50,6 +50,7 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
     // What an earlier release knew nothing of it had none of.
     let kept = LeaseRecord {
         gpus_per_worker: 0,
+        bearer: None,
         ..record()
     };
     assert_eq!(load(&one).await.leases, vec![kept.clone()]);
@@ -185,7 +186,7 @@ async fn managers_hear_what_the_others_change() {
     let laptop = client(7, "laptop");
     a.keep(laptop.clone()).wait().await.unwrap();
     heard(&mut news, |news| *news == News::Bearer(laptop.clone())).await;
-    a.revoke(laptop.hash).wait().await.unwrap();
+    a.revoke(laptop.hash, Leases::End).wait().await.unwrap();
     heard(&mut news, |news| *news == News::Revoked(laptop.hash)).await;
     register(&a, address(1)).await;
     let owned =

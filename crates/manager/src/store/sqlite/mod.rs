@@ -19,8 +19,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
-    As, Bearer, BillQuery, Booked, Change, LeaseRecord, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot,
-    Store, StoreError, TenantRecord,
+    As, Bearer, BillQuery, Booked, Change, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes, Pending, Registered,
+    Snapshot, Store, StoreError, TenantRecord,
 };
 
 pub use tasks::SqliteTasks;
@@ -40,10 +40,11 @@ CREATE TABLE leases (
     allocated_us INTEGER NOT NULL DEFAULT 0, calls INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
     sandbox INTEGER NOT NULL DEFAULT 0, allocation_price INTEGER NOT NULL DEFAULT 0,
     computing_price INTEGER NOT NULL DEFAULT 0, polling_price INTEGER NOT NULL DEFAULT 0, image TEXT,
-    functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0
+    functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker INTEGER NOT NULL DEFAULT 0, bearer BLOB
 ) WITHOUT ROWID;
 CREATE INDEX leases_by_end ON leases (ended_at_ms);
 CREATE INDEX leases_by_grant ON leases (granted_at_ms, id);
+CREATE INDEX leases_by_bearer ON leases (bearer) WHERE ended_at_ms = 0;
 CREATE TABLE bearers (
     hash BLOB PRIMARY KEY, role TEXT NOT NULL, tenant BLOB NOT NULL, node BLOB, expires_at_ms INTEGER NOT NULL,
     name TEXT NOT NULL DEFAULT '', read_only INTEGER NOT NULL DEFAULT 0
@@ -64,7 +65,7 @@ const SCHEMA: Schema = Schema {
     upgrades: &UPGRADES,
 };
 
-const UPGRADES: [&str; 6] = [
+const UPGRADES: [&str; 7] = [
     "ALTER TABLE leases ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE nodes ADD COLUMN reclaimed INTEGER NOT NULL DEFAULT 0",
     // Whoever had the one token there was is now one tenant of several, and the administrator.
@@ -87,6 +88,9 @@ const UPGRADES: [&str; 6] = [
     "ALTER TABLE leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'",
     "ALTER TABLE leases ADD COLUMN gpus_per_worker INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE tenants ADD COLUMN spent_on_tasks INTEGER NOT NULL DEFAULT 0",
+    // Leases of earlier releases end with no token.
+    "ALTER TABLE leases ADD COLUMN bearer BLOB;
+    CREATE INDEX leases_by_bearer ON leases (bearer) WHERE ended_at_ms = 0",
 ];
 
 /// A store in a file. Dropping it commits what waits and closes the file.
@@ -215,20 +219,31 @@ impl Store for SqliteStore {
     fn keep(&self, bearer: Bearer) -> Pending<()> {
         self.write(true, move |transaction| {
             if bearer.speaks.is_named() {
-                transaction.execute(
-                    "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')
-                     AND (role = 'endpoint') = ?3",
-                    params![bearer.tenant.0, bearer.name, bearer.speaks == As::Endpoint],
-                )?;
+                let replaced: Vec<[u8; 32]> = transaction
+                    .prepare_cached(
+                        "DELETE FROM bearers WHERE tenant = ?1 AND name = ?2 AND role NOT IN ('join', 'node')
+                         AND (role = 'endpoint') = ?3 RETURNING hash",
+                    )?
+                    .query_map(
+                        params![bearer.tenant.0, bearer.name, bearer.speaks == As::Endpoint],
+                        |row| row.get(0),
+                    )?
+                    .collect::<rusqlite::Result<_>>()?;
+                for hash in replaced {
+                    rebind(transaction, hash, Some(bearer.hash))?;
+                }
             }
             keep(transaction, &bearer)
         })
     }
 
-    fn revoke(&self, hash: [u8; 32]) -> Pending<()> {
+    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()> {
         self.write(true, move |transaction| {
             transaction.execute("DELETE FROM bearers WHERE hash = ?1", [hash])?;
-            Ok(())
+            match leases {
+                Leases::Keep => rebind(transaction, hash, None),
+                Leases::End => Ok(()),
+            }
         })
     }
 
@@ -383,8 +398,8 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
             .prepare_cached(
                 "INSERT INTO leases (id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes,
                  duration_ms, granted_at_ms, expires_at_ms, sandbox, allocation_price, computing_price, polling_price,
-                 gpus_per_worker)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+                 gpus_per_worker, bearer)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
                  ON CONFLICT (id) DO NOTHING",
             )?
             .execute(params![
@@ -404,7 +419,8 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
                 signed(record.prices.allocation_per_gib_s),
                 signed(record.prices.computing_per_s),
                 signed(record.prices.polling_per_s),
-                record.gpus_per_worker
+                record.gpus_per_worker,
+                record.bearer
             ])?,
         Change::Taken { lease, mode, image } => transaction
             .prepare_cached(&format!(
@@ -423,11 +439,12 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
             lease,
             duration_ms,
             expires_at_ms,
+            bearer,
         } => transaction
             .prepare_cached(&format!(
-                "UPDATE leases SET duration_ms = ?2, expires_at_ms = ?3 WHERE id = ?1 AND {LIVE}"
+                "UPDATE leases SET duration_ms = ?2, expires_at_ms = ?3, bearer = ?4 WHERE id = ?1 AND {LIVE}"
             ))?
-            .execute(params![lease.0, signed(*duration_ms), signed(*expires_at_ms)])?,
+            .execute(params![lease.0, signed(*duration_ms), signed(*expires_at_ms), bearer])?,
         Change::Ended { lease, state, at_ms } => transaction
             .prepare_cached(&format!(
                 "UPDATE leases SET state = ?2, ended_at_ms = ?3 WHERE id = ?1 AND {LIVE}"
@@ -435,6 +452,14 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
             .execute(params![lease.0, state.name(), signed(*at_ms)])?,
     };
     Ok(Noted::Kept)
+}
+
+/// Leases that live and end with one bearer end with another one, or with none.
+fn rebind(transaction: &Transaction<'_>, from: [u8; 32], to: Option<[u8; 32]>) -> rusqlite::Result<()> {
+    transaction
+        .prepare_cached("UPDATE leases SET bearer = ?2 WHERE bearer = ?1 AND ended_at_ms = 0")?
+        .execute(params![from, to])?;
+    Ok(())
 }
 
 fn keep(transaction: &Transaction<'_>, bearer: &Bearer) -> rusqlite::Result<()> {
@@ -521,7 +546,7 @@ fn tenant_of(row: &Row<'_>) -> rusqlite::Result<TenantRecord> {
 /// Columns in the order in which [`lease_of`] reads them.
 const LEASE: &str = "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms,
     granted_at_ms, expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox,
-    allocation_price, computing_price, polling_price, image, functions, gpus_per_worker";
+    allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer";
 
 fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     Ok(LeaseRecord {
@@ -555,6 +580,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
         image: row.get(22)?,
         functions: parsed(row, 23)?,
         gpus_per_worker: row.get(24)?,
+        bearer: row.get(25)?,
     })
 }
 

@@ -26,8 +26,10 @@ class Observer:
     #: What a request by hand is sent with; empty for none.
     token = ""
 
-    def __init__(self, manager: Daemon) -> None:
+    def __init__(self, manager: Daemon, source: str = "") -> None:
         self.manager = manager
+        #: The address that its connections come from.
+        self.source = source
         connection = manager.connection
         self.url: str = connection["manager"]
         self.tls = ssl.create_default_context(cadata=connection["ca_pem"])
@@ -55,7 +57,8 @@ class Observer:
 
     def connect(self) -> socket.socket:
         """A TCP connection on which nothing was sent."""
-        return socket.create_connection(self.address, timeout=DEADLINE_S)
+        source = (self.source, 0) if self.source else None
+        return socket.create_connection(self.address, timeout=DEADLINE_S, source_address=source)
 
     def connect_tls(self) -> ssl.SSLSocket:
         """A connection after its TLS handshake."""

@@ -9,10 +9,12 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use mayfly_lease::admission::Place;
 use mayfly_protocol::error::{Code, Failure};
 use ring::hmac;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
@@ -110,7 +112,7 @@ impl Relay {
     }
 
     /// One half: waits for the other, or goes to it; the second to come passes the bytes on until both ends have ended.
-    pub async fn serve(&self, mut socket: TcpStream, deadline: Instant) -> Result<(), Failure> {
+    pub async fn serve(&self, mut socket: TcpStream, deadline: Instant, unknown: Place<IpAddr>) -> Result<(), Failure> {
         let mut hello = [0; RELAY_MAGIC.len() + TICKET_BYTES];
         match timeout_at(deadline, socket.read_exact(&mut hello)).await {
             Ok(read) => read.map_err(broken)?,
@@ -122,6 +124,7 @@ impl Relay {
             return Err(no("the caller does not speak to a relay"));
         }
         let (pair, rank) = self.check(ticket)?;
+        drop(unknown);
         watch_peer(&socket).map_err(broken)?;
         let received = {
             let mut waiting = self.waiting();

@@ -13,8 +13,10 @@
 //! - [`health`]: which nodes keep failing, and get none for a while;
 //! - [`billing`]: what a lease used, and what it costs;
 //! - [`quota`]: what a tenant may hold and spend;
-//! - [`rendezvous`]: a manager's word that ranks may meet there.
+//! - [`rendezvous`]: a manager's word that ranks may meet there;
+//! - [`admission`]: how many may stand at a door who have shown nothing yet.
 
+pub mod admission;
 pub mod billing;
 pub mod delegation;
 pub mod direct;

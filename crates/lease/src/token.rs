@@ -12,7 +12,7 @@ use mayfly_protocol::version::RELEASE;
 use zerocopy::FromZeros;
 
 use crate::key::{SigningKey, key_id, verify};
-use crate::replay::ReplayWindow;
+use crate::replay::check_age;
 
 /// Precedes what a verdict signs: a node's key also signs tokens when there is no manager, and neither signature may
 /// ever pass for the other.
@@ -109,7 +109,9 @@ pub enum TokenError {
     #[error("this hello was used before; draw a new channel id for every connection")]
     Replayed,
     /// Window full.
-    #[error("the node remembers {capacity} fresh connections and can take no more now; connect again in a minute")]
+    #[error(
+        "this lease opens more connections than its share of the {capacity} that its node can remember; connect again in a minute"
+    )]
     TooManyHellos {
         /// How many.
         capacity: usize,
@@ -338,16 +340,16 @@ pub fn sign_hello(hello: &mut Hello, holder: &SigningKey) {
     hello.signature = holder.sign(hello.signed_bytes());
 }
 
-/// Whether this node may serve this hello now; cheap checks first, signatures next, and the memory of the window last.
-/// `is_proven` says that the signature of exactly this token was verified before; everything else of it is judged anew.
+/// Whether this node may serve this hello now, if it did not serve it before, which the [`ReplayWindow`](crate::ReplayWindow)
+/// knows; cheap checks first, signatures last. `is_proven` says that the signature of exactly this token was verified before;
+/// everything else of it is judged anew. Both clocks may be `tolerance_ms` apart.
 pub fn check_hello(
     hello: &Hello,
     is_proven: bool,
     now_ms: u64,
-    skew_tolerance_ms: u64,
+    tolerance_ms: u64,
     node: &NodeId,
     trusted: &[PublicKey],
-    window: &mut ReplayWindow,
 ) -> Result<(), TokenError> {
     if hello.magic != MAGIC || hello.options.get() & !options::CLIENT_NEVER_SLEEPS != 0 {
         return Err(TokenError::Malformed("hello"));
@@ -364,8 +366,8 @@ pub fn check_hello(
             node: *node,
         });
     }
-    window.fresh(hello.sent_at_ms.get(), now_ms)?;
-    judge_token(&hello.token, is_proven, now_ms, skew_tolerance_ms, node, trusted)?;
+    check_age(hello.sent_at_ms.get(), now_ms, tolerance_ms)?;
+    judge_token(&hello.token, is_proven, now_ms, tolerance_ms, node, trusted)?;
     if !verify(&hello.token.holder, hello.signed_bytes(), &hello.signature) {
         return Err(TokenError::HelloSignature);
     }
@@ -383,7 +385,7 @@ pub fn check_hello(
         (purpose::CONTROL, 0 | transport::TLS) => {}
         _ => return Err(TokenError::Malformed("hello")),
     }
-    window.accept(hello.channel, hello.sent_at_ms.get(), now_ms)
+    Ok(())
 }
 
 /// What a node shows for a lease that it granted under a manager's allowance: whether the allowance is one, and its holder really

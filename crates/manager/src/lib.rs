@@ -36,6 +36,7 @@ mod sessions;
 mod store;
 mod task_owner;
 mod tasks;
+mod visitor;
 mod world;
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ impl Manager {
     /// Starts a manager on the current tokio runtime: reads or makes its keys, opens its store, listens, and writes
     /// `connection.json` for clients of the same user. Returns once it answers.
     pub async fn start(options: Options) -> Result<Handle, Error> {
+        let room = serve::Room::take();
         // The port first: a second manager on the same machine should hear of that, and touch no files.
         let listener = serve::listen(options.listen).await?;
         let identity = identity::load(&options.state_dir, &options.names)?;
@@ -89,12 +90,12 @@ impl Manager {
                 TaskKind::Common(Box::new(SharedTasks::new(url, identity.signing.public())?))
             }
         };
-        Self::start_over(options, listener, identity, store, tasks).await
+        Self::start_over(options, (listener, room), identity, store, tasks).await
     }
 
     async fn start_over(
         options: Options,
-        listener: tokio::net::TcpListener,
+        (listener, room): (tokio::net::TcpListener, serve::Room),
         identity: Identity,
         store: Arc<dyn Store>,
         task_store: TaskKind,
@@ -108,6 +109,7 @@ impl Manager {
         // Beside the API, on a port of its own: what is spoken there is not HTTP, and no token is shown.
         let meeting = Bound::new(ServeOptions {
             listen: vec![SocketAddr::new(address.ip(), 0)],
+            most_connections: room.rendezvous,
             ..ServeOptions::default()
         });
         let meeting = meeting.await.map_err(|failure| Error::Rendezvous(failure.message))?;
@@ -195,7 +197,7 @@ impl Manager {
         let router = http::router(Arc::clone(&control));
         let listeners = serve::Listeners::new(listener, tls, &control.ca_pem);
         let tasks = Tasks {
-            server: tokio::spawn(serve::serve(listeners, router, control.stopping.subscribe())),
+            server: tokio::spawn(serve::serve(listeners, room, router, control.stopping.subscribe())),
             clock: tokio::spawn(keep_time(Arc::clone(&control))),
             rendezvous: tokio::spawn({
                 let mut stopping = control.stopping.subscribe();

@@ -10,8 +10,9 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use mayfly_lease::admission::{Admission, Place, place_of};
 use mayfly_protocol::here;
+use mayfly_sandbox::descriptors;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -21,14 +22,22 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::control::stopped;
 use crate::error::Error;
+use crate::visitor::{Origin, Reception, Visitor};
 
 /// Connections at once, as far as this process may have descriptors: one each.
 const CONNECTIONS: usize = 65_536;
 /// Descriptors that are for other things than connections.
 const KEPT_DESCRIPTORS: usize = 256;
+/// Connections from this machine, which have places of their own: whoever floods the port does not keep its administrator out.
+const LOCAL_CONNECTIONS: usize = 1_024;
+/// Connections of groups' ranks, which have places of their own too.
+const RENDEZVOUS_CONNECTIONS: usize = 100_000;
+/// Connections from one origin that have shown no token: a quarter of all there is room for, and no more than this.
+const MOST_UNKNOWN_OF_ONE: usize = 1_024;
 /// A peer that has not finished its TLS handshake by then is not worth a descriptor.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests. One without a
+/// token has less; see [`crate::visitor`].
 const HEAD_DEADLINE: Duration = Duration::from_secs(75);
 /// Requests that run when the manager stops get this long.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
@@ -41,6 +50,32 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
+/// How many connections of each kind there is room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// From everywhere.
+    api: usize,
+    /// From this machine.
+    local: usize,
+    /// To the rendezvous.
+    pub rendezvous: usize,
+}
+
+impl Room {
+    /// Raises the limit on descriptors as far as it goes, and divides them.
+    pub fn take() -> Self {
+        Self::of(descriptors::raise())
+    }
+
+    fn of(descriptors: usize) -> Self {
+        let most = descriptors.saturating_sub(KEPT_DESCRIPTORS);
+        let local = (most / 12).clamp(4, LOCAL_CONNECTIONS);
+        let rendezvous = (most / 4).clamp(4, RENDEZVOUS_CONNECTIONS);
+        let api = most.saturating_sub(local + rendezvous).clamp(4, CONNECTIONS);
+        Self { api, local, rendezvous }
+    }
+}
+
 /// Where a manager is connected to.
 pub struct Listeners {
     /// From everywhere, by TLS.
@@ -48,12 +83,6 @@ pub struct Listeners {
     tls: Arc<ServerConfig>,
     /// From this machine: who connects there asks the kernel whose it is.
     here: Option<UnixListener>,
-}
-
-/// One that connected.
-enum Stream {
-    Tcp(TcpStream),
-    Here(UnixStream),
 }
 
 impl Listeners {
@@ -69,43 +98,66 @@ impl Listeners {
         let here = here.ok();
         Self { tcp, tls, here }
     }
+}
 
-    async fn accept(&self) -> std::io::Result<Stream> {
-        let here = async {
-            match &self.here {
-                Some(here) => here.accept().await,
-                None => std::future::pending().await,
+/// One way in.
+enum Listener {
+    Tcp(TcpListener, TlsAcceptor),
+    Here(UnixListener),
+}
+
+/// One that connected.
+enum Stream {
+    Tcp(TcpStream, TlsAcceptor),
+    Here(UnixStream),
+}
+
+impl Listener {
+    /// The next that connects, and whose places it takes while it is not known; none for those who may always come.
+    async fn accept(&self) -> std::io::Result<(Stream, Option<Origin>)> {
+        match self {
+            Self::Tcp(listener, acceptor) => {
+                let (stream, address) = listener.accept().await?;
+                let origin = Origin::Address(place_of(address.ip()));
+                Ok((Stream::Tcp(stream, acceptor.clone()), Some(origin)))
             }
-        };
-        tokio::select! {
-            accepted = self.tcp.accept() => accepted.map(|(stream, _)| Stream::Tcp(stream)),
-            accepted = here => accepted.map(|(stream, _)| Stream::Here(stream)),
+            Self::Here(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let user = stream.peer_cred()?.uid();
+                let own = rustix::process::geteuid().as_raw();
+                Ok((
+                    Stream::Here(stream),
+                    (user != own && user != 0).then_some(Origin::User(user)),
+                ))
+            }
         }
     }
 }
 
-/// Raises the limit on descriptors as far as it goes, and answers how many connections that allows.
-fn connections() -> usize {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // Where that is not allowed, the limit is what it was.
-    let _ = setrlimit(Resource::Nofile, limit);
-    let most = getrlimit(Resource::Nofile).current;
-    let most = most.map_or(CONNECTIONS, |most| usize::try_from(most).unwrap_or(CONNECTIONS));
-    most.saturating_sub(KEPT_DESCRIPTORS).clamp(1, CONNECTIONS)
+/// Serves until told to stop, and then until the requests that run are answered.
+pub async fn serve(listeners: Listeners, room: Room, router: Router, stopping: watch::Receiver<bool>) {
+    let Listeners { tcp, tls, here } = listeners;
+    let tcp = Listener::Tcp(tcp, TlsAcceptor::from(tls));
+    let by_tcp = welcome(tcp, room.api, router.clone(), stopping.clone());
+    let by_socket = async {
+        if let Some(here) = here {
+            welcome(Listener::Here(here), room.local, router, stopping).await;
+        }
+    };
+    tokio::join!(by_tcp, by_socket);
 }
 
-/// Serves until told to stop, and then until the requests that run are answered.
-pub async fn serve(listeners: Listeners, router: Router, mut stopping: watch::Receiver<bool>) {
-    let acceptor = TlsAcceptor::from(Arc::clone(&listeners.tls));
-    let room = Arc::new(Semaphore::new(connections()));
+/// Serves whoever comes this way, so many at once.
+async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: watch::Receiver<bool>) {
+    let room = Arc::new(Semaphore::new(most));
+    // Some of the room is for those who are known.
+    let unknown = Admission::new((most * 3).div_ceil(4), most.div_ceil(4).min(MOST_UNKNOWN_OF_ONE));
     let mut connections = JoinSet::new();
     loop {
         // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.
         let accept = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (listeners.accept().await, place)
+            (listener.accept().await, place)
         };
         let (stream, place) = tokio::select! {
             accepted = accept => accepted,
@@ -113,12 +165,18 @@ pub async fn serve(listeners: Listeners, router: Router, mut stopping: watch::Re
             Some(_) = connections.join_next() => continue,
         };
         match stream {
-            Ok(stream) => {
-                let (acceptor, router, stopping) = (acceptor.clone(), router.clone(), stopping.clone());
+            Ok((stream, origin)) => {
+                let unknown = match origin.map(|origin| unknown.admit(origin)) {
+                    // Whoever comes from there has as many connections without a token as they may.
+                    Some(None) => continue,
+                    Some(admitted) => admitted,
+                    None => None,
+                };
+                let (router, stopping) = (router.clone(), stopping.clone());
                 connections.spawn(async move {
                     match stream {
-                        Stream::Tcp(stream) => encrypted(stream, acceptor, router, stopping).await,
-                        Stream::Here(stream) => connection(stream, router, stopping).await,
+                        Stream::Tcp(stream, acceptor) => encrypted(stream, acceptor, unknown, router, stopping).await,
+                        Stream::Here(stream) => connection(stream, unknown, router, stopping).await,
                     }
                     drop(place);
                 });
@@ -130,38 +188,65 @@ pub async fn serve(listeners: Listeners, router: Router, mut stopping: watch::Re
             }
         }
     }
-    drop(listeners);
+    drop(listener);
     let drain = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(DRAIN_DEADLINE, drain).await;
     connections.shutdown().await;
 }
 
-async fn encrypted(stream: TcpStream, acceptor: TlsAcceptor, router: Router, stopping: watch::Receiver<bool>) {
+async fn encrypted(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    unknown: Option<Place<Origin>>,
+    router: Router,
+    stopping: watch::Receiver<bool>,
+) {
     // Requests are small and answered at once: waiting to fill a packet would only add latency.
     let _ = stream.set_nodelay(true);
     if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
-        connection(stream, router, stopping).await;
+        connection(stream, unknown, router, stopping).await;
     }
 }
 
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    unknown: Option<Place<Origin>>,
     router: Router,
     mut stopping: watch::Receiver<bool>,
 ) {
+    let visitor = Arc::<Visitor>::default();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
         .max_buf_size(64 << 10);
-    let serving = http
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .with_upgrades();
+    let reception = Reception::new(router, Arc::clone(&visitor));
+    let serving = http.serve_connection(TokioIo::new(stream), reception).with_upgrades();
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
         _ = serving.as_mut() => {}
+        () = visitor.outstays(unknown) => {}
         _ = stopped(&mut stopping) => {
             serving.as_mut().graceful_shutdown();
             let _ = serving.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_no_more_than_there_are_descriptors() {
+        for descriptors in [1_024, 4_096, 65_536, 1_048_576, usize::MAX] {
+            let Room { api, local, rendezvous } = Room::of(descriptors);
+            assert!(
+                api + local + rendezvous + KEPT_DESCRIPTORS <= descriptors,
+                "{descriptors}"
+            );
+            assert!(api >= 500 && local >= 64 && rendezvous >= 128, "{descriptors}");
+        }
+        // However few there are, somebody gets in.
+        assert!(Room::of(64).api > 0);
     }
 }

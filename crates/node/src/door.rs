@@ -17,7 +17,7 @@ use crate::node::Node;
 /// Its name in the sandbox's directory.
 pub const DOOR: &str = "node.sock";
 /// Connections from one sandbox whose hello is not verified yet, and control connections that are open at once.
-const MOST_UNVERIFIED: usize = 16;
+const MOST_UNVERIFIED: usize = 32;
 const MOST_CONTROL: usize = 256;
 
 /// An open door. Dropping it closes it.

@@ -1,19 +1,19 @@
 //! Accepts connections, reads exactly one hello from each, judges it and passes the connection on.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use mayfly_fabric::{descriptors, tls};
+use mayfly_lease::admission::{Admission, place_of};
 use mayfly_lease::{TokenError, token};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
-use mayfly_protocol::ids::PublicKey;
+use mayfly_protocol::ids::{PublicKey, TenantId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,9 +27,10 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 const VERDICT_DEADLINE: Duration = Duration::from_secs(1);
 /// A TLS handshake that takes longer is given up.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// Connections whose hello is not verified yet. Each costs a task and a hello's bytes.
+/// Connections whose hello is not verified yet, by TCP and by the Unix socket: half of them may be of one address or one user. Each
+/// costs a task and a hello's bytes.
 const MOST_UNVERIFIED: usize = 1024;
-/// Control connections that are open at once.
+/// Control connections that are open at once: three quarters of them may be one tenant's.
 const MOST_CONTROL: usize = 4096;
 
 /// The kernel asks a silent peer whether it is there after this long, and as often again, three times.
@@ -193,7 +194,8 @@ impl Sockets {
     /// Accepts until the node closes.
     pub fn serve(self, node: &Arc<Node>) {
         let gate = Gate::new(MOST_UNVERIFIED, MOST_CONTROL);
-        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.clone());
+        // Whoever floods the port does not keep this machine's clients out.
+        let (unix, mine, its_gate) = (self.unix, node.clone(), gate.beside(MOST_UNVERIFIED));
         node.background(async move { its_gate.accept_unix(&mine, unix).await });
         if let Some(tcp) = self.tcp {
             let mine = node.clone();
@@ -202,7 +204,8 @@ impl Sockets {
                     match tcp.accept().await {
                         Ok((stream, peer)) => {
                             settle(&stream);
-                            gate.admit(&mine, Connection::Tcp(stream, peer));
+                            let origin = Origin::Address(place_of(peer.ip()));
+                            gate.admit(&mine, origin, Connection::Tcp(stream, peer));
                         }
                         Err(error) => rest(error).await,
                     }
@@ -231,30 +234,49 @@ async fn rest(error: std::io::Error) {
 
 /// How many may stand before a verdict, and how many may stay behind it.
 pub struct Gate {
-    unverified: Arc<Semaphore>,
-    control: Arc<Semaphore>,
+    unverified: Admission<Origin>,
+    control: Arc<Admission<TenantId>>,
+}
+
+/// Where somebody connects from who has shown nothing yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Origin {
+    Address(IpAddr),
+    User(u32),
 }
 
 impl Gate {
     pub fn new(most_unverified: usize, most_control: usize) -> Arc<Self> {
-        Arc::new(Self {
-            unverified: Arc::new(Semaphore::new(most_unverified)),
-            control: Arc::new(Semaphore::new(most_control)),
-        })
+        let control = Admission::new(most_control, (most_control * 3).div_ceil(4));
+        Self::over(most_unverified, Arc::new(control))
+    }
+
+    /// Another one, with places of its own before the verdict.
+    fn beside(&self, most_unverified: usize) -> Arc<Self> {
+        Self::over(most_unverified, Arc::clone(&self.control))
+    }
+
+    fn over(most_unverified: usize, control: Arc<Admission<TenantId>>) -> Arc<Self> {
+        let unverified = Admission::new(most_unverified, most_unverified.div_ceil(2));
+        Arc::new(Self { unverified, control })
     }
 
     /// Admits whoever connects to a Unix socket, for ever.
     pub async fn accept_unix(self: Arc<Self>, node: &Arc<Node>, listener: UnixListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => self.admit(node, Connection::Unix(stream)),
+                Ok((stream, _)) => {
+                    // One that is gone already has no credentials.
+                    let Ok(peer) = stream.peer_cred() else { continue };
+                    self.admit(node, Origin::User(peer.uid()), Connection::Unix(stream));
+                }
                 Err(error) => rest(error).await,
             }
         }
     }
 
-    fn admit(self: &Arc<Self>, node: &Arc<Node>, connection: Connection) {
-        let Ok(permit) = self.unverified.clone().try_acquire_owned() else {
+    fn admit(self: &Arc<Self>, node: &Arc<Node>, origin: Origin, connection: Connection) {
+        let Some(place) = self.unverified.admit(origin) else {
             return;
         };
         let (node, gate) = (node.clone(), self.clone());
@@ -272,15 +294,16 @@ impl Gate {
                     return;
                 }
             };
-            drop(permit);
+            drop(place);
             if hello.purpose == purpose::CHANNEL {
                 channel::open(&node, &hello, connection).await;
                 return;
             }
-            match gate.control.clone().try_acquire_owned() {
-                Ok(_permit) => control::serve(&node, &hello, connection).await,
-                Err(_) => {
-                    let text = "too many control connections are open; close some or try later";
+            match gate.control.admit(hello.token.tenant) {
+                Some(_place) => control::serve(&node, &hello, connection).await,
+                None => {
+                    let text =
+                        "too many control connections are open, of this tenant or of all; close some or try later";
                     let _ = connection
                         .answer(&token::refuse(&Failure::new(Code::NoCapacity, text)))
                         .await;
@@ -301,18 +324,10 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let run = node.lease_or_memory(&hello.token).ok();
     let is_proven = run.as_ref().is_some_and(|run| run.is_proven(&hello.token));
     let trusted = node.trusted();
-    let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
-    let tolerance_ms = window.tolerance_ms();
     let now_ms = clock::wall_ms();
-    let judged = token::check_hello(
-        &hello,
-        is_proven,
-        now_ms,
-        tolerance_ms,
-        &node.address.id,
-        &trusted,
-        &mut window,
-    );
+    let tolerance_ms = node.options.skew_tolerance.as_millis() as u64;
+    // Without the lock: signatures take as long as some thousand look-ups.
+    let judged = token::check_hello(&hello, is_proven, now_ms, tolerance_ms, &node.address.id, &trusted);
     match judged {
         // The manager tells its keys when the node registers.
         Err(TokenError::UnknownIssuer { .. }) if node.waits_for_its_manager() => {
@@ -323,6 +338,9 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
         }
         judged => judged?,
     }
+    let mut window = node.window.lock().unwrap_or_else(PoisonError::into_inner);
+    window.accept(&hello, now_ms)?;
+    drop(window);
     if let Some(run) = run {
         if !is_proven {
             run.prove(&hello.token);

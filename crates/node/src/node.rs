@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use mayfly_executor::cores::Places;
 use mayfly_lease::token::Claims;
-use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing, replay};
+use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing};
 use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
-use mayfly_sandbox::Spawner;
+use mayfly_sandbox::{Spawner, descriptors};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
@@ -132,6 +132,9 @@ pub struct Handle {
 impl Node {
     /// Starts a node within the current tokio runtime.
     pub async fn start(options: Options) -> Result<Handle, NodeError> {
+        if options.own_process {
+            descriptors::raise();
+        }
         make_private(&options.state_dir)?;
         make_private(&options.code_dir())?;
         let key = load_key(&options.state_dir.join("node.key"))?;
@@ -197,7 +200,7 @@ impl Node {
         let tolerance_ms = options.skew_tolerance.as_millis() as u64;
         let node = Arc::new(Self {
             trusted: RwLock::new(vec![key.public()]),
-            window: Mutex::new(ReplayWindow::new(tolerance_ms, replay::DEFAULT_CAPACITY)),
+            window: Mutex::new(ReplayWindow::new(tolerance_ms, options.most_hellos)),
             hangups: Arc::new(Hangups::new()?),
             places: Places::new()?,
             closing: watch::channel(false).0,

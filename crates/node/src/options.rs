@@ -71,6 +71,8 @@ pub struct Options {
     pub on_fabrics: Vec<String>,
     /// How far clocks may differ.
     pub skew_tolerance: Duration,
+    /// Hellos of all tenants together that it remembers, so that none opens two connections.
+    pub most_hellos: usize,
     /// How long a call that runs when its lease expires may go on.
     pub grace: Duration,
     /// How long a grant may lie unused.
@@ -136,6 +138,7 @@ impl Options {
             fabrics: Vec::new(),
             on_fabrics: Vec::new(),
             skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
+            most_hellos: mayfly_lease::replay::DEFAULT_CAPACITY,
             grace: Duration::from_secs(1),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             output: Output::Log,

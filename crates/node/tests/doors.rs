@@ -116,6 +116,45 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flood_of_hellos_costs_the_lease_that_sends_it() {
+    let site = Site::with(|options| options.most_hellos = 32).await;
+    let grant = site.lease(|_| {}).await.unwrap();
+    let key = std::fs::read(site.dir.path().join("state/node.key")).unwrap();
+    let flooding = Claims {
+        workers: 1,
+        cores: 1,
+        memory_bytes: 1 << 20,
+        sandbox: Sandbox::Process,
+        lease: Some(LeaseId([9; 16])),
+        tenant: TenantId([9; 16]),
+        node: grant.node.id,
+        holder: site.holder.public(),
+        epoch: 0,
+        not_before_ms: now_ms(),
+        expires_at_ms: now_ms() + 900_000,
+        duration_ms: 1000,
+    };
+    let flooding = flooding.sign(&SigningKey::from_pkcs8(&key).unwrap());
+    let mut codes = Vec::new();
+    for _ in 0..40 {
+        let refused = site.knock(site.hello(flooding, 0, transport::SHM)).await;
+        codes.push(refused.unwrap_err().code);
+    }
+    // Those that are good are told that there is no such lease; the others, that there are too many.
+    assert_eq!(
+        (codes.first(), codes.last()),
+        (Some(&Code::NotFound), Some(&Code::NoCapacity))
+    );
+    // Everybody else gets in all the same, for as long as they have no more than their share.
+    for _ in 0..8 {
+        drop(site.control(token(&grant)).await.unwrap());
+    }
+    let flood = site.knock(site.hello(flooding, 0, transport::SHM)).await;
+    assert_eq!(flood.unwrap_err().code, Code::NoCapacity);
+    site.handle.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_allowance_opens_no_channel_and_a_lease_grants_no_lease() {
     let site = Site::start().await;
     let grant = site.lease(|_| {}).await.unwrap();

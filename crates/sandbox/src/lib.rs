@@ -11,6 +11,7 @@
 //! and run nothing.
 
 pub mod cgroup;
+pub mod descriptors;
 pub mod filter;
 pub mod image;
 pub mod isolation;

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::descriptors;
 use crate::filter::{self, Filters, Watch};
 use crate::isolation::{Identity, Plan as Isolation, Precaution};
 use crate::{Child, Program, SandboxError};
@@ -91,6 +92,8 @@ struct Plan {
     files: [RawFd; 4],
     parent: libc::pid_t,
     no_signals: libc::sigset_t,
+    /// The limit on descriptors that it gets, if the node has raised its own.
+    descriptors: Option<libc::rlimit>,
     isolation: Option<Isolation>,
     error: AtomicI32,
 }
@@ -169,6 +172,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         ],
         parent: std::process::id() as libc::pid_t,
         no_signals,
+        descriptors: descriptors::began_with_raw(),
         isolation,
         error: AtomicI32::new(0),
     };
@@ -339,6 +343,12 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
         // Everything of ours is close-on-exec; this is for what a library of the host program opened without it. An old
         // kernel does not know the call, and then close-on-exec has to do.
         libc::syscall(libc::SYS_close_range, 4, libc::c_uint::MAX, 0);
+        // Not before: until here the node's own descriptors were in the way of new ones.
+        if let Some(limit) = &plan.descriptors
+            && libc::setrlimit(libc::RLIMIT_NOFILE, limit) != 0
+        {
+            fail();
+        }
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         libc::sigprocmask(libc::SIG_SETMASK, &plan.no_signals, std::ptr::null_mut());
         if let Some(isolation) = &plan.isolation

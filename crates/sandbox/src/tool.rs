@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
+use crate::descriptors;
+
 /// How much of a program's complaint is passed on.
 const WORDS_BYTES: u64 = 2 << 10;
 /// How much a program may say that is asked for words.
@@ -84,11 +86,15 @@ impl Tool<'_> {
             .stdout(Stdio::piped())
             .stderr(complaints.try_clone().map_err(ToolError::from)?)
             .process_group(0);
-        // SAFETY: one system call, which needs nothing of this process.
+        let limit = descriptors::began_with_raw();
+        // SAFETY: two system calls, which need nothing of this process.
         unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
+            command.pre_exec(move || {
+                let limited = limit.is_none_or(|limit| libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0);
+                match limited && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+                    true => Ok(()),
+                    false => Err(std::io::Error::last_os_error()),
+                }
             });
         }
         let mut child = command.spawn().map_err(|error| match error.kind() {

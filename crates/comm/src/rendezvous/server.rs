@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mayfly_fabric::tls::{Identity, presented, server_config_for_all};
+use mayfly_lease::admission::{Admission, Place, place_of};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::PublicKey;
 use serde::Deserialize;
@@ -28,6 +29,9 @@ use crate::relay::Relay;
 /// First byte of a TLS handshake.
 const TLS_FIRST: u8 = 0x16;
 const RELAY_FIRST: u8 = RELAY_MAGIC[0];
+/// Callers from one place who have not said who they are: a quarter of all there is room for, and no more than the ranks of one
+/// group, which may come at once.
+const MOST_UNKNOWN_OF_ONE: usize = 4_096;
 /// After a failed `accept`, such as for want of descriptors: others may end meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -61,6 +65,9 @@ impl Default for ServeOptions {
     }
 }
 
+/// A caller's place while it has not said who it is.
+type Unknown = Place<IpAddr>;
+
 /// State, and how to reach each rank: always locked together, so that what is said arrives in the order in which it happened.
 #[derive(Default)]
 struct Desk {
@@ -90,6 +97,8 @@ struct Shared {
     options: ServeOptions,
     relay: Arc<Relay>,
     room: Arc<Semaphore>,
+    /// Callers who have not said who they are, by where they come from.
+    unknown: Admission<IpAddr>,
 }
 
 impl Shared {
@@ -137,6 +146,10 @@ impl Bound {
             acceptor: TlsAcceptor::from(tls),
             relay: Arc::new(Relay::new(options.relay)?),
             room: Arc::new(Semaphore::new(options.most_connections.min(Semaphore::MAX_PERMITS))),
+            unknown: Admission::new(
+                (options.most_connections * 3).div_ceil(4),
+                options.most_connections.div_ceil(4).min(MOST_UNKNOWN_OF_ONE),
+            ),
             options,
         };
         Ok(Self {
@@ -196,13 +209,16 @@ async fn accept_ranks(shared: Arc<Shared>, listener: TcpListener, probe: u16, mu
         let Some((socket, from)) = next_caller(&listener, &mut ended).await else {
             return;
         };
+        let Some(unknown) = shared.unknown.admit(place_of(from.ip())) else {
+            continue;
+        };
         let shared = shared.clone();
         let mut ended = ended.clone();
         tokio::spawn(async move {
             let _room = room;
             tokio::select! {
                 _ = ended.changed() => {}
-                result = meet(&shared, socket, from, probe) => if let Err(failure) = result {
+                result = meet(&shared, socket, from, unknown, probe) => if let Err(failure) = result {
                     tracing::debug!(%from, %failure, "a caller was turned away");
                 },
             }
@@ -212,8 +228,12 @@ async fn accept_ranks(shared: Arc<Shared>, listener: TcpListener, probe: u16, mu
 
 async fn accept_probes(shared: Arc<Shared>, listener: TcpListener, mut ended: watch::Receiver<()>) {
     while let Some((mut socket, from)) = next_caller(&listener, &mut ended).await {
+        let Some(unknown) = shared.unknown.admit(place_of(from.ip())) else {
+            continue;
+        };
         let patience = shared.options.patience;
         tokio::spawn(async move {
+            let _unknown = unknown;
             // It fits into the socket's buffer, so this waits for nobody; then the caller is given time to close first.
             if socket.write_all(&probe_bytes(canonical(from))).await.is_ok() {
                 let _ = timeout(patience, socket.read(&mut [0; 1])).await;
@@ -235,7 +255,13 @@ fn broken(error: std::io::Error) -> Failure {
 }
 
 /// Finds out what a caller wants.
-async fn meet(shared: &Arc<Shared>, socket: TcpStream, from: SocketAddr, probe: u16) -> Result<(), Failure> {
+async fn meet(
+    shared: &Arc<Shared>,
+    socket: TcpStream,
+    from: SocketAddr,
+    unknown: Unknown,
+    probe: u16,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + shared.options.patience;
     socket.set_nodelay(true).map_err(broken)?;
     let mut first = [0];
@@ -244,8 +270,8 @@ async fn meet(shared: &Arc<Shared>, socket: TcpStream, from: SocketAddr, probe: 
         .map_err(|_| late())?;
     match (peeked.map_err(broken)?, first[0]) {
         (0, _) => Ok(()),
-        (_, TLS_FIRST) => attend(shared, socket, canonical(from), probe, deadline).await,
-        (_, RELAY_FIRST) => shared.relay.serve(socket, deadline).await,
+        (_, TLS_FIRST) => attend(shared, socket, canonical(from), unknown, probe, deadline).await,
+        (_, RELAY_FIRST) => shared.relay.serve(socket, deadline, unknown).await,
         _ => Err(Failure::new(
             Code::ProtocolViolation,
             "it speaks neither TLS nor to the relay",
@@ -281,6 +307,7 @@ async fn attend(
     shared: &Arc<Shared>,
     socket: TcpStream,
     from: SocketAddr,
+    unknown: Unknown,
     probe: u16,
     deadline: Instant,
 ) -> Result<(), Failure> {
@@ -300,6 +327,7 @@ async fn attend(
         Some(_) => Err(Failure::new(Code::ProtocolViolation, "the first word is to be `join`")),
         None => return Ok(()),
     };
+    drop(unknown);
     let heartbeat = shared.options.heartbeat;
     let result = match joined {
         Ok((mut attendance, seat)) => {

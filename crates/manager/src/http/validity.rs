@@ -1,7 +1,9 @@
 //! What a token began ends with it: requests that wait, and answers that are still being sent. WebSockets watch by themselves.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State as Shared};
@@ -16,9 +18,13 @@ use mayfly_protocol::error::Code;
 use super::Api;
 use crate::bearers::Validity;
 use crate::requests::{Refusal, refuse};
+use crate::visitor::Visitor;
 
 /// A body that is longer, or has no known length, is cut off when its reader's token ends. Shorter ones are sent at once.
 const MOST_AT_ONCE_BYTES: u64 = 64 << 10;
+
+/// The body of a request without a token that is good has this long.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// For whoever was connected with a token that is good no longer.
 pub const ENDED: &str = "the token was revoked or has expired; use another one, or log in anew";
@@ -32,9 +38,12 @@ pub fn ended() -> Refusal {
 pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next: Next) -> Response {
     // Whoever revokes their own token shall read what came of it.
     let revokes = request.method() == Method::DELETE && request.uri().path().starts_with("/v1/tokens/");
-    let validity = control.validity_of_request(request.headers()).filter(|_| !revokes);
-    let Some(mut validity) = validity else {
-        return next.run(request).await;
+    let validity = control.validity_of_request(request.headers());
+    if let (Some(_), Some(visitor)) = (&validity, request.extensions().get::<Arc<Visitor>>()) {
+        visitor.show();
+    }
+    let Some(mut validity) = validity.filter(|_| !revokes) else {
+        return next.run(request.map(in_time)).await;
     };
     let response = tokio::select! {
         biased;
@@ -52,16 +61,27 @@ pub async fn end_with_token(Shared(control): Shared<Api>, request: Request, next
     response.map(|body| Body::new(CutOff::new(body, validity)))
 }
 
-/// A body that fails when its reader's token ends.
+/// A body that must be there in time, since nobody who is known sends it.
+fn in_time(body: Body) -> Body {
+    if body.is_end_stream() {
+        return body;
+    }
+    let end = tokio::time::sleep(BODY_DEADLINE).boxed();
+    let why = "the body of the request did not come in time";
+    Body::new(CutOff { body, end, why })
+}
+
+/// A body that fails when its time is over, such as when its reader's token ends.
 struct CutOff {
     body: Body,
     end: BoxFuture<'static, ()>,
+    why: &'static str,
 }
 
 impl CutOff {
     fn new(body: Body, mut validity: Validity) -> Self {
         let end = async move { validity.ended().await }.boxed();
-        Self { body, end }
+        Self { body, end, why: ENDED }
     }
 }
 
@@ -74,7 +94,7 @@ impl HttpBody for CutOff {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if self.end.poll_unpin(context).is_ready() {
-            return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(ENDED)))));
+            return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(self.why)))));
         }
         Pin::new(&mut self.body).poll_frame(context)
     }

@@ -1,0 +1,134 @@
+//! How many may stand at a door who have shown nothing yet: so many in all, and no more than a share of them from one place.
+//!
+//! What costs a server something before it knows who asks (a descriptor, a task, a handshake) is bounded by where it comes from:
+//! whoever takes all of their own share keeps nobody out who comes from elsewhere.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Counts those who have shown nothing yet, by where they come from.
+#[derive(Debug)]
+pub struct Admission<K: Hash + Eq + Copy> {
+    most: usize,
+    most_of_one: usize,
+    counts: Arc<Mutex<Counts<K>>>,
+}
+
+#[derive(Debug)]
+struct Counts<K> {
+    of: HashMap<K, usize>,
+    total: usize,
+}
+
+/// A place at the door. Dropping it makes room for another.
+#[derive(Debug)]
+pub struct Place<K: Hash + Eq + Copy> {
+    from: K,
+    counts: Arc<Mutex<Counts<K>>>,
+}
+
+fn lock<K>(counts: &Mutex<Counts<K>>) -> MutexGuard<'_, Counts<K>> {
+    // No panic can happen between two changes that belong together.
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<K: Hash + Eq + Copy> Admission<K> {
+    /// At most so many in all, and so many from one place.
+    pub fn new(most: usize, most_of_one: usize) -> Self {
+        Self {
+            most,
+            most_of_one,
+            counts: Arc::new(Mutex::new(Counts {
+                of: HashMap::new(),
+                total: 0,
+            })),
+        }
+    }
+
+    /// A place for whoever comes from there, if there is one.
+    pub fn admit(&self, from: K) -> Option<Place<K>> {
+        let mut counts = lock(&self.counts);
+        if counts.total >= self.most {
+            return None;
+        }
+        let own = counts.of.entry(from).or_default();
+        if *own >= self.most_of_one {
+            return None;
+        }
+        *own += 1;
+        counts.total += 1;
+        let counts = Arc::clone(&self.counts);
+        Some(Place { from, counts })
+    }
+}
+
+impl<K: Hash + Eq + Copy> Drop for Place<K> {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.counts);
+        counts.total = counts.total.saturating_sub(1);
+        if let Some(own) = counts.of.get_mut(&self.from) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                counts.of.remove(&self.from);
+            }
+        }
+    }
+}
+
+/// The place that an address belongs to: itself, or for IPv6 its network of 64 bits, of which one host may use every address.
+pub fn place_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        ip => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn one_place_takes_no_more_than_its_share() {
+        let door = Admission::new(5, 2);
+        let own: Vec<_> = (0..3).filter_map(|_| door.admit(1)).collect();
+        assert_eq!(own.len(), 2);
+        let others: Vec<_> = (2..9).filter_map(|from| door.admit(from)).collect();
+        assert_eq!(others.len(), 3, "as many as there are in all");
+        drop(own);
+        assert!(door.admit(1).is_some() && door.admit(9).is_some());
+    }
+
+    #[test]
+    fn addresses_of_one_host_are_one_place() {
+        let place = |text: &str| place_of(text.parse().unwrap());
+        assert_eq!(place("2001:db8::1"), place("2001:db8::ffff:1:2"));
+        assert_ne!(place("2001:db8::1"), place("2001:db8:0:1::1"));
+        assert_eq!(place("::ffff:192.0.2.1"), place("192.0.2.1"));
+        assert_ne!(place("192.0.2.1"), place("192.0.2.2"));
+    }
+
+    proptest! {
+        #[test]
+        fn counts_are_of_those_who_stand_there(steps in prop::collection::vec((any::<bool>(), 0..4u8), 0..100)) {
+            let door = Admission::new(8, 3);
+            let mut standing: Vec<(u8, Place<u8>)> = Vec::new();
+            for (comes, from) in steps {
+                if comes {
+                    let own = standing.iter().filter(|(other, _)| *other == from).count();
+                    let admitted = door.admit(from);
+                    prop_assert_eq!(admitted.is_some(), own < 3 && standing.len() < 8);
+                    standing.extend(admitted.map(|place| (from, place)));
+                } else if let Some(at) = standing.iter().position(|(other, _)| *other == from) {
+                    drop(standing.remove(at));
+                }
+            }
+            drop(standing);
+            let counts = lock(&door.counts);
+            prop_assert_eq!((counts.total, counts.of.len()), (0, 0));
+        }
+    }
+}

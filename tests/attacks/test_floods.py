@@ -1,0 +1,139 @@
+"""Strangers without a token who take what everybody needs: descriptors, places, time."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mayfly
+import pytest
+from harness.daemons import Daemon
+from harness.leaks import wait_until
+from harness.people import Observer
+
+Start = Callable[..., Daemon]
+
+#: Seconds in which a connection without a token that sends nothing whole is closed, also on slow machines.
+SOON_S = 30
+
+
+class Descriptors:
+    """Starts a daemon with so many descriptors."""
+
+    def __init__(self, limit: int, *, soft: bool = False) -> None:
+        self.prefix = ["sh", "-c", f'ulimit {"-S" if soft else ""} -n {limit}; exec "$@"', "sh"]
+
+
+def half_head(observer: Observer) -> socket.socket:
+    """A connection with half a request."""
+    connection = observer.connect_tls()
+    connection.sendall(b"GET /v1/version HTTP/1.1\r\nHost: may")
+    return connection
+
+
+def half_body(observer: Observer) -> socket.socket:
+    """A connection with a request of which the end does not come."""
+    connection = observer.connect_tls()
+    connection.sendall(b"POST /v1/login HTTP/1.1\r\nHost: mayfly\r\nContent-Length: 100\r\n\r\n{")
+    return connection
+
+
+def half_handshake(observer: Observer) -> socket.socket:
+    """A connection with the beginning of a handshake."""
+    connection = observer.connect()
+    connection.sendall(b"\x16\x03\x01")
+    return connection
+
+
+HALVES = [half_head, half_body, half_handshake]
+
+
+@contextlib.contextmanager
+def flood(observer: Observer, half: Callable[[Observer], socket.socket], count: int) -> Iterator[list[socket.socket]]:
+    """So many such connections; those that were refused at once are closed."""
+    opened = []
+    for _ in range(count):
+        with contextlib.suppress(OSError, ssl.SSLError):
+            opened.append(half(observer))
+    yield opened
+    for one in opened:
+        one.close()
+
+
+def answers(connect: Callable[[], socket.socket]) -> bool:
+    """Whether a request on such a connection is answered."""
+    try:
+        with connect() as connection:
+            connection.sendall(b"GET /v1/version HTTP/1.1\r\nHost: mayfly\r\nConnection: close\r\n\r\n")
+            return connection.recv(16).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    connection.settimeout(0.01)
+    try:
+        return not connection.recv(1 << 16)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_requests_of_a_stranger_keep_nobody_else_out(
+    start: Start, half: Callable[[Observer], socket.socket]
+) -> None:
+    manager = start("manager", "--listen", "127.0.0.1:0", host=Descriptors(1024))
+    observer = Observer(manager)
+    elsewhere = Observer(manager, source="127.0.0.2")
+    with flood(observer, half, 768) as opened:
+        # Its own administrator, by the local socket, and everybody from another address.
+        assert answers(observer.connect_local)
+        assert answers(elsewhere.connect_tls)
+        assert manager.cli("status")["nodes"] == []
+        # What is not finished is closed, and then there is room from that address as well.
+        wait_until(lambda: all(is_closed(one) for one in opened), "the manager closes them", SOON_S)
+        assert answers(observer.connect_tls)
+
+
+def test_connection_with_a_token_may_rest(start: Start) -> None:
+    manager = start("manager", "--listen", "127.0.0.1:0")
+    observer = Observer(manager)
+    request = b"GET /v1/leases HTTP/1.1\r\nHost: mayfly\r\nAuthorization: Bearer %s\r\n\r\n"
+    with observer.connect_tls() as known, observer.connect_tls() as unknown:
+        known.sendall(request % manager.connection["token"].encode())
+        unknown.sendall(request % b"00")
+        assert known.recv(16).startswith(b"HTTP/1.1 200")
+        assert unknown.recv(16).startswith(b"HTTP/1.1 401")
+        until = time.monotonic() + SOON_S
+        while not is_closed(unknown):
+            assert time.monotonic() < until, "the connection without a token stays"
+        assert not is_closed(known)
+
+
+def limits_of(pid: int) -> tuple[int, int]:
+    """Soft and hard limit on the descriptors of a process."""
+    found = re.search(r"Max open files +(\d+) +(\d+)", Path(f"/proc/{pid}/limits").read_text())
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+@pytest.mark.parametrize("sandbox", ["process", "isolated"])
+def test_workers_have_the_descriptor_limit_that_their_daemon_began_with(start: Start, sandbox: str) -> None:
+    few = Descriptors(777, soft=True)
+    up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--sandbox", sandbox, host=few)
+    soft, hard = limits_of(up.pid)
+    assert soft == hard > 777
+    with mayfly.connect(config=up.state) as client, client.lease(runtime="native"):
+        below = up.processes()
+        assert below
+        for pid, command in below.items():
+            assert limits_of(pid)[0] == 777, command

@@ -98,11 +98,15 @@ pub enum mf_status {
     MF_ENVIRONMENT_FAILED = 42,
     /// The call ended well, and its result cannot be made where it was fetched.
     MF_RESULT_UNREADABLE = 43,
+    /// Others can enter the state directory, and it is not the daemon's to close.
+    MF_STATE_EXPOSED = 44,
+    /// The store lacks what it had before.
+    MF_STORE_LOST = 45,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 43] = [
+    pub(crate) const ERRORS: [Self; 45] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -146,6 +150,8 @@ impl mf_status {
         Self::MF_ENVIRONMENT_BUILDING,
         Self::MF_ENVIRONMENT_FAILED,
         Self::MF_RESULT_UNREADABLE,
+        Self::MF_STATE_EXPOSED,
+        Self::MF_STORE_LOST,
     ];
 }
 
@@ -204,6 +210,8 @@ fn remedy(code: Code) -> &'static CStr {
         Code::EnvironmentBuilding => c"Ask again in a moment, or wait for a place.",
         Code::EnvironmentFailed => c"Mend the requirements as the message says.",
         Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
+        Code::StateExposed => c"Choose a directory for Mayfly alone, or close this one with chmod 700.",
+        Code::StoreLost => c"Restore the manager's backup, or start it with --accept-loss.",
         Code::DependencyFailed => c"See how the task ended that the message names; submit both again.",
     }
 }

@@ -25,12 +25,16 @@ pub struct ContentArguments {
     /// How long tasks and their results are kept after their end, such as 12h or 30d; an hour at least
     #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = values::duration)]
     keep_results: Duration,
+    /// Start although the store is empty, older than it was, damaged or another one, and go on with what is there
+    #[arg(long)]
+    accept_loss: bool,
 }
 
 impl ContentArguments {
     pub fn apply(&self, options: &mut Options) -> Result<(), Failure> {
         options.contents = self.contents.as_deref().map(Place::parse).transpose()?;
         options.most_content_bytes = self.most_contents;
+        options.accept_loss = self.accept_loss;
         if self.keep_results < SHORTEST {
             let text = "results are kept for an hour at least, so that whoever waits for them can fetch them";
             return Err(Failure::new(Code::InvalidRequest, text));

@@ -1,16 +1,12 @@
 //! What the daemons have in common: a state directory of their own, signals, and a parent that they may have to follow.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Read, Seek, Write};
+mod state_dir;
+
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 
 use mayfly_manager::Told;
 use mayfly_protocol::api::Event;
 use mayfly_protocol::error::{Code, Failure};
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,79 +14,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
+pub use state_dir::StateDir;
+
 /// A SIGTERM that comes so soon after the first one is the same.
 const TOLD_TWICE: std::time::Duration = std::time::Duration::from_secs(2);
-
-/// A state directory that no other daemon uses meanwhile.
-#[derive(Debug)]
-pub struct StateDir {
-    path: PathBuf,
-    was_empty: bool,
-    /// Locked for as long as it is open, also by a process that is killed.
-    _lock: File,
-}
-
-impl StateDir {
-    /// Makes the directory, if need be, and takes it.
-    pub fn take(path: &Path) -> Result<Self, Failure> {
-        let unusable = |error: std::io::Error| {
-            let text = "check its owner and mode, or choose another by --state-dir";
-            let path = path.display();
-            Failure::new(
-                Code::StoreFailed,
-                format!("the state directory {path} cannot be used: {error}; {text}"),
-            )
-        };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(unusable)?;
-        let was_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut lock = options.open(path.join("lock")).map_err(unusable)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                let _ = lock.read_to_string(&mut holder);
-                return Err(Failure::new(
-                    Code::AddressInUse,
-                    format!(
-                        "the state directory {} is in use by process {}; stop that one, or choose another by --state-dir",
-                        path.display(),
-                        holder.trim()
-                    ),
-                ));
-            }
-            Err(error) => return Err(unusable(error.into())),
-        }
-        let mut sign = || {
-            lock.set_len(0)?;
-            lock.rewind()?;
-            writeln!(lock, "{}", std::process::id())
-        };
-        sign().map_err(unusable)?;
-        Ok(Self {
-            path: path.to_owned(),
-            was_empty,
-            _lock: lock,
-        })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Removes the directory, if everything in it came from here.
-    pub fn remove(self) {
-        if self.was_empty {
-            // Whoever made it may be removing it too.
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
-}
 
 /// The process that a daemon ends with.
 pub struct Parent(AsyncFd<OwnedFd>);

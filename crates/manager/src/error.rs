@@ -58,6 +58,7 @@ impl Error {
             Self::AddressInUse(_) => Code::AddressInUse,
             Self::Listen { .. } | Self::Certificate(_) | Self::Rendezvous(_) => Code::InvalidRequest,
             Self::Tasks(failure) => failure.code,
+            Self::Store(StoreError::Lost(_)) => Code::StoreLost,
             Self::File { .. } | Self::Damaged { .. } | Self::Store(_) => Code::StoreFailed,
         }
     }

@@ -75,17 +75,26 @@ impl Manager {
         let identity = identity::load(&options.state_dir, &options.names)?;
         let store: Arc<dyn Store> = match &options.store {
             StoreKind::Sqlite { most_pages } => {
-                Arc::new(SqliteStore::open(&options.state_dir.join("manager.db"), *most_pages)?)
+                let path = options.state_dir.join("manager.db");
+                Arc::new(SqliteStore::open(&path, *most_pages, options.accept_loss)?)
             }
-            StoreKind::Postgres { url } => Arc::new(PostgresStore::open(url, identity.signing.public()).await?),
+            StoreKind::Postgres { url } => {
+                let mut store = PostgresStore::open(url, identity.signing.public()).await?;
+                store.compare(&options.state_dir, options.accept_loss).await?;
+                Arc::new(store)
+            }
             StoreKind::Memory => Arc::new(MemoryStore::default()),
         };
         let tasks = match &options.store {
             StoreKind::Sqlite { most_pages } => {
                 let path = options.state_dir.join("tasks.db");
-                TaskKind::Own(Arc::new(SqliteTasks::open(Some(&path), *most_pages)?))
+                TaskKind::Own(Arc::new(SqliteTasks::open(
+                    Some(&path),
+                    *most_pages,
+                    options.accept_loss,
+                )?))
             }
-            StoreKind::Memory => TaskKind::Own(Arc::new(SqliteTasks::open(None, None)?)),
+            StoreKind::Memory => TaskKind::Own(Arc::new(SqliteTasks::open(None, None, false)?)),
             StoreKind::Postgres { url } => {
                 TaskKind::Common(Box::new(SharedTasks::new(url, identity.signing.public())?))
             }

@@ -40,6 +40,8 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Where state is kept.
     pub store: StoreKind,
+    /// Start although the store lacks what it had before.
+    pub accept_loss: bool,
     /// Where long arguments and answers of tasks are kept; none for `contents` in the state directory.
     pub contents: Option<Place>,
     /// How many bytes of them each tenant may have.
@@ -67,6 +69,7 @@ impl Options {
             names: Vec::new(),
             heartbeat: Duration::from_secs(2),
             store: StoreKind::Sqlite { most_pages: None },
+            accept_loss: false,
             contents: None,
             most_content_bytes: 256 << 30,
             keep_results: Duration::from_secs(7 * 24 * 3600),

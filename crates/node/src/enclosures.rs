@@ -1,7 +1,8 @@
 //! What stands around isolated executors: a directory and a control group for each.
 
+use std::fs::Permissions;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,8 +37,8 @@ impl Enclosures {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        std::fs::DirBuilder::new().mode(0o755).create(&dir)?;
-        std::fs::create_dir(dir.join("stage"))?;
+        make_open(&dir)?;
+        make_open(&dir.join("stage"))?;
         Ok(Self {
             dir,
             name,
@@ -82,7 +83,7 @@ impl Enclosures {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let group = Arc::new(self.hierarchies().group(&format!("sandbox-{number}"))?);
         let code = self.dir.join(format!("code-{number}"));
-        std::fs::DirBuilder::new().mode(0o755).create(&code)?;
+        make_open(&code)?;
         // Ahead, as all that is made here: a lease that finds it parked does not wait for it.
         let calls = match opening.network {
             true => None,
@@ -156,6 +157,13 @@ impl Enclosure {
     pub fn code_dir(&self) -> &Path {
         &self.code
     }
+}
+
+/// Makes a directory that isolated processes, who are somebody else, can enter whatever the node's file creation mask is. The
+/// state directory above it keeps the host's other users out.
+fn make_open(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir(dir)?;
+    std::fs::set_permissions(dir, Permissions::from_mode(0o755))
 }
 
 /// Lets an enclosure's workers load a piece of code that the node has.

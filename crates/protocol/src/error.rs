@@ -139,6 +139,10 @@ codes! {
     EnvironmentFailed = 42, "environment_failed", 422, Never;
     /// The call ended well, and its result cannot be made where it was fetched.
     ResultUnreadable = 43, "result_unreadable", 422, Never;
+    /// Others can enter the state directory, and it is not the daemon's to close.
+    StateExposed = 44, "state_exposed", 500, Never;
+    /// The store lacks what it had before: it is empty, older than its mark, or another one.
+    StoreLost = 45, "store_lost", 500, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -17,6 +17,7 @@ pub mod image;
 pub mod isolation;
 mod spawn;
 pub mod tool;
+pub mod umask;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::descriptors;
 use crate::filter::{self, Filters, Watch};
 use crate::isolation::{Identity, Plan as Isolation, Precaution};
-use crate::{Child, Program, SandboxError};
+use crate::{Child, Program, SandboxError, umask};
 
 type Order = (Program, mpsc::SyncSender<Result<Child, SandboxError>>);
 
@@ -94,6 +94,8 @@ struct Plan {
     no_signals: libc::sigset_t,
     /// The limit on descriptors that it gets, if the node has raised its own.
     descriptors: Option<libc::rlimit>,
+    /// The file creation mask, where it is another than the node's own.
+    mask: Option<libc::mode_t>,
     isolation: Option<Isolation>,
     error: AtomicI32,
 }
@@ -173,6 +175,10 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         parent: std::process::id() as libc::pid_t,
         no_signals,
         descriptors: descriptors::began_with_raw(),
+        mask: match &isolation {
+            Some(_) => Some(umask::ISOLATED),
+            None => umask::started_with().map(|mask| mask.as_raw_mode()),
+        },
         isolation,
         error: AtomicI32::new(0),
     };
@@ -318,6 +324,10 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
             plan.error.store(*libc::__errno_location(), Ordering::Release);
             libc::_exit(127)
         };
+        // Before anything is made in its root directory.
+        if let Some(mask) = plan.mask {
+            libc::umask(mask);
+        }
         if let Some(isolation) = &plan.isolation {
             // A node that died before the death signal was set is noticed by its end of the control socket.
             if !isolation.enter() {

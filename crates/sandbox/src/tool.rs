@@ -97,6 +97,7 @@ impl Tool<'_> {
                 }
             });
         }
+        crate::umask::hand_back(&mut command);
         let mut child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => ToolError::Missing(self.name.to_string_lossy().into_owned()),
             _ => self.failed(arguments, error.to_string()),

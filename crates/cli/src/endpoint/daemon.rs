@@ -226,6 +226,8 @@ fn options(config: &Config, directory: &Path, port: u16) -> mayfly_manager::Opti
     } else {
         vec![config.address.clone()]
     };
+    // It keeps no tasks, and hears of its nodes' leases again from them. What is lost stands in the log.
+    options.accept_loss = true;
     options.sandboxes = match config.is_shared() {
         true => vec![Sandbox::Isolated, Sandbox::Container],
         false => vec![Sandbox::Process, Sandbox::Isolated, Sandbox::Container],

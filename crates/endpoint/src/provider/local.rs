@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
 use mayfly_protocol::tasks::BlockState;
+use mayfly_sandbox::umask;
 use rustix::process::{Pid, Signal};
 
 use super::{Job, JobState, Provider, Trouble};
@@ -90,15 +91,16 @@ impl Local {
     fn start(&mut self, job: &Job, rank: u32) -> std::io::Result<Process> {
         let path = self.directory.join(format!("{}.out", job.name));
         let output = File::options().create(true).append(true).open(path)?;
-        let child = Command::new("/bin/sh")
+        let mut command = Command::new("/bin/sh");
+        command
             .args(["-c", &job.command])
             .env("MAYFLY_RANK", rank.to_string())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
             // What is told to end is all of it, and nothing else.
-            .process_group(0)
-            .spawn()?;
+            .process_group(0);
+        let child = umask::hand_back(&mut command).spawn()?;
         let pid = child.id();
         // A child that nobody has waited for has its number to itself.
         let process = Process::now(pid).unwrap_or(Process { pid, begun: 0 });

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use mayfly_protocol::tasks::BlockState;
+use mayfly_sandbox::umask;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -126,10 +127,9 @@ impl Program {
             return Err(Trouble::Unreachable("there is no program to ask it by".into()));
         };
         let failed = |what: &str| Trouble::Unreachable(format!("{program}: {what}"));
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = umask::hand_back(&mut command)
             .spawn()
             .map_err(|error| failed(&format!("it cannot be started: {error}")))?;
         let (Some(questions), Some(output)) = (child.stdin.take(), child.stdout.take()) else {

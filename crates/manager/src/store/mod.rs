@@ -7,6 +7,7 @@
 pub mod accounts;
 mod apply;
 pub mod flows;
+pub mod mark;
 mod memory;
 mod news;
 mod postgres;
@@ -62,6 +63,9 @@ pub enum StoreError {
     /// Anything else that the disk or the database says.
     #[error("the store failed: {0}; check its disk, or restore it from a backup")]
     Broken(String),
+    /// It lacks what it had when it was used last.
+    #[error("{0}; restore the newest backup, or start once with `--accept-loss` to go on with what is there")]
+    Lost(String),
     /// It does not answer.
     #[error("the store did not answer within {} s; check its disk, and the database if it is one", WRITE_DEADLINE.as_secs())]
     Slow,
@@ -93,6 +97,7 @@ impl From<StoreError> for Failure {
             StoreError::Stale => Failure::new(Code::StaleEpoch, error.to_string()),
             StoreError::Moved => Failure::new(Code::Unreachable, error.to_string()),
             StoreError::Quota(quota) => quota.into(),
+            StoreError::Lost(_) => Failure::new(Code::StoreLost, error.to_string()),
             other => Failure::new(Code::StoreFailed, other.to_string()),
         }
     }

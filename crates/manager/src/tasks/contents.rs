@@ -357,7 +357,7 @@ mod tests {
     fn contents(most_bytes: u64) -> (tempfile::TempDir, Contents) {
         let directory = tempfile::tempdir().unwrap();
         let place = Place::parse(&format!("file://{}", directory.path().display())).unwrap();
-        let store = Arc::new(SqliteTasks::open(None, None).unwrap());
+        let store = Arc::new(SqliteTasks::open(None, None, false).unwrap());
         let options = ContentOptions {
             place,
             most_bytes,

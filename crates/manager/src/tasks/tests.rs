@@ -47,7 +47,7 @@ impl Site {
         let path = directory.join("tasks.db");
         let until = std::time::Instant::now() + PATIENCE;
         let store = loop {
-            match SqliteTasks::open(Some(&path), None) {
+            match SqliteTasks::open(Some(&path), None, false) {
                 // The one before is being closed.
                 Err(StoreError::InUse(_)) if std::time::Instant::now() < until => tokio::task::yield_now().await,
                 opened => break opened.unwrap(),

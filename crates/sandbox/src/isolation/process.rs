@@ -232,7 +232,6 @@ impl Plan {
                 };
                 libc::setrlimit(libc::RLIMIT_NPROC, &most);
             }
-            libc::umask(0o022);
             if !kernel::fence_files(&self.landlock) {
                 self.skip(Precaution::Landlock);
             }

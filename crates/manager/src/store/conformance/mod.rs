@@ -12,7 +12,7 @@ macro_rules! task_suite {
         }
         mod sqlite {
             $(#[tokio::test] async fn $name() {
-                super::$name(&crate::store::SqliteTasks::open(None, None).unwrap()).await;
+                super::$name(&crate::store::SqliteTasks::open(None, None, false).unwrap()).await;
             })*
         }
     };
@@ -615,7 +615,7 @@ suite!(
 );
 
 fn open(directory: &Path) -> SqliteStore {
-    SqliteStore::open(&directory.join("manager.db"), None).unwrap()
+    SqliteStore::open(&directory.join("manager.db"), None, false).unwrap()
 }
 
 #[tokio::test]
@@ -639,7 +639,7 @@ async fn a_file_that_is_opened_again_has_everything() {
 async fn a_second_manager_is_kept_away_from_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let _first = open(directory.path());
-    let second = SqliteStore::open(&directory.path().join("manager.db"), None);
+    let second = SqliteStore::open(&directory.path().join("manager.db"), None, false);
     assert!(matches!(second.err(), Some(StoreError::InUse(_))));
 }
 
@@ -651,7 +651,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
     other.pragma_update(None, "user_version", 99).unwrap();
     drop(other);
     assert_eq!(
-        SqliteStore::open(&path, None).err(),
+        SqliteStore::open(&path, None, false).err(),
         Some(StoreError::Schema { found: 99, known: 8 })
     );
 }
@@ -660,7 +660,7 @@ async fn a_file_of_a_later_release_is_left_alone() {
 async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_holds() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
-    let store = SqliteStore::open(&path, None).unwrap();
+    let store = SqliteStore::open(&path, None, false).unwrap();
     register(&store, address(1)).await;
     noted(&store, vec![Change::Offered(Box::new(record()))]).await;
     let operator = bearer(1, As::Client(Role::Administrator), None);
@@ -675,7 +675,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
         ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
     earlier.execute_batch(undo).unwrap();
     drop(earlier);
-    let store = SqliteStore::open(&path, None).unwrap();
+    let store = SqliteStore::open(&path, None, false).unwrap();
     let expected = LeaseRecord {
         sandbox: Sandbox::Process,
         gpus_per_worker: 0,
@@ -695,7 +695,7 @@ async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_ho
 async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("manager.db");
-    let store = SqliteStore::open(&path, Some(24)).unwrap();
+    let store = SqliteStore::open(&path, Some(24), false).unwrap();
     register(&store, address(1)).await;
     let granted = |n: u32| {
         let mut lease = [0; 16];
@@ -717,7 +717,7 @@ async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
     assert_eq!(error, StoreError::Full);
     assert_eq!(load(&store).await.leases.len() as u32, written);
     drop(store);
-    let roomy = SqliteStore::open(&path, Some(1_000)).unwrap();
+    let roomy = SqliteStore::open(&path, Some(1_000), false).unwrap();
     assert_eq!(load(&roomy).await.leases.len() as u32, written);
     noted(&roomy, vec![granted(written)]).await;
 }

@@ -8,6 +8,7 @@ mod books;
 mod connect;
 mod faults;
 mod listener;
+mod mark;
 mod reader;
 mod rows;
 mod schema;
@@ -19,6 +20,7 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -62,6 +64,8 @@ pub struct PostgresStore {
     reader: Reader,
     news: Mutex<Option<mpsc::Receiver<News>>>,
     listener: JoinHandle<()>,
+    name: String,
+    counting: Option<JoinHandle<()>>,
 }
 
 impl PostgresStore {
@@ -79,8 +83,17 @@ impl PostgresStore {
             writes,
             reader: Reader::new(address.clone()),
             news: Mutex::new(Some(news)),
+            name: address.describe(),
             listener: tokio::spawn(listener::listen(address, me, told)),
+            counting: None,
         })
+    }
+
+    /// Refuses a database that is another one than this state directory knows, or older, unless `accept_loss` is set.
+    pub async fn compare(&mut self, state_dir: &Path, accept_loss: bool) -> Result<(), StoreError> {
+        let mark = mark::compare(&self.reader, self.name.clone(), state_dir, accept_loss).await?;
+        self.counting = Some(tokio::spawn(mark::keep(self.reader.clone(), mark)));
+        Ok(())
     }
 
     fn push(&self, what: What) {
@@ -125,6 +138,9 @@ impl PostgresStore {
 impl Drop for PostgresStore {
     fn drop(&mut self) {
         self.listener.abort();
+        if let Some(counting) = &self.counting {
+            counting.abort();
+        }
     }
 }
 

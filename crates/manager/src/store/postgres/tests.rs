@@ -43,7 +43,8 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
     drop(store);
     let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; ALTER TABLE mayfly.leases DROP COLUMN bearer;
         ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
-        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs;
+        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs,
+        mayfly.mark;
         ALTER TABLE mayfly.tenants DROP COLUMN spent_on_tasks; UPDATE mayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
@@ -439,4 +440,30 @@ async fn what_cannot_be_written_fails_alone() {
     assert!(matches!(refused.wait().await, Err(StoreError::Broken(_))));
     assert_eq!(first.wait().await, Ok(vec![true]));
     assert_eq!(last.wait().await, Ok(vec![false, true]));
+}
+
+#[tokio::test]
+async fn database_that_is_older_or_another_is_refused() {
+    let Some(database) = database() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let open = async |accept_loss| database.store(1).await.compare(directory.path(), accept_loss).await;
+    for _ in 0..3 {
+        open(false).await.unwrap();
+    }
+    database.execute("UPDATE mayfly.mark SET commits = 1").await;
+    let older = open(false).await.unwrap_err();
+    assert!(
+        matches!(&older, StoreError::Lost(what) if what.contains("commit 1 of 3")),
+        "{older}"
+    );
+    open(true).await.unwrap();
+    open(false).await.unwrap();
+    database.execute("DROP SCHEMA mayfly CASCADE").await;
+    let another = open(false).await.unwrap_err();
+    assert!(
+        matches!(&another, StoreError::Lost(what) if what.contains("another one")),
+        "{another}"
+    );
+    open(true).await.unwrap();
+    open(false).await.unwrap();
 }

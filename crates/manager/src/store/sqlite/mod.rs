@@ -5,6 +5,7 @@
 mod accounts;
 mod flows;
 mod looking;
+mod mark;
 mod tasks;
 mod triggers;
 mod writer;
@@ -97,9 +98,10 @@ const UPGRADES: [&str; 7] = [
 pub struct SqliteStore(Writer);
 
 impl SqliteStore {
-    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that.
-    pub fn open(path: &Path, most_pages: Option<u32>) -> Result<Self, StoreError> {
-        Writer::open(path, &SCHEMA, most_pages).map(Self)
+    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that. One that lacks what it had before
+    /// is opened only with `accept_loss`.
+    pub fn open(path: &Path, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
+        Writer::open(path, &SCHEMA, most_pages, accept_loss).map(Self)
     }
 
     fn write<T: Send + 'static>(

@@ -15,7 +15,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
 
-use super::writer::{Schema, Writer};
+use super::writer::{MEMORY, Schema, Writer};
 use super::{accounts, flows, json, looking, parsed, signed, triggers, unsigned};
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
@@ -91,9 +91,9 @@ const FORGET: u32 = 2_000;
 pub struct SqliteTasks(pub(super) Writer);
 
 impl SqliteTasks {
-    /// Opens or makes the file; none for one in memory.
-    pub fn open(path: Option<&Path>, most_pages: Option<u32>) -> Result<Self, StoreError> {
-        Writer::open(path.unwrap_or(Path::new(":memory:")), &SCHEMA, most_pages).map(Self)
+    /// Opens or makes the file; none for one in memory. One that lacks what it had before is opened only with `accept_loss`.
+    pub fn open(path: Option<&Path>, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
+        Writer::open(path.unwrap_or(Path::new(MEMORY)), &SCHEMA, most_pages, accept_loss).map(Self)
     }
 }
 
@@ -707,7 +707,7 @@ mod tests {
     async fn all_of_it_is_there_when_the_file_is_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tasks.db");
-        let store = SqliteTasks::open(Some(&path), None).unwrap();
+        let store = SqliteTasks::open(Some(&path), None, false).unwrap();
         store.register(function(1, "f"), Blob::default()).wait().await.unwrap();
         let endpoint = EndpointRecord {
             id: ENDPOINT,
@@ -737,11 +737,11 @@ mod tests {
         store.end(vec![ended(1, 1, None)], Vec::new()).wait().await.unwrap();
         let before = store.load().wait().await.unwrap();
         assert!(matches!(
-            SqliteTasks::open(Some(&path), None),
+            SqliteTasks::open(Some(&path), None, false),
             Err(StoreError::InUse(_))
         ));
         drop(store);
-        let store = SqliteTasks::open(Some(&path), None).unwrap();
+        let store = SqliteTasks::open(Some(&path), None, false).unwrap();
         assert_eq!(store.load().wait().await.unwrap(), before);
         assert_eq!(
             store.outcome(TaskId([1; 16])).wait().await,
@@ -753,7 +753,7 @@ mod tests {
     #[tokio::test]
     async fn a_full_disk_keeps_nothing_of_a_submission() {
         let directory = tempfile::tempdir().unwrap();
-        let store = SqliteTasks::open(Some(&directory.path().join("tasks.db")), Some(64)).unwrap();
+        let store = SqliteTasks::open(Some(&directory.path().join("tasks.db")), Some(64), false).unwrap();
         let large = NewTask {
             arguments: Payload::Here(vec![0; 1 << 20].into()),
             ..task(2, "a")

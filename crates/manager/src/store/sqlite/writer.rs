@@ -3,20 +3,29 @@
 //! Writers queue here; the thread takes all that wait and commits them together, so that a disk that takes a
 //! millisecond to sync is asked once for many.
 
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+use rustix::io::Errno;
 use tokio::sync::oneshot;
 
+use super::mark;
+use crate::control::now_ms;
+use crate::store::mark::Mark;
 use crate::store::{Pending, StoreError};
 
 /// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
 const GROUP: usize = 1_024;
 /// Statements that stay prepared.
 const STATEMENTS: usize = 64;
+
+/// The path of a database that is not on a disk.
+pub const MEMORY: &str = ":memory:";
 
 /// The tables of a file.
 pub struct Schema {
@@ -90,8 +99,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that.
-    pub fn open(path: &Path, schema: &Schema, most_pages: Option<u32>) -> Result<Self, StoreError> {
+    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that. One that lacks what it had before
+    /// is opened only with `accept_loss`.
+    pub fn open(path: &Path, schema: &Schema, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
+        let known = match path == Path::new(MEMORY) {
+            true => None,
+            false => {
+                keep_private(path)?;
+                Some(mark::read(path, accept_loss)?)
+            }
+        };
         let connection = connect(path, most_pages).map_err(|error| match kind(&error) {
             Kind::Busy => StoreError::InUse(path.display().to_string()),
             _ => failed(&error),
@@ -99,21 +116,27 @@ impl Writer {
         let found: i64 = connection
             .pragma_query_value(None, "user_version", |row| row.get(0))
             .map_err(|e| failed(&e))?;
-        let known = schema.version();
+        if let Some(known) = &known {
+            mark::check(known, &connection, found == 0)?;
+        }
+        let version = schema.version();
         match found {
-            0 => run(&connection, &schema.tables.join(";"), known)?,
-            found if found == known => {}
-            older if (1..known).contains(&older) => {
+            0 => run(&connection, &schema.tables.join(";"), version)?,
+            found if found == version => {}
+            older if (1..version).contains(&older) => {
                 for (upgrade, version) in schema.upgrades.iter().zip(2..).skip(older as usize - 1) {
                     run(&connection, upgrade, version)?;
                 }
             }
-            found => return Err(StoreError::Schema { found, known }),
+            found => return Err(StoreError::Schema { found, known: version }),
         }
+        let mark = known
+            .map(|known| mark::compare(known, &connection, found == 0))
+            .transpose()?;
         let (commands, queue) = channel();
         let writer = std::thread::Builder::new()
             .name("store".into())
-            .spawn(move || write_groups(connection, &queue))
+            .spawn(move || write_groups(connection, mark, &queue))
             .map_err(|error| StoreError::Broken(error.to_string()))?;
         Ok(Self {
             commands: Some(commands),
@@ -178,6 +201,30 @@ impl Drop for Writer {
     }
 }
 
+/// Makes the file and those beside it readable to this user alone. SQLite gives its log the mode of the file.
+fn keep_private(path: &Path) -> Result<(), StoreError> {
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(number) if number == Errno::NOSPC.raw_os_error() => StoreError::Full,
+        _ => StoreError::Broken(format!("{}: {error}", path.display())),
+    };
+    let mut options = OpenOptions::new();
+    options
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    for suffix in ["", "-wal", "-shm"] {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(suffix);
+        match std::fs::set_permissions(beside, Permissions::from_mode(0o600)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(Duration::from_millis(500))?;
@@ -233,7 +280,7 @@ impl Log {
     }
 }
 
-fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
+fn write_groups(mut connection: Connection, mut mark: Option<Mark>, queue: &Receiver<Command>) {
     let mut log = Log::default();
     let mut syncing = false;
     while let Some(first) = log.next(&connection, queue) {
@@ -255,7 +302,7 @@ fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
             next = (rows < GROUP).then(|| queue.try_recv().ok()).flatten();
         }
         if !group.is_empty() {
-            let result = commit(&mut connection, &mut group, &mut syncing).map_err(|error| failed(&error));
+            let result = commit(&mut connection, &mut mark, &mut group, &mut syncing).map_err(|error| failed(&error));
             log.writes += rows;
             for job in group {
                 job.finish(result.clone());
@@ -265,10 +312,19 @@ fn write_groups(mut connection: Connection, queue: &Receiver<Command>) {
             read(&connection);
         }
     }
+    let closed = connection.close();
+    if let (Some(mark), Ok(())) = (mark, closed) {
+        mark.close();
+    }
 }
 
 /// Commits a group together. `syncing` is whether the last one was synced to the disk.
-fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>], syncing: &mut bool) -> rusqlite::Result<()> {
+fn commit(
+    connection: &mut Connection,
+    mark: &mut Option<Mark>,
+    group: &mut [Box<dyn Job>],
+    syncing: &mut bool,
+) -> rusqlite::Result<()> {
     let durable = group.iter().any(|job| job.durable());
     if durable != *syncing {
         connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
@@ -278,7 +334,14 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Job>], syncing: &mut
     for job in group {
         job.run(&transaction)?;
     }
-    transaction.commit()
+    let Some(mark) = mark.as_mut().filter(|_| durable) else {
+        return transaction.commit();
+    };
+    let (commits, at_ms) = (mark.commits() + 1, now_ms());
+    mark::count(&transaction, commits, at_ms)?;
+    transaction.commit()?;
+    mark.reached(commits, at_ms);
+    Ok(())
 }
 
 enum Kind {
@@ -295,7 +358,8 @@ fn kind(error: &rusqlite::Error) -> Kind {
     }
 }
 
-fn failed(error: &rusqlite::Error) -> StoreError {
+/// As callers hear of it.
+pub(super) fn failed(error: &rusqlite::Error) -> StoreError {
     match kind(error) {
         Kind::Full => StoreError::Full,
         _ => StoreError::Broken(error.to_string()),

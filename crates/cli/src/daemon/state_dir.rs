@@ -1,0 +1,221 @@
+//! A daemon's state directory: nobody else enters it, and no other daemon uses it.
+
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::umask;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// Present in every directory that a daemon took.
+const LOCK: &str = "lock";
+/// What tells a state directory from any other: one of these is in it.
+const OWN_FILES: [&str; 4] = [LOCK, "endpoint.toml", "manager.db", "node.key"];
+/// What a fresh file system has.
+const LOST_AND_FOUND: &str = "lost+found";
+/// Everybody but the owner.
+const OTHERS: u32 = 0o077;
+/// Only owners remove what is in it, so it is meant for many, such as /tmp.
+const STICKY: u32 = 0o1000;
+
+/// A state directory that no other daemon uses meanwhile, and no other user enters.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    was_empty: bool,
+    /// Locked for as long as it is open, also by a process that is killed.
+    _lock: File,
+}
+
+impl StateDir {
+    /// Makes the directory, if need be, and takes it. All files that this process makes from now on are its user's alone.
+    pub fn take(path: &Path) -> Result<Self, Failure> {
+        umask::keep_private();
+        let unusable = |error: std::io::Error| unusable(path, &error);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(unusable)?;
+        let was_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
+        make_private(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut lock = options.open(path.join(LOCK)).map_err(unusable)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                let _ = lock.read_to_string(&mut holder);
+                return Err(Failure::new(
+                    Code::AddressInUse,
+                    format!(
+                        "the state directory {} is in use by process {}; stop that one, or choose another by --state-dir",
+                        path.display(),
+                        holder.trim()
+                    ),
+                ));
+            }
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let mut sign = || {
+            lock.set_len(0)?;
+            lock.rewind()?;
+            writeln!(lock, "{}", std::process::id())
+        };
+        sign().map_err(unusable)?;
+        Ok(Self {
+            path: path.to_owned(),
+            was_empty,
+            _lock: lock,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the directory, if everything in it came from here.
+    pub fn remove(self) {
+        if self.was_empty {
+            // Whoever made it may be removing it too.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> Failure {
+    let text = "check its owner and mode, or choose another by --state-dir";
+    let path = path.display();
+    Failure::new(
+        Code::StoreFailed,
+        format!("the state directory {path} cannot be used: {error}; {text}"),
+    )
+}
+
+/// Keeps others out of the directory, and out of what an earlier release left readable in it. Refuses a directory that is not
+/// this daemon's to close.
+fn make_private(path: &Path) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| unusable(path, &error);
+    // By its descriptor, so that what is looked at is what is changed.
+    let directory = File::open(path).map_err(failed)?;
+    let found = directory.metadata().map_err(failed)?;
+    if found.mode() & OTHERS != 0 {
+        if let Some(why) = not_ours(path, &found).map_err(failed)? {
+            let (path, mode) = (path.display(), found.mode() & 0o7777);
+            let text = format!(
+                "the state directory {path} has mode {mode:04o}, so that others can enter it, and {why}; name a directory below \
+                 it by --state-dir, or run `chmod 700 {path}` if it is for Mayfly alone"
+            );
+            return Err(Failure::new(Code::StateExposed, text));
+        }
+        let mode = found.mode() & 0o700;
+        directory
+            .set_permissions(Permissions::from_mode(mode | 0o700))
+            .map_err(failed)?;
+        tracing::warn!(
+            directory = %path.display(),
+            was = format!("{:04o}", found.mode() & 0o7777),
+            "others could enter the state directory; it has mode 0700 now"
+        );
+    }
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        narrow(&entry.map_err(failed)?.path()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Why a directory must stay as open as it is; none where a daemon may close it.
+fn not_ours(path: &Path, found: &Metadata) -> std::io::Result<Option<&'static str>> {
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(Some("it belongs to another user"));
+    }
+    if found.mode() & STICKY != 0 {
+        return Ok(Some("it is shared by many users"));
+    }
+    let home = std::env::var_os("HOME").and_then(|home| Path::new(&home).canonicalize().ok());
+    if home.is_some_and(|home| path.canonicalize().is_ok_and(|path| path == home)) {
+        return Ok(Some("it is a home directory"));
+    }
+    let mut is_empty = true;
+    for entry in std::fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if OWN_FILES.iter().any(|own| name == *own) {
+            return Ok(None);
+        }
+        is_empty &= name == LOST_AND_FOUND;
+    }
+    Ok((!is_empty).then_some("it holds other things than Mayfly's"))
+}
+
+/// Takes the rights of others away from a file or directory of this user's.
+fn narrow(path: &Path) -> std::io::Result<()> {
+    let found = match path.symlink_metadata() {
+        // Such as the socket of a daemon that ends just now.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let is_kept = found.is_file() || found.is_dir();
+    if !is_kept || found.mode() & OTHERS == 0 || found.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(found.mode() & 0o7700))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open_directory(files: &[&str]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = directory.path().join(file);
+            std::fs::write(&path, "x").unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        }
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        directory
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn earlier_state_that_others_read_is_closed() {
+        let directory = open_directory(&["manager.db", "connection.json"]);
+        make_private(directory.path()).unwrap();
+        assert_eq!(mode(directory.path()), 0o700);
+        assert_eq!(mode(&directory.path().join("manager.db")), 0o600);
+        assert_eq!(mode(&directory.path().join("connection.json")), 0o600);
+    }
+
+    #[test]
+    fn empty_directory_that_others_enter_is_closed() {
+        let directory = open_directory(&[]);
+        make_private(directory.path()).unwrap();
+        assert_eq!(mode(directory.path()), 0o700);
+    }
+
+    #[test]
+    fn directory_with_other_things_is_refused_and_stays_open() {
+        let directory = open_directory(&["letter.txt"]);
+        let refused = make_private(directory.path()).unwrap_err();
+        assert_eq!(refused.code, Code::StateExposed);
+        assert!(refused.message.contains("chmod 700"), "{refused}");
+        assert_eq!(mode(directory.path()), 0o755);
+        assert_eq!(mode(&directory.path().join("letter.txt")), 0o644);
+    }
+
+    #[test]
+    fn directory_shared_by_many_is_refused() {
+        let directory = open_directory(&["lock"]);
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).unwrap();
+        let refused = make_private(directory.path()).unwrap_err();
+        assert_eq!(refused.code, Code::StateExposed);
+        assert_eq!(mode(directory.path()), 0o1777);
+    }
+}

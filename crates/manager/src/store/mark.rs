@@ -1,0 +1,200 @@
+//! What a database held last, in a small file of the manager's: a database that was emptied, cut, exchanged or put back is noticed.
+//!
+//! The database counts, and the file has the last count. It is written once that count is on the database's disk, so that the file is
+//! never ahead of an honest database, also after a power cut. It is not synced each time: after a power cut it may be a minute behind.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+use super::StoreError;
+
+/// The file is written in place; its length never changes, so that a full disk has room for it.
+const LENGTH: usize = 256;
+/// How far the file on the disk may be behind, where the database goes on.
+pub const SYNC_PERIOD: Duration = Duration::from_secs(60);
+
+/// How far a database is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// Which database, in hexadecimal.
+    pub store: String,
+    /// Grows with what is written.
+    pub commits: u64,
+    /// When it grew last.
+    pub at_ms: u64,
+}
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    #[serde(flatten)]
+    pub count: Count,
+    /// Whether the database was closed after that.
+    pub is_closed: bool,
+}
+
+/// What is known of a database before it is opened.
+#[derive(Debug)]
+pub struct Known {
+    /// For people.
+    name: String,
+    path: PathBuf,
+    pub kept: Option<Kept>,
+    /// Whether an administrator said that what is missing may be lost.
+    accept_loss: bool,
+}
+
+impl Known {
+    /// Reads the file of the database that is called so.
+    pub fn read(name: String, path: PathBuf, accept_loss: bool) -> Result<Self, StoreError> {
+        let kept = match std::fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(kept) => Some(kept),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "the store's mark cannot be read; it is made anew");
+                    None
+                }
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(StoreError::Broken(format!("{}: {error}", path.display()))),
+        };
+        Ok(Self {
+            name,
+            path,
+            kept,
+            accept_loss,
+        })
+    }
+
+    /// For people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Refuses a database with nothing in it where there was one.
+    pub fn refuse_empty(&self) -> Result<(), StoreError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let (name, until) = (&self.name, moment(kept.count.at_ms));
+        self.lost(format!("the store {name} is empty, and was not until {until}"))
+    }
+
+    /// Compares with what the database says; none where it never said anything.
+    pub fn compare(&self, found: Option<&Count>) -> Result<(), StoreError> {
+        let Some(Kept { count: kept, .. }) = &self.kept else {
+            return Ok(());
+        };
+        let name = &self.name;
+        match found.filter(|found| found.store == kept.store) {
+            None => self.lost(format!(
+                "the store {name} is another one than was used here until {}",
+                moment(kept.at_ms)
+            )),
+            Some(found) if found.commits < kept.commits => self.lost(format!(
+                "the store {name} lacks what was written between {} and {}: it ends at commit {} of {}",
+                moment(found.at_ms),
+                moment(kept.at_ms),
+                found.commits,
+                kept.commits
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Something is missing: refuses to go on, unless that was accepted.
+    pub fn lost(&self, what: String) -> Result<(), StoreError> {
+        if self.accept_loss {
+            tracing::warn!("{what}; going on, as --accept-loss says");
+            return Ok(());
+        }
+        Err(StoreError::Lost(what))
+    }
+
+    /// Keeps what the database says from now on.
+    pub fn open(self, count: Count) -> Mark {
+        let mut mark = Mark {
+            file: None,
+            path: self.path,
+            kept: Kept {
+                count,
+                is_closed: false,
+            },
+            synced_at: Instant::now(),
+        };
+        mark.write(true);
+        mark
+    }
+}
+
+/// The file of a database that is open.
+#[derive(Debug)]
+pub struct Mark {
+    path: PathBuf,
+    file: Option<File>,
+    kept: Kept,
+    synced_at: Instant,
+}
+
+impl Mark {
+    /// The last count that the database has on its disk.
+    pub fn commits(&self) -> u64 {
+        self.kept.count.commits
+    }
+
+    /// The database has so much on its disk.
+    pub fn reached(&mut self, commits: u64, at_ms: u64) {
+        self.kept.count.commits = commits;
+        self.kept.count.at_ms = at_ms;
+        let is_due = self.synced_at.elapsed() >= SYNC_PERIOD;
+        self.write(is_due);
+    }
+
+    /// The database is closed.
+    pub fn close(mut self) {
+        self.kept.is_closed = true;
+        self.write(true);
+    }
+
+    /// A mark that cannot be written stops nobody: a later loss may go unnoticed then, and that is said.
+    fn write(&mut self, sync: bool) {
+        if let Err(error) = self.try_write(sync) {
+            tracing::warn!(path = %self.path.display(), %error, "the store's mark cannot be written");
+        }
+    }
+
+    fn try_write(&mut self, sync: bool) -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(&self.kept).map_err(std::io::Error::other)?;
+        text.resize(LENGTH - 1, b' ');
+        text.push(b'\n');
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(open(&self.path)?),
+        };
+        file.write_all_at(&text, 0)?;
+        if sync {
+            file.sync_data()?;
+            self.synced_at = Instant::now();
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// For people.
+fn moment(at_ms: u64) -> String {
+    let Ok(at) = OffsetDateTime::from_unix_timestamp((at_ms / 1000) as i64) else {
+        return "an unknown time".into();
+    };
+    let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
+    let (hour, minute, second) = at.to_hms();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}

@@ -32,7 +32,8 @@ LONG = 200 << 10
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Daemon]:
-    with manager_here() as manager:
+    # Its tasks wait for files of the tests. What strangers see of the host is in tests/attacks/test_tenants.py.
+    with manager_here("--run-tenants-as-me") as manager:
         yield manager
 
 

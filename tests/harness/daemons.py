@@ -48,16 +48,18 @@ class Daemon:
         timeout: float = 20,
         expect_ready: bool = True,
         host: Host | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
         state.mkdir(parents=True, exist_ok=True)
         self.state = state
         self.args = args
         self.host = host
+        self.prefix = prefix
         self.log = state.parent / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
         self.environment = clean_environment(**(env or {}))
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [*(host.prefix if host else ()), program(), *args, "--state-dir", state, "--json"],
+                [*(host.prefix if host else ()), *prefix, program(), *args, "--state-dir", state, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -170,7 +172,14 @@ class Daemon:
 
     def restart(self, timeout: float = 20) -> Daemon:
         """A new daemon with the same arguments on the same state."""
-        return Daemon(*self.args, state=self.state, env=self.environment, timeout=timeout, host=self.host)
+        return Daemon(
+            *self.args,
+            state=self.state,
+            env=self.environment,
+            timeout=timeout,
+            host=self.host,
+            prefix=self.prefix,
+        )
 
     def _close(self) -> None:
         if self.process.stdout:

@@ -14,12 +14,12 @@ from harness.programs import bin_dir
 
 
 @contextlib.contextmanager
-def manager_here(port: int = 0) -> Iterator[Daemon]:
+def manager_here(*options: str, port: int = 0) -> Iterator[Daemon]:
     """A manager with a node whose workers have the tests' own Python, in a directory of its own."""
     os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
     with private_directory() as directory:
         state = Path(directory) / "state"
-        daemon = Daemon("up", "--listen", f"127.0.0.1:{port}", "--python", sys.executable, state=state)
+        daemon = Daemon("up", "--listen", f"127.0.0.1:{port}", "--python", sys.executable, *options, state=state)
         yield daemon
         daemon.stop()
 

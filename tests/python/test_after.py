@@ -17,7 +17,7 @@ mayfly = pytest.importorskip("mayfly", reason="the package is not installed: mak
 
 @pytest.fixture
 def manager() -> Iterator[Daemon]:
-    with manager_here(free_port()) as manager:
+    with manager_here(port=free_port()) as manager:
         yield manager
 
 

@@ -212,6 +212,9 @@ fn remedy(code: Code) -> &'static CStr {
         Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
         Code::StateExposed => c"Choose a directory for Mayfly alone, or close this one with chmod 700.",
         Code::StoreLost => c"Restore the manager's backup, or start it with --accept-loss.",
+        Code::IsolationUnavailable => {
+            c"Have the node's operator allow what the message names, or lease on another node."
+        }
         Code::DependencyFailed => c"See how the task ended that the message names; submit both again.",
     }
 }

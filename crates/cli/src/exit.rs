@@ -33,6 +33,7 @@ pub fn status(code: Code) -> u8 {
         | Code::PythonMismatch
         | Code::EnvironmentBuilding
         | Code::EnvironmentFailed
+        | Code::IsolationUnavailable
         | Code::WorkerBusy
         | Code::Replayed
         | Code::TransportRefused

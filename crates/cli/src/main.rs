@@ -15,6 +15,7 @@ mod env;
 mod exit;
 mod flow;
 mod function;
+mod interpreter;
 mod invoke;
 mod lease;
 mod logging;
@@ -24,6 +25,7 @@ mod node;
 mod output;
 mod page;
 mod python;
+mod reach;
 #[cfg(test)]
 mod reference;
 mod rendezvous;

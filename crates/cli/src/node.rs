@@ -9,7 +9,7 @@ use mayfly_client::Client;
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::api::{JoinToken, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::NodeId;
+use mayfly_protocol::ids::{NodeId, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -115,10 +115,16 @@ struct Resume {
 /// A node is of use without its manager, so that whoever starts it does not wait for one for longer.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
+/// A node's manager, and the tenant of its owner there.
+type Belonging = (ManagerLink, Option<TenantId>);
+
 #[derive(Serialize, Deserialize)]
 struct Joined {
     manager: String,
     ca_pem: String,
+    /// The tenant that made the join token.
+    #[serde(default)]
+    owner: Option<TenantId>,
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
@@ -188,7 +194,8 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         None => connect::state_dir(None)?.join("node"),
     };
     let state = StateDir::take(&path)?;
-    let link = link(arguments, global, state.path())?;
+    let (link, owner) = link(arguments, global, state.path())?.unzip();
+    let owner = owner.flatten();
     let mut options = arguments.node.options(state.path().to_owned())?;
     if arguments.node.sandboxes().is_empty() {
         options.sandboxes = vec![Sandbox::Isolated];
@@ -198,6 +205,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     }
     options.listen_tcp = Some(arguments.listen_tcp);
     options.advertised_tcp = up::advertised(arguments.listen_tcp, arguments.host_name.as_slice());
+    NodeArguments::own(&mut options, owner);
     options.manager = link.clone();
     let node = tokio::select! {
         node = Node::start(options) => node?,
@@ -207,6 +215,7 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         let joined = Joined {
             manager: link.url.clone(),
             ca_pem: link.ca_pem.clone(),
+            owner,
         };
         write_private(&state.path().join(MANAGER_FILE), &output::json(&joined)?)?;
     }
@@ -238,8 +247,8 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Which manager the node belongs to: as told now, or as it joined before.
-fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<ManagerLink>, Failure> {
+/// Which manager the node belongs to, and which of its tenants the node does: as told now, or as it joined before.
+fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<Belonging>, Failure> {
     let wrong = |text: String| Failure::new(Code::InvalidRequest, text);
     if arguments.standalone {
         return Ok(None);
@@ -256,12 +265,13 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<M
                 path.display()
             ))
         })?;
-        return Ok(Some(ManagerLink {
+        let link = ManagerLink {
             url: join.manager,
             ca_pem: join.ca_pem,
             join_token: Some(join.token),
             others: join.others,
-        }));
+        };
+        return Ok(Some((link, join.owner)));
     }
     let url = global
         .manager
@@ -280,15 +290,17 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<M
     let url = url.ok_or_else(|| wrong("name the manager to join by --manager https://HOST:PORT".into()))?;
     let ca_pem =
         std::fs::read_to_string(ca).map_err(|error| wrong(format!("{} cannot be read: {error}", ca.display())))?;
-    Ok(Some(ManagerLink {
+    let link = ManagerLink {
         url,
         ca_pem,
         join_token: Some(token.clone()),
         others: Vec::new(),
-    }))
+    };
+    // The pieces do not say who made the token.
+    Ok(Some((link, None)))
 }
 
-fn joined_before(state: &Path) -> Result<Option<ManagerLink>, Failure> {
+fn joined_before(state: &Path) -> Result<Option<Belonging>, Failure> {
     let path = state.join(MANAGER_FILE);
     let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -304,12 +316,13 @@ fn joined_before(state: &Path) -> Result<Option<ManagerLink>, Failure> {
         );
         Failure::new(Code::StoreFailed, text)
     })?;
-    Ok(Some(ManagerLink {
+    let link = ManagerLink {
         url: joined.manager,
         ca_pem: joined.ca_pem,
         join_token: None,
         others: Vec::new(),
-    }))
+    };
+    Ok(Some((link, joined.owner)))
 }
 
 fn describe(

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mayfly_client::Choice;
 use mayfly_lease::ledger::{MAX_WORKERS, Resources};
-use mayfly_node::images::{Allowed, Reference};
-use mayfly_node::{Options, options};
+use mayfly_node::images::Reference;
+use mayfly_node::{Options, Trust, options};
 use mayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::TenantId;
 
 use crate::lease::Level;
-use crate::values;
+use crate::{interpreter, values};
 
 /// What `mayfly up` and `mayfly node` have in common.
 #[derive(Debug, Args)]
@@ -49,7 +50,8 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     calls_per_core: u16,
-    /// Python interpreter that has the mayfly module, for clients that bring none of their own; may be repeated
+    /// Python interpreter that has the mayfly package, for functions whose clients bring none of their own; may be repeated
+    /// [default: the one that this program was installed with, or else python3 on the PATH, if it has the package]
     #[arg(long, value_name = "EXE")]
     python: Vec<PathBuf>,
     /// Executors of each kind that wait for a lease, started ahead
@@ -61,10 +63,15 @@ pub struct NodeArguments {
         hide_env_values = true
     )]
     warm_pool: u8,
-    /// How isolated workers may be here; may be repeated, the first is for leases that name none [default: `isolated` for a
-    /// node, which runs other people's code; `process`, and `isolated` for leases that ask for it, for `mayfly up`]
+    /// How isolated workers may be here; may be repeated, the first is for leases that name none. Level `process` is for the
+    /// owner's tenant alone: other tenants' code is always isolated [default: `isolated` for a node, which runs other people's
+    /// code; `process`, and `isolated` for leases that ask for it, for `mayfly up`]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Vec<Level>,
+    /// Give every tenant the levels that --sandbox names. At level `process`, whoever holds a token then runs code as the user of
+    /// this node, who may read the administrator's token: only where all tenants are that user anyway
+    #[arg(long)]
+    run_tenants_as_me: bool,
     /// Image that containers may be of, which then are a level as if --sandbox named it: a name in Podman's or Charliecloud's
     /// storage, or the path of a root file system (a directory, or a .sqfs or .sif file); may be repeated, the first is for
     /// leases that name none. The node pulls nothing [default: none]
@@ -147,6 +154,15 @@ impl NodeArguments {
             .iter()
             .map(|python| on_path(python.as_path(), "--python"))
             .collect::<Result<_, _>>()?;
+        if options.pythons.is_empty() {
+            match interpreter::own() {
+                Ok(python) => options.pythons.push(python),
+                Err(why) => tracing::warn!(
+                    "this node runs Python functions only in interpreters that its clients bring: {why}; install the mayfly \
+                     package, or name an interpreter that has it by --python"
+                ),
+            }
+        }
         options.uv = self.uv.as_deref().map(|uv| on_path(uv, "--uv")).transpose()?;
         if let Some(dir) = &self.environments {
             let absolute = std::path::absolute(dir).map_err(|error| {
@@ -175,7 +191,10 @@ impl NodeArguments {
             Reference::parse(image)
                 .map_err(|error| Failure::new(Code::InvalidRequest, format!("--image {image}: {error}")))?;
         }
-        options.images = Allowed::Named(self.image.clone());
+        if self.run_tenants_as_me {
+            options.trust = Trust::AllTenants;
+        }
+        options.images.clone_from(&self.image);
         options.share_network = self.share_network;
         options.connectors = !self.no_groups;
         options.rendezvous = self.rendezvous.clone();
@@ -183,6 +202,13 @@ impl NodeArguments {
         options.writable = directories(&self.writable, "--writable")?;
         options.own_process = true;
         Ok(options)
+    }
+
+    /// Makes a tenant one of the node's owner, unless all tenants are trusted as much anyway.
+    pub fn own(options: &mut Options, owner: Option<TenantId>) {
+        if let Trust::Owners(owners) = &mut options.trust {
+            owners.extend(owner);
+        }
     }
 
     /// Levels as named, if any were.
@@ -286,19 +312,9 @@ fn directories(named: &[PathBuf], option: &str) -> Result<Vec<PathBuf>, Failure>
     named.iter().map(real).collect()
 }
 
-/// The program's full path: nodes compare interpreters by it.
 fn on_path(program: &Path, option: &str) -> Result<PathBuf, Failure> {
-    let found = if program.components().count() > 1 {
-        std::path::absolute(program).ok().filter(|path| path.is_file())
-    } else {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut places = std::env::split_paths(&path).map(|dir| dir.join(program));
-        places.find(|path| path.is_file())
-    };
-    found.ok_or_else(|| {
-        Failure::new(
-            Code::InvalidRequest,
-            format!("{option} {}: there is no such program", program.display()),
-        )
+    interpreter::on_path(program).ok_or_else(|| {
+        let text = format!("{option} {}: there is no such program", program.display());
+        Failure::new(Code::InvalidRequest, text)
     })
 }

@@ -5,7 +5,7 @@ use mayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
 use mayfly_protocol::error::Failure;
 
 use crate::output::Align::{Left, Right};
-use crate::{Global, connect, output, values};
+use crate::{Global, connect, output, reach, values};
 
 /// Show and make tenants, and set what they may hold and spend.
 #[derive(Debug, Args)]
@@ -15,7 +15,8 @@ use crate::{Global, connect, output, values};
   mayfly tenant set astro --no-budget --price-computing 0.002
   mayfly tenant set astro --suspend
 
-A tenant is who holds leases, and pays. Its people use it with tokens: `mayfly token create --tenant astro`.")]
+A tenant is who holds leases, and pays. Its people use it with tokens: `mayfly token create --tenant astro`. Nodes isolate its
+code, but for nodes of its own; `set` says which nodes run it, and at which sandbox level.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -117,6 +118,10 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         });
         return Ok(());
     }
+    let made = match (&arguments.what, &shown[..]) {
+        (What::Set(_), [tenant]) => Some((tenant.id, tenant.name.clone())),
+        _ => None,
+    };
     let mut table = output::Table::new(&[
         ("TENANT", Left),
         ("LEASES", Right),
@@ -140,7 +145,10 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         ]);
     }
     output::line(&table.text(output::colours(&std::io::stdout())));
-    Ok(())
+    match made {
+        Some((id, name)) => reach::tell(&client, id, &name),
+        None => Ok(()),
+    }
 }
 
 impl Set {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::manager::write_private;
 use crate::output::Align::Left;
-use crate::{Global, connect, output, values};
+use crate::{Global, connect, output, reach, values};
 
 /// Show, make and revoke tokens.
 #[derive(Debug, Args)]
@@ -22,7 +22,8 @@ use crate::{Global, connect, output, values};
   mayfly token revoke 5f0c9a1b2c3d4e5f --keep-leases
 
 The file that `create` writes is all that a client needs: MAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
-of each.")]
+of each. Whoever has the file runs code on the nodes, as far as they allow its tenant: `create` says which, and at which sandbox
+level.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -135,7 +136,10 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         serde_json::to_string_pretty(&connection).map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     let Some(path) = &wanted.output else {
         output::line(&file);
-        return Ok(());
+        return match global.json {
+            true => Ok(()),
+            false => reach::tell_by_name(&client, &made.status.tenant),
+        };
     };
     if let Err(failure) = write_private(path, &file) {
         // Nobody could use it.
@@ -152,7 +156,10 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
             output::date(made.status.expires_at_ms)
         )
     });
-    Ok(())
+    match global.json {
+        true => Ok(()),
+        false => reach::tell_by_name(&client, &made.status.tenant),
+    }
 }
 
 fn revoke(id: &str, keep_leases: bool, global: &Global) -> Result<(), Failure> {

@@ -9,7 +9,6 @@ use clap::Args;
 use mayfly_client::{NodeStatus, default_state_dir};
 use mayfly_endpoint::{Contents, Dispatcher};
 use mayfly_manager::{LOCAL, Manager};
-use mayfly_node::images::Allowed;
 use mayfly_node::{ManagerLink, Node};
 use mayfly_protocol::api::Connection;
 use mayfly_protocol::blob::Blob;
@@ -123,10 +122,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
         // What a worker prints is for the program that called it.
         node.output = mayfly_node::Output::Own;
         // Nor has it anything to hide from that program's user, who is its own.
-        node.readable = vec!["/".into()];
-        node.writable = vec!["/".into()];
-        node.share_network = true;
-        node.images = Allowed::Any;
+        node.shows_owner_all = true;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
     node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name);
@@ -138,6 +134,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     arguments.contents.apply(&mut options)?;
     let manager = Manager::start(options).await?;
     tokio::spawn(daemon::log_leases(manager.events()));
+    NodeArguments::own(&mut node, manager.owner());
     let token = manager.join_token(JOIN_TOKEN_FOR).await?;
     node.manager = Some(ManagerLink {
         url: loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned()),

@@ -398,7 +398,8 @@ pub(crate) async fn create_join_token(
     control
         .audit(&caller, "node.join_token", "", &request.valid_for_ms)
         .await?;
-    let token = control.join_token(Duration::from_millis(request.valid_for_ms)).await?;
+    let valid_for = Duration::from_millis(request.valid_for_ms);
+    let token = control.join_token(valid_for, Some(caller.bearer.tenant)).await?;
     Ok((StatusCode::CREATED, Json(token)))
 }
 

@@ -124,7 +124,9 @@ impl Control {
             ));
         }
         request.duration_ms = lessee.at_most(request.duration_ms)?;
-        request.sandbox = Some(self.sandbox_for(request.wanted_sandbox())?);
+        // What names no level goes to its node as it is: the level there depends on whose the node is.
+        let level = self.sandbox_for(request.wanted_sandbox())?;
+        request.sandbox = request.wanted_sandbox().map(|_| level);
         Ok(())
     }
 
@@ -190,7 +192,10 @@ impl Control {
             {
                 Err(failure) if !is_final(&failure) => {
                     tracing::debug!(%node, %failure, "an offer was refused");
-                    refusal = Some(failure);
+                    // Waiting helps where a node was only full, so that is what the tenant is told.
+                    if failure.code != Code::IsolationUnavailable || refusal.is_none() {
+                        refusal = Some(failure);
+                    }
                 }
                 done => return done,
             }
@@ -226,6 +231,7 @@ impl Control {
         let start_by_ms = millis(self.options.start_by);
         let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
         let prices = self.world().ask_for(lease, tenant, wanted)?;
+        let default_sandbox = self.options.sandboxes.first().copied();
         let record = LeaseRecord {
             lease,
             tenant,
@@ -236,8 +242,8 @@ impl Control {
             cores_per_worker: request.cores_per_worker,
             gpus_per_worker: request.gpus_per_worker,
             mode: request.mode,
-            sandbox: request.sandbox.unwrap_or(Sandbox::Isolated),
-            // As its node says when it takes it.
+            // Both as its node says when it takes it.
+            sandbox: request.sandbox.or(default_sandbox).unwrap_or(Sandbox::Isolated),
             image: None,
             memory_bytes: request.memory_bytes,
             duration_ms: request.duration_ms,
@@ -256,6 +262,7 @@ impl Control {
             lease,
             tenant,
             spec: request.clone(),
+            default_sandbox,
             epoch,
             start_by_ms,
             traceparent: traceparent(),
@@ -270,7 +277,7 @@ impl Control {
             if matches!(failure.code, Code::TimedOut | Code::Unreachable) {
                 self.doubt(node, lease);
             }
-            if is_nodes_own(&failure, request) {
+            if is_nodes_own(&failure, request, default_sandbox) {
                 self.on_failed(node, &failure.message);
             }
             // Also when the write failed: one that was only slow may yet succeed.
@@ -549,10 +556,12 @@ impl Room {
 
 /// Whether a node that answers an offer so has failed by no fault of the tenant's: nobody shall be able to have nodes suspended
 /// with an interpreter or image that does not start, or with functions that kill their executor.
-fn is_nodes_own(failure: &Failure, request: &LeaseRequest) -> bool {
+fn is_nodes_own(failure: &Failure, request: &LeaseRequest, default_sandbox: Option<Sandbox>) -> bool {
     match failure.code {
         Code::TimedOut | Code::Internal | Code::StoreFailed => true,
-        Code::ExecutorFailed => request.runtime == Runtime::Native && request.sandbox != Some(Sandbox::Container),
+        Code::ExecutorFailed => {
+            request.runtime == Runtime::Native && request.sandbox.or(default_sandbox) != Some(Sandbox::Container)
+        }
         _ => false,
     }
 }

@@ -335,8 +335,8 @@ fn host_and_port(address: SocketAddr, names: &[String]) -> String {
 
 impl Control {
     /// A token with which one node may join.
-    pub(crate) async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
-        // Nodes are the site's own: which tenant's token they came by is of no account.
+    pub(crate) async fn join_token(&self, valid_for: Duration, owner: Option<TenantId>) -> Result<JoinToken, Failure> {
+        // The manager keeps nothing of the owner: the node does, which decides what its owner's leases may have.
         let (token, bearer) = fresh_bearer(As::Join, TenantId([0; 16]), None, valid_for);
         self.store.keep(bearer.clone()).wait().await?;
         self.world().keep(bearer.clone());
@@ -345,6 +345,7 @@ impl Control {
             manager: self.url.clone(),
             ca_pem: self.ca_pem.clone(),
             expires_at_ms: bearer.expires_at_ms,
+            owner,
             others: self.peers.others(),
         })
     }
@@ -381,9 +382,15 @@ impl Handle {
         SigningKey::public(&self.0.control.signing)
     }
 
-    /// Makes a token with which one node may join.
+    /// Makes a token with which one node may join, which then is nobody's own.
     pub async fn join_token(&self, valid_for: Duration) -> Result<JoinToken, Failure> {
-        self.0.control.join_token(valid_for).await
+        self.0.control.join_token(valid_for, None).await
+    }
+
+    /// The tenant of the administrator who has this manager's connection file.
+    pub fn owner(&self) -> Option<TenantId> {
+        let bearer = self.0.control.authenticate(&self.0.connection.token)?;
+        Some(bearer.tenant)
     }
 
     /// Every node that ever registered.

@@ -8,7 +8,8 @@ use axum::extract::ws::{Message, WebSocket};
 use mayfly_lease::State;
 use mayfly_protocol::WIRE_VERSION;
 use mayfly_protocol::api::{
-    Capacity, Event, MOST_FABRIC_NAME, MOST_FABRICS, ManagerMessage, Metered, Mode, NodeAddress, NodeMessage,
+    Capacity, Event, MAX_NODE_OWNERS, MOST_FABRIC_NAME, MOST_FABRICS, ManagerMessage, Metered, Mode, NodeAddress,
+    NodeMessage, NodeSandboxes,
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
@@ -64,6 +65,7 @@ struct Registration {
     capacity: Capacity,
     free: Capacity,
     leases: Vec<HeldLease>,
+    sandboxes: Option<NodeSandboxes>,
 }
 
 /// Serves one node's connection to its end.
@@ -100,6 +102,7 @@ async fn register(
         capacity,
         free,
         leases,
+        sandboxes,
     } = first
     else {
         return Err(Over::Violation("the first message must be `register`".into()));
@@ -138,6 +141,7 @@ async fn register(
             capacity,
             free,
             leases,
+            sandboxes: sandboxes.filter(|sandboxes| sandboxes.owners.len() <= MAX_NODE_OWNERS),
         },
         registered,
         outgoing,
@@ -216,6 +220,7 @@ impl Control {
             capacity,
             free,
             leases,
+            sandboxes,
         } = registration;
         let id = address.id;
         let Registered {
@@ -298,6 +303,7 @@ impl Control {
                     booked,
                     skew_ms: 0,
                     doubtful: HashSet::new(),
+                    sandboxes,
                 },
             );
         }
@@ -346,6 +352,7 @@ impl Control {
                 refused,
                 mode,
                 image,
+                sandbox,
             } => {
                 let Some(Waiting { offer, reply }) = session.waiting.remove(&request) else {
                     return Ok(());
@@ -357,16 +364,27 @@ impl Control {
                         Mode::Warm
                     };
                     let image = image.filter(|image| image.len() <= MOST_IMAGE_BYTES);
-                    if (mode == Mode::Hot) != (record.mode == Mode::Hot) || image.is_some() {
-                        let (lease, image) = (record.lease, image.clone());
-                        let change = Change::Taken { lease, mode, image };
+                    let sandbox = sandbox.unwrap_or(record.sandbox);
+                    let is_hot_as_asked = (mode == Mode::Hot) == (record.mode == Mode::Hot);
+                    if !is_hot_as_asked || image.is_some() || sandbox != record.sandbox {
+                        let change = Change::Taken {
+                            lease: record.lease,
+                            mode,
+                            image: image.clone(),
+                            sandbox,
+                        };
                         self.journal.note(Note {
                             node: id,
                             epoch,
                             change,
                         });
                     }
-                    world.insert(LeaseRecord { mode, image, ..record });
+                    world.insert(LeaseRecord {
+                        mode,
+                        image,
+                        sandbox,
+                        ..record
+                    });
                 }
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(refused.map_or(Ok(()), Err));

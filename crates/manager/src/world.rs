@@ -10,7 +10,9 @@ use mayfly_lease::placement::View;
 use mayfly_lease::quota::{self, Held};
 use mayfly_lease::{State, billing};
 use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::{Capacity, LeaseStatus, ManagerMessage, Metered, Mode, NodeAddress, NodeStatus, Usage};
+use mayfly_protocol::api::{
+    Capacity, LeaseStatus, ManagerMessage, Metered, Mode, NodeAddress, NodeSandboxes, NodeStatus, Usage,
+};
 use mayfly_protocol::durations::DURATION_BUCKETS;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
@@ -86,6 +88,8 @@ pub struct Node {
     pub skew_ms: i64,
     /// Leases offered to it whose answer never came: it may hold them.
     pub doubtful: HashSet<LeaseId>,
+    /// Which levels of isolation it allows, and to whom, as it said when it connected.
+    pub sandboxes: Option<NodeSandboxes>,
 }
 
 impl Node {
@@ -108,6 +112,7 @@ impl Node {
             durations: [0; DURATION_BUCKETS],
             skew_ms: 0,
             doubtful: HashSet::new(),
+            sandboxes: None,
             left: false,
             reclaimed: record.reclaimed,
             health: Health::default(),
@@ -525,6 +530,7 @@ impl World {
             state: node.state(held > 0).into(),
             heartbeat_age_ms: millis(now.saturating_duration_since(node.heard)),
             leases: held as u32,
+            sandboxes: node.sandboxes.clone(),
         }
     }
 }

@@ -132,7 +132,9 @@ impl Process {
             environment: Vec::new(),
             isolation: None,
         };
-        let child = start_child(node.pool.spawner().clone(), program).await?;
+        let child = start_child(node.pool.spawner().clone(), program)
+            .await
+            .map_err(|failure| failure.message)?;
         let mut process = Self {
             pid: child.pid,
             pidfd: child.pidfd,

@@ -16,7 +16,7 @@ use mayfly_protocol::ids::WorkerIndex;
 use mayfly_protocol::node_api::{Printer, Stream};
 use mayfly_sandbox::filter::{Asking, Refusal};
 use mayfly_sandbox::isolation::Shown;
-use mayfly_sandbox::{Child, Program, Spawner, Watch};
+use mayfly_sandbox::{Child, Program, SandboxError, Spawner, Watch};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
@@ -140,7 +140,7 @@ impl Executor {
     ) -> Result<Self, Failure> {
         let failed = |text: String| Failure::new(Code::ExecutorFailed, text);
         let name = program.program.display().to_string();
-        let child = start_child(spawner, program).await.map_err(failed)?;
+        let child = start_child(spawner, program).await?;
         let system = |error: std::io::Error| failed(format!("the node cannot watch `{name}`: {error}"));
         let printed = Arc::new(Printed::default());
         let mut readers = tokio::task::JoinSet::new();
@@ -393,18 +393,39 @@ fn process_of(pidfd: &OwnedFd) -> Option<u32> {
 }
 
 /// Starts a process that nobody takes for an orphan until [`forget_child`].
-pub async fn start_child(spawner: Arc<Spawner>, program: Program) -> Result<Child, String> {
+pub async fn start_child(spawner: Arc<Spawner>, program: Program) -> Result<Child, Failure> {
     let started = tokio::task::spawn_blocking(move || {
         // Under the lock, so that nobody takes the new child for an orphan.
         let mut known = known();
         let child = spawner.spawn(program)?;
         known.insert(child.pid);
-        Ok::<_, mayfly_sandbox::SandboxError>(child)
+        Ok::<_, SandboxError>(child)
     });
+    let failed = |error: &dyn std::fmt::Display| Failure::new(Code::ExecutorFailed, error.to_string());
     started
         .await
-        .map_err(|error| error.to_string())?
-        .map_err(|error| error.to_string())
+        .map_err(|error| failed(&error))?
+        .map_err(|error| match error {
+            // Too many processes, or too little memory, is over in a moment.
+            SandboxError::Namespaces(ref why) if is_passing(why) => failed(&error),
+            SandboxError::Namespaces(_) | SandboxError::Filter(_) => {
+                Failure::new(Code::IsolationUnavailable, error.to_string())
+            }
+            // Some systems give namespaces that allow nothing.
+            SandboxError::Isolation { error: ref why, .. } if why.kind() == std::io::ErrorKind::PermissionDenied => {
+                let text =
+                    format!("{error}; does this machine restrict user namespaces, or system calls by a container?");
+                Failure::new(Code::IsolationUnavailable, text)
+            }
+            error => failed(&error),
+        })
+}
+
+fn is_passing(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::OutOfMemory
+    )
 }
 
 /// Collects the record of a process that has ended, or is about to.

@@ -32,22 +32,14 @@ pub struct Image {
     pub environment: Vec<(String, String)>,
 }
 
-/// What leases may name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Allowed {
-    /// These, exactly as written; the first is for leases that name none.
-    Named(Vec<String>),
-    /// Whatever there is: for nodes whose leases are all their owner's.
-    Any,
-}
-
 /// The images of a node.
 #[derive(Debug)]
 pub struct Images {
     dir: PathBuf,
     /// The node's name among all of this host.
     owner: String,
-    allowed: Allowed,
+    /// What leases may name, exactly as written; the first is for those that name none.
+    named: Vec<String>,
     /// Whether children of this process that nobody knows are ended.
     own_process: bool,
     /// Whether the node ends.
@@ -69,11 +61,11 @@ struct Ready {
 
 impl Images {
     /// `dir` keeps what is unpacked, also for the node's next life.
-    pub fn new(dir: PathBuf, owner: String, allowed: Allowed, own_process: bool) -> Arc<Self> {
+    pub fn new(dir: PathBuf, owner: String, named: Vec<String>, own_process: bool) -> Arc<Self> {
         Arc::new(Self {
             dir,
             owner,
-            allowed,
+            named,
             own_process,
             closed: false.into(),
             slots: Mutex::default(),
@@ -85,11 +77,7 @@ impl Images {
 
     /// Makes everything ready that the owner named, and removes what an earlier life left.
     pub async fn prepare(self: &Arc<Self>) {
-        let names = match &self.allowed {
-            Allowed::Named(names) => names.clone(),
-            Allowed::Any => Vec::new(),
-        };
-        for name in &names {
+        for name in &self.named {
             if let Err(error) = self.ready(name).await {
                 tracing::warn!(name, %error, "an image is not to be had");
             }
@@ -104,9 +92,9 @@ impl Images {
         drop(self.unpacking.lock().await);
     }
 
-    /// The image of a lease that asks for this one.
-    pub async fn wanted(self: &Arc<Self>, asked: Option<&str>) -> Result<Arc<Image>, Failure> {
-        let (name, pinned) = self.allowed_name(asked)?;
+    /// The image of a lease that asks for this one; with `any`, it may be one that the operator did not name.
+    pub async fn wanted(self: &Arc<Self>, asked: Option<&str>, any: bool) -> Result<Arc<Image>, Failure> {
+        let (name, pinned) = self.allowed_name(asked, any)?;
         let (mine, known) = (self.clone(), name.clone());
         // Goes on when whoever asked has gone: the next one finds it ready.
         let ready = tokio::spawn(async move { mine.ready(&known).await });
@@ -133,24 +121,22 @@ impl Images {
     }
 
     /// The name under which to look, and the digest that must come of it if the lease insists on one.
-    fn allowed_name(&self, asked: Option<&str>) -> Result<(String, Option<String>), Failure> {
+    fn allowed_name(&self, asked: Option<&str>, any: bool) -> Result<(String, Option<String>), Failure> {
         let refused = |text: String| Err(Failure::new(Code::InvalidRequest, text));
-        let names = match (&self.allowed, asked) {
-            (Allowed::Any, Some(asked)) => {
-                let checked = Reference::parse(asked).map_err(|error| failure(&error))?;
-                return match (checked, asked.split_once('@')) {
-                    // A digest of a file is for us to compare; that of a name is for its runtime to look up.
-                    (Reference::Path(_), Some((path, digest))) if !Path::new(asked).exists() => {
-                        Ok((path.into(), Some(digest.into())))
-                    }
-                    _ => Ok((asked.into(), None)),
-                };
-            }
-            (Allowed::Any, None) => {
-                return refused("the lease asks for a container and names no image; name one".into());
-            }
-            (Allowed::Named(names), _) => names,
-        };
+        let names = &self.named;
+        if let (true, Some(asked)) = (any, asked) {
+            let checked = Reference::parse(asked).map_err(|error| failure(&error))?;
+            return match (checked, asked.split_once('@')) {
+                // A digest of a file is for us to compare; that of a name is for its runtime to look up.
+                (Reference::Path(_), Some((path, digest))) if !Path::new(asked).exists() => {
+                    Ok((path.into(), Some(digest.into())))
+                }
+                _ => Ok((asked.into(), None)),
+            };
+        }
+        if any && names.is_empty() {
+            return refused("the lease asks for a container and names no image; name one".into());
+        }
         let Some(first) = names.first() else {
             return refused(
                 "this node allows no image; lease with sandbox `isolated`, or have the node's operator start it with --image".into(),

@@ -1,12 +1,12 @@
 use super::*;
 use std::process::Command;
 
-fn images(dir: &Path, allowed: Allowed) -> Arc<Images> {
-    Images::new(dir.join("images"), "test".into(), allowed, false)
+fn images(dir: &Path, named: Vec<String>) -> Arc<Images> {
+    Images::new(dir.join("images"), "test".into(), named, false)
 }
 
-fn named(names: &[&str]) -> Allowed {
-    Allowed::Named(names.iter().map(ToString::to_string).collect())
+fn named(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
 }
 
 /// Packs a directory with one file that says this. None where the tool is missing.
@@ -50,31 +50,31 @@ async fn a_lease_gets_what_the_owner_named_the_first_of_it_or_an_error_that_name
         root.join("two").display().to_string(),
     );
     let site = images(&root, named(&[&one, &two]));
-    assert_eq!(site.wanted(None).await.unwrap().described, one);
-    assert_eq!(site.wanted(Some(&two)).await.unwrap().root, root.join("two"));
+    assert_eq!(site.wanted(None, false).await.unwrap().described, one);
+    assert_eq!(site.wanted(Some(&two), false).await.unwrap().root, root.join("two"));
     for asked in [&format!("{one}/"), "/", "--help", "", &format!("{one}/../two")] {
-        let failure = site.wanted(Some(asked)).await.unwrap_err();
+        let failure = site.wanted(Some(asked), false).await.unwrap_err();
         assert_eq!(failure.code, Code::InvalidRequest, "{asked}");
         assert!(
             failure.message.contains(&one) && failure.message.contains(asked),
             "{failure}"
         );
     }
-    let nothing = images(&root, named(&[])).wanted(None).await.unwrap_err();
+    let nothing = images(&root, named(&[])).wanted(None, false).await.unwrap_err();
     assert!(nothing.message.contains("--image"), "{nothing}");
-    let own = images(&root, Allowed::Any);
-    assert_eq!(own.wanted(Some(&two)).await.unwrap().root, root.join("two"));
+    let own = images(&root, named(&[]));
+    assert_eq!(own.wanted(Some(&two), true).await.unwrap().root, root.join("two"));
     for asked in [None, Some("-x"), Some("/"), Some("../one")] {
-        assert_eq!(own.wanted(asked).await.unwrap_err().code, Code::InvalidRequest);
+        assert_eq!(own.wanted(asked, true).await.unwrap_err().code, Code::InvalidRequest);
     }
-    let missing = own.wanted(Some("/no/such/place")).await.unwrap_err();
+    let missing = own.wanted(Some("/no/such/place"), true).await.unwrap_err();
     assert_eq!(missing.code, Code::NotFound);
     // What was put there meanwhile is found.
     let late = root.join("late");
     let asked = late.display().to_string();
-    assert!(own.wanted(Some(&asked)).await.is_err());
+    assert!(own.wanted(Some(&asked), true).await.is_err());
     std::fs::create_dir(&late).unwrap();
-    assert_eq!(own.wanted(Some(&asked)).await.unwrap().root, late);
+    assert_eq!(own.wanted(Some(&asked), true).await.unwrap().root, late);
 }
 
 #[tokio::test]
@@ -85,22 +85,22 @@ async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last
     let name = packed.display().to_string();
     let site = images(&root, named(&[&name]));
     // Ten that ask at once get the same, unpacked once.
-    let all = futures_util::future::join_all((0..10).map(|_| site.wanted(None))).await;
+    let all = futures_util::future::join_all((0..10).map(|_| site.wanted(None, false))).await;
     let first = all.into_iter().map(Result::unwrap).next().unwrap();
     assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
     assert_eq!(unpacked(&root).len(), 2);
     site.look_again().await;
-    assert!(Arc::ptr_eq(&site.wanted(None).await.unwrap(), &first));
-    let insisted = site.wanted(Some(&first.described)).await.unwrap();
+    assert!(Arc::ptr_eq(&site.wanted(None, false).await.unwrap(), &first));
+    let insisted = site.wanted(Some(&first.described), false).await.unwrap();
     assert!(Arc::ptr_eq(&insisted, &first));
     drop(insisted);
 
     pack(&root, "second");
     site.look_again().await;
-    let second = site.wanted(None).await.unwrap();
+    let second = site.wanted(None, false).await.unwrap();
     assert_eq!(std::fs::read_to_string(second.root.join("file")).unwrap(), "second");
     assert_eq!(std::fs::read_to_string(first.root.join("file")).unwrap(), "first");
-    let refused = site.wanted(Some(&first.described)).await.unwrap_err();
+    let refused = site.wanted(Some(&first.described), false).await.unwrap_err();
     assert!(refused.message.contains(&second.described), "{refused}");
     let gone = first.root.clone();
     drop(first);
@@ -111,7 +111,7 @@ async fn an_image_that_changes_is_another_one_and_the_old_one_goes_with_its_last
     // Its file has gone, and with it the image.
     std::fs::remove_file(&packed).unwrap();
     site.look_again().await;
-    assert_eq!(site.wanted(None).await.unwrap_err().code, Code::NotFound);
+    assert_eq!(site.wanted(None, false).await.unwrap_err().code, Code::NotFound);
     drop(second);
     site.look_again().await;
     assert_eq!(unpacked(&root), [""; 0]);
@@ -129,11 +129,11 @@ async fn the_next_life_of_a_node_uses_what_is_whole_and_removes_the_rest() {
     std::fs::write(root.join("images/old.json"), "{}").unwrap();
     let site = images(&root, named(&[&name]));
     site.prepare().await;
-    assert!(site.wanted(None).await.unwrap().root.join("mark").exists());
+    assert!(site.wanted(None, false).await.unwrap().root.join("mark").exists());
     assert_eq!(unpacked(&root).len(), 2);
     // A note that nobody can read is no image.
     let note = first.root.with_extension("json");
     std::fs::write(&note, "nonsense").unwrap();
     let site = images(&root, named(&[&name]));
-    assert!(!site.wanted(None).await.unwrap().root.join("mark").exists());
+    assert!(!site.wanted(None, false).await.unwrap().root.join("mark").exists());
 }

@@ -6,7 +6,7 @@
 //! - `listener`: accepts connections, reads and judges their hello, and passes them on;
 //! - `control`: framed requests; `channel`: opens a channel to a worker;
 //! - `leases`: one lease with its workers, channels and meters; `supervisor` follows it through its life;
-//! - `policy`: what the node's owner lets leases have; `runtimes`: which language runtime will do for a request;
+//! - `trust`: whose code may run as the node's user; `policy`: what the node's owner lets leases have; `runtimes`: which language runtime will do for a request;
 //! - `executors`: processes; `enclosures`: what stands around isolated ones; `pool`: those that wait for a lease;
 //! - `door`, `connector`: what isolated workers reach of the node, and what joins groups for them;
 //! - `hangup`: notices clients that go away;
@@ -38,12 +38,14 @@ mod pool;
 mod readable;
 pub mod runtimes;
 mod supervisor;
+mod trust;
 
 use std::path::PathBuf;
 
 pub use leases::LeaseView;
 pub use node::{Handle, Node, Status};
 pub use options::{ManagerLink, Options, Output};
+pub use trust::Trust;
 
 use mayfly_protocol::error::{Code, Failure};
 

@@ -8,9 +8,9 @@ use futures_util::{SinkExt, StreamExt};
 use mayfly_lease::State;
 use mayfly_link::{self as link, Patience, Socket};
 use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{LeaseRequest, ManagerMessage, NodeMessage};
+use mayfly_protocol::api::{ManagerMessage, NodeMessage};
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
+use mayfly_protocol::ids::{LeaseId, PublicKey};
 use mayfly_protocol::node_api::HeldLease;
 use mayfly_telemetry as telemetry;
 use tokio::sync::{mpsc, watch};
@@ -20,8 +20,8 @@ use tracing::Instrument;
 use crate::leases::{Durations, Origin};
 use crate::managers::Managers;
 use crate::node::state_dir::write_private;
-use crate::node::{Connection, Node};
-use crate::{ManagerLink, clock};
+use crate::node::{Connection, Node, Wanted};
+use crate::{ManagerLink, clock, trust};
 
 /// Connecting and registering.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -165,6 +165,7 @@ async fn register(
             capacity: node.capacity(),
             free: node.free(),
             leases: held,
+            sandboxes: Some(trust::sandboxes(&node.options)),
         };
         send(&mut socket, &hello).await?;
         match receive(&mut socket).await? {
@@ -350,6 +351,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
         refused,
         mode,
         image: None,
+        sandbox: None,
     };
     let answers = answers.clone();
     match message {
@@ -358,6 +360,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             lease,
             tenant,
             spec,
+            default_sandbox,
             epoch: theirs,
             start_by_ms,
             traceparent,
@@ -367,7 +370,16 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
                 "mayfly.lease.workers" = i64::from(spec.workers), "mayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             node.clone().task(async move {
-                let taken = offer(&node, epoch, theirs, lease, tenant, spec, start_by_ms);
+                let taken = async {
+                    is_present(epoch, theirs)?;
+                    let (origin, start_by) = (Origin::Manager(epoch), Duration::from_millis(start_by_ms));
+                    let wanted = Wanted {
+                        request: spec,
+                        default_sandbox,
+                    };
+                    node.take_lease(lease, tenant, origin, wanted, start_by, OFFER_PATIENCE)
+                        .await
+                };
                 let taken = taken.instrument(step.clone()).await;
                 telemetry::ended(&step, &taken);
                 drop(step);
@@ -377,6 +389,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
                         refused: None,
                         mode: Some(run.granted.reservation.mode),
                         image: run.image(),
+                        sandbox: Some(run.sandbox()),
                     },
                     Err(failure) => answer(request, Some(failure), None),
                 };
@@ -481,22 +494,13 @@ async fn told_last_bill(node: &Node) {
     }
 }
 
-async fn offer(
-    node: &Arc<Node>,
-    epoch: u64,
-    theirs: u64,
-    lease: LeaseId,
-    tenant: TenantId,
-    spec: LeaseRequest,
-    start_by_ms: u64,
-) -> Result<Arc<crate::leases::Run>, Failure> {
-    if theirs != epoch {
-        return Err(Failure::new(
-            Code::StaleEpoch,
-            format!("the offer is of epoch {theirs} and this node is in epoch {epoch}; ask its present manager"),
-        ));
+/// Refuses what is not of the epoch in which this node is.
+fn is_present(epoch: u64, theirs: u64) -> Result<(), Failure> {
+    if theirs == epoch {
+        return Ok(());
     }
-    let start_by = Duration::from_millis(start_by_ms);
-    node.take_lease(lease, tenant, Origin::Manager(epoch), spec, start_by, OFFER_PATIENCE)
-        .await
+    Err(Failure::new(
+        Code::StaleEpoch,
+        format!("the offer is of epoch {theirs} and this node is in epoch {epoch}; ask its present manager"),
+    ))
 }

@@ -26,6 +26,7 @@ use mayfly_sandbox::{Spawner, descriptors};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
+pub(crate) use self::books::Wanted;
 use crate::enclosures::Enclosures;
 use crate::environments::Environments;
 use crate::executors::{Executor, Language};
@@ -283,10 +284,15 @@ impl Node {
         });
     }
 
-    fn keep_usual_warm(&self, language: Language) {
-        if let Some(kind) = policy::usual(language, &self.options) {
-            self.pool.keep_warm(kind);
-        }
+    fn keep_usual_warm(self: &Arc<Self>, language: Language) {
+        let Some(mut kind) = policy::usual(language, &self.options) else {
+            return;
+        };
+        let mine = Arc::clone(self);
+        self.background(async move {
+            mine.show_packages(&mut kind).await;
+            mine.pool.keep_warm(kind);
+        });
     }
 
     async fn keep_house(&self) {

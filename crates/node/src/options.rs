@@ -9,7 +9,7 @@ use mayfly_lease::ledger::Resources;
 use mayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
 use mayfly_protocol::executor::VISIBLE_GPUS;
 
-use crate::images::Allowed;
+use crate::trust::Trust;
 
 /// What can be chosen about a node.
 #[derive(Debug, Clone)]
@@ -40,8 +40,13 @@ pub struct Options {
     pub manager: Option<ManagerLink>,
     /// Levels of isolation that leases may have here; the first is for those that name none.
     pub sandboxes: Vec<Sandbox>,
+    /// Whose leases may have level `process`; everybody else's are isolated.
+    pub trust: Trust,
+    /// Whether leases of its owner may see the host's files and network from level `isolated`, and have any image: for a node that
+    /// serves one program of that user's.
+    pub shows_owner_all: bool,
     /// Images that containers may be of.
-    pub images: Allowed,
+    pub images: Vec<String>,
     /// Where environments are built and kept, which nodes of one user may share; none for `mayfly/environments` in the user's
     /// cache.
     pub environments: Option<PathBuf>,
@@ -123,7 +128,9 @@ impl Options {
             warm_python: 1,
             manager: None,
             sandboxes: Sandbox::ALL.to_vec(),
-            images: Allowed::Named(Vec::new()),
+            trust: Trust::Owners(Vec::new()),
+            shows_owner_all: false,
+            images: Vec::new(),
             environments: None,
             uv: None,
             share_network: false,

@@ -13,6 +13,7 @@ use crate::executors::{Kind, Language, Opening};
 use crate::images::Image;
 use crate::package::PYTHON_DIR;
 use crate::runtimes;
+use crate::trust::Rights;
 
 /// Where an image finds the executor of shared libraries.
 pub const EXECUTOR: &str = "/mayfly/bin/mayfly-executor";
@@ -26,15 +27,16 @@ pub struct Container {
     pub own: Vec<Shown>,
 }
 
-/// What a lease gets for its request; `container` and `built` are the container and the environment that it asks for, if it asks
-/// for one.
+/// What a lease gets for its request at this level; `container` and `built` are the container and the environment that it asks
+/// for, if it asks for one.
 pub fn kind(
     request: &LeaseRequest,
+    sandbox: Sandbox,
+    rights: Rights<'_>,
     options: &Options,
     container: Option<Container>,
     built: Option<Arc<Built>>,
 ) -> Result<Kind, Failure> {
-    let sandbox = level(request, options)?;
     if sandbox != Sandbox::Container && request.image.is_some() {
         return Err(Failure::new(
             Code::InvalidRequest,
@@ -63,7 +65,7 @@ pub fn kind(
             )),
         };
     }
-    let readable = |path: &Path| granted(path, &options.readable).is_ok();
+    let readable = |path: &Path| granted(path, rights, false).is_ok();
     let mut language = match &container {
         // What a function imports is the image's.
         Some(_) => within(request),
@@ -79,20 +81,15 @@ pub fn kind(
             .cloned()
             .collect();
     }
-    if request.network && !options.share_network {
+    if request.network && !rights.shares_network() {
         return Err(refused(
             "the lease asks for the host's network, which this node shares with no isolated worker",
         ));
     }
     let mut shown = Vec::new();
     for file in &request.files {
-        let allowed = if file.writable {
-            &options.writable
-        } else {
-            &options.readable
-        };
         let what = if file.writable { "writable" } else { "readable" };
-        let from = granted(Path::new(&file.path), allowed)
+        let from = granted(Path::new(&file.path), rights, file.writable)
             .map_err(|why| refused(&format!("the lease asks for `{}` to be {what}: {why}", file.path)))?;
         shown.push(Shown {
             path: file.path.clone().into(),
@@ -102,7 +99,7 @@ pub fn kind(
     }
     let (image, own) = match container {
         Some(Container { image, own }) => (Some(image), own),
-        None => (None, needed_by(&language)),
+        None => (None, needed_by(&language, options)),
     };
     shown.extend(own);
     Ok(Kind {
@@ -157,7 +154,7 @@ pub fn usual(language: Language, options: &Options) -> Option<Kind> {
     let first = options.sandboxes.first()?;
     (*first != Sandbox::Container).then(|| Kind {
         opening: (*first == Sandbox::Isolated).then(|| Opening {
-            shown: needed_by(&language),
+            shown: needed_by(&language, options),
             network: false,
             image: None,
         }),
@@ -172,49 +169,21 @@ fn refused(text: &str) -> Failure {
     )
 }
 
-/// The level that a lease gets for its request.
-pub fn level(request: &LeaseRequest, options: &Options) -> Result<Sandbox, Failure> {
-    let allowed = || {
-        options
-            .sandboxes
-            .iter()
-            .map(|sandbox| sandbox.name())
-            .collect::<Vec<_>>()
-            .join(" or ")
-    };
-    match request.wanted_sandbox() {
-        Some(asked) if !options.sandboxes.contains(&asked) => Err(Failure::new(
-            Code::InvalidRequest,
-            format!(
-                "the lease asks for sandbox `{asked}` and this node allows `{}` only; ask for that",
-                allowed()
-            ),
-        )),
-        Some(asked) => Ok(asked),
-        None => options.sandboxes.first().copied().ok_or_else(|| {
-            Failure::new(
-                Code::InvalidRequest,
-                "this node allows no sandbox at all; start it with --sandbox isolated",
-            )
-        }),
-    }
-}
-
 /// Where a path really leads, if that lies beneath one that the node's owner named.
-fn granted(path: &Path, allowed: &[PathBuf]) -> Result<PathBuf, String> {
+fn granted(path: &Path, rights: Rights<'_>, writable: bool) -> Result<PathBuf, String> {
     let is_plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
     if !is_plain {
         return Err("a host path is absolute and has no `..`".into());
     }
     let real = path.canonicalize().map_err(|error| error.to_string())?;
-    match allowed.iter().any(|allowed| real.starts_with(allowed)) {
+    match rights.shows(&real, writable) {
         true => Ok(real),
         false => Err("this node does not show it".into()),
     }
 }
 
 /// Directories without which an interpreter does not run. The node's owner named it, or lets everybody read it.
-fn needed_by(language: &Language) -> Vec<Shown> {
+fn needed_by(language: &Language, options: &Options) -> Vec<Shown> {
     let Language::Python {
         executable,
         path,
@@ -230,9 +199,15 @@ fn needed_by(language: &Language) -> Vec<Shown> {
     needed.extend(path.iter().map(PathBuf::from));
     // An interpreter directly in /bin has the whole machine as its prefix; /usr is shown anyway.
     needed.retain(|path| path.parent().is_some() && !path.starts_with("/usr"));
+    let private = private_directories(options);
     let shown = needed.into_iter().filter_map(|path| {
+        let from = path.canonicalize().ok()?;
+        // An interpreter in the `bin` of somebody's home has all of that as its prefix.
+        if private.iter().any(|private| private.starts_with(&from)) {
+            return None;
+        }
         Some(Shown {
-            from: path.canonicalize().ok()?,
+            from,
             path,
             writable: false,
         })
@@ -241,11 +216,43 @@ fn needed_by(language: &Language) -> Vec<Shown> {
     shown.chain(own).collect()
 }
 
+/// The node's state, with its keys, and the home of its user. No sandbox sees them because of an interpreter.
+fn private_directories(options: &Options) -> Vec<PathBuf> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let all = [Some(options.state_dir.clone()), home].into_iter().flatten();
+    all.filter_map(|path| path.canonicalize().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leases::Origin;
     use mayfly_protocol::api::{HostPath, Mode};
-    use mayfly_protocol::ids::PublicKey;
+    use mayfly_protocol::ids::{PublicKey, TenantId};
+
+    fn rights(options: &Options) -> Rights<'_> {
+        Rights::of(options, TenantId([0; 16]), &Origin::Node)
+    }
+
+    fn level(request: &LeaseRequest, options: &Options) -> Result<Sandbox, Failure> {
+        rights(options).level(request, None)
+    }
+
+    fn kind(
+        request: &LeaseRequest,
+        options: &Options,
+        container: Option<Container>,
+        built: Option<Arc<Built>>,
+    ) -> Result<Kind, Failure> {
+        super::kind(
+            request,
+            level(request, options)?,
+            rights(options),
+            options,
+            container,
+            built,
+        )
+    }
 
     fn request(sandbox: Option<Sandbox>) -> LeaseRequest {
         LeaseRequest {
@@ -312,6 +319,22 @@ mod tests {
     }
 
     #[test]
+    fn prefix_of_an_interpreter_that_holds_the_nodes_state_is_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let language = Language::Python {
+            executable: root.join("bin/python3"),
+            path: Vec::new(),
+            environment: None,
+        };
+        let mut options = options(&[Sandbox::Isolated]);
+        assert_eq!(needed_by(&language, &options)[0].from, root);
+        options.state_dir = root.join("state");
+        std::fs::create_dir(&options.state_dir).unwrap();
+        assert!(needed_by(&language, &options).is_empty());
+    }
+
+    #[test]
     fn the_hosts_network_is_shared_only_where_the_owner_says_so() {
         let asking = LeaseRequest {
             network: true,
@@ -346,7 +369,7 @@ mod tests {
         };
         let all = options(&Sandbox::ALL);
         assert_eq!(level(&of_image(None), &all).unwrap(), Sandbox::Container);
-        let kind = |request: &LeaseRequest, container| super::kind(request, &all, container, None);
+        let kind = |request: &LeaseRequest, container| kind(request, &all, container, None);
         let opening = kind(&of_image(None), container()).unwrap().opening.unwrap();
         assert_eq!(opening.image.unwrap().described, "tool@sha256:00");
         for other in [Sandbox::Process, Sandbox::Isolated] {

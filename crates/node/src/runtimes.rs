@@ -13,6 +13,13 @@ use crate::executors::Language;
 
 /// Prints an interpreter's version.
 const VERSION: &str = "import sys; print('%d.%d' % sys.version_info[:2])";
+/// Prints it too, if the interpreter has what an executor imports.
+const PACKAGE: &str = "import sys, importlib.util as u\n\
+    version = '%d.%d' % sys.version_info[:2]\n\
+    if sys.version_info < (3, 11): sys.exit('Python ' + version + ' is older than 3.11')\n\
+    for name in 'mayfly', 'cloudpickle':\n    \
+        if u.find_spec(name) is None: sys.exit('this Python ' + version + ' has no package ' + name)\n\
+    print(version)";
 /// Nothing is run but an interpreter's start.
 const VERSION_LIMIT: Duration = Duration::from_secs(10);
 
@@ -42,11 +49,12 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
                     Code::PythonMismatch,
                     match executable {
                         Some(executable) => format!(
-                            "this node has no Python: neither `{executable}`, which the client uses, nor one of its own; \
-                             start the node with --python PATH of an interpreter that has the mayfly module"
+                            "the client runs Python {version} at `{executable}`, which workers of this node do not see, and the node \
+                             has no Python of its own; start it with --python PATH of a Python {} that has the mayfly package",
+                            minor(version)
                         ),
                         None => "this node has no Python of its own; start it with --python PATH of an interpreter that has \
-                                 the mayfly module"
+                                 the mayfly package"
                             .into(),
                     },
                 )
@@ -74,6 +82,17 @@ pub fn version_of(python: &Path, stop: &AtomicBool) -> Result<String, ToolError>
         stop,
     };
     tool.words(&["-I", "-c", VERSION])
+}
+
+/// The version of an interpreter that has the package which executors run. Its own module path counts, as for executors.
+pub fn package_version(python: &Path) -> Result<String, ToolError> {
+    let never = AtomicBool::new(false);
+    let tool = Tool {
+        name: python.as_os_str(),
+        limit: VERSION_LIMIT,
+        stop: &never,
+    };
+    tool.words(&["-c", PACKAGE])
 }
 
 /// Refuses what no interpreter reads that nodes with these would start: their clients' own where workers `see` it, or one of

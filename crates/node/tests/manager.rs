@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::*;
 use mayfly_manager::{Manager, StoreKind};
-use mayfly_node::ManagerLink;
+use mayfly_node::{ManagerLink, Trust};
 use mayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
 use mayfly_protocol::error::Code;
 
@@ -58,7 +58,9 @@ impl Control {
 
     async fn site(&self) -> Site {
         let join = self.manager().join_token(Duration::from_secs(60)).await.unwrap();
+        let owner = self.manager().owner().unwrap();
         let site = Site::with(|options| {
+            options.trust = Trust::Owners(vec![owner]);
             options.manager = Some(ManagerLink {
                 url: join.manager,
                 ca_pem: join.ca_pem,

@@ -379,6 +379,33 @@ pub struct NodeStatus {
     pub heartbeat_age_ms: u64,
     /// Leases it holds.
     pub leases: u32,
+    /// How isolated leases are there, as the node said when it connected; absent while it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandboxes: Option<NodeSandboxes>,
+}
+
+/// Which levels of isolation a node allows, and to whom. The node decides and enforces this; the manager only shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeSandboxes {
+    /// Tenants of the node's owner.
+    pub owners: Vec<TenantId>,
+    /// Levels for their leases; the first is for leases that name none.
+    pub of_owners: Vec<Sandbox>,
+    /// Levels for everybody else's.
+    pub of_others: Vec<Sandbox>,
+}
+
+/// A node has no more owners.
+pub const MAX_NODE_OWNERS: usize = 16;
+
+impl NodeSandboxes {
+    /// The levels that a tenant's leases may have there.
+    pub fn of(&self, tenant: TenantId) -> &[Sandbox] {
+        match self.owners.contains(&tenant) {
+            true => &self.of_owners,
+            false => &self.of_others,
+        }
+    }
 }
 
 /// How it all was at one time, as `GET /v1/history` tells.
@@ -544,6 +571,9 @@ pub enum NodeMessage {
         free: Capacity,
         /// Leases it still holds, from before this connection.
         leases: Vec<crate::node_api::HeldLease>,
+        /// Which levels of isolation it allows, and to whom.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandboxes: Option<NodeSandboxes>,
     },
     /// Every `heartbeat_ms`.
     Heartbeat {
@@ -568,6 +598,9 @@ pub enum NodeMessage {
         /// For offers of containers, as in [`Grant::image`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         image: Option<String>,
+        /// For offers, the level of isolation that the node gives the lease.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<Sandbox>,
     },
     /// A lease ended here, for whatever cause.
     LeaseEnded {
@@ -657,6 +690,9 @@ pub enum ManagerMessage {
         tenant: TenantId,
         /// What was asked.
         spec: LeaseRequest,
+        /// The manager's level for leases that name none. A node isolates other tenants than its owner's all the same.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        default_sandbox: Option<Sandbox>,
         /// Must equal the epoch of `Registered`.
         epoch: u64,
         /// Milliseconds within which it must be used, or its capacity comes back.
@@ -907,6 +943,9 @@ pub struct JoinToken {
     pub ca_pem: String,
     /// When it ends, milliseconds since the Unix epoch.
     pub expires_at_ms: u64,
+    /// The tenant that made it, who owns the nodes that join with it: no other tenant's code runs there as the node's user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<TenantId>,
     /// The site's other managers, of which each will do as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<ManagerAddress>,

@@ -143,6 +143,8 @@ codes! {
     StateExposed = 44, "state_exposed", 500, Never;
     /// The store lacks what it had before: it is empty, older than its mark, or another one.
     StoreLost = 45, "store_lost", 500, Never;
+    /// The lease must be isolated, and the node's machine lets it isolate nothing.
+    IsolationUnavailable = 46, "isolation_unavailable", 422, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -86,7 +86,8 @@ pub enum SandboxError {
     /// The kernel gives no namespaces.
     #[error(
         "no isolated process can be started: {0}; allow user namespaces (sysctl user.max_user_namespaces, \
-         kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or lease with sandbox `process`"
+         kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns) on this machine, or lease with sandbox \
+         `process`, which is for the tenant of the node's owner"
     )]
     Namespaces(std::io::Error),
     /// A step of isolating it failed.

@@ -72,6 +72,7 @@ pub fn fate(terms: Terms, error: Option<Code>, begun: bool) -> Fate {
         | Code::PayloadTooLarge
         | Code::InvalidRequest
         | Code::TooLarge
+        | Code::IsolationUnavailable
         | Code::Forbidden => Fate::Done,
         // No site has what it is to run in.
         Code::NotFound if !begun => Fate::Done,

@@ -142,6 +142,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "load_failed": LoadError,
     "python_mismatch": LoadError,
     "environment_failed": LoadError,
+    "isolation_unavailable": LoadError,
     "unknown_function": LoadError,
     "function_error": FunctionError,
     "output_overflow": CallError,

@@ -76,6 +76,7 @@ pub async fn join(site: Arc<Site>, number: u32, token: String, counts: Arc<Count
         capacity: CAPACITY,
         free: CAPACITY,
         leases: Vec::new(),
+        sandboxes: None,
     };
     say(&mut socket, &registration).await?;
     let pace = loop {
@@ -123,6 +124,7 @@ async fn live(socket: &mut WebSocketStream<Tls>, pace: Duration, number: u32, co
             refused: None,
             mode,
             image: None,
+            sandbox: None,
         };
         say(socket, &answer).await?;
     }

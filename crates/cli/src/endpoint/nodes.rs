@@ -289,8 +289,8 @@ impl Nodes {
             (false, Some(_)) => "--listen-tcp 0.0.0.0:0 --host-name \"${addresses%% *}\"".into(),
         });
         if !self.config.is_shared() {
-            // What its owner runs there anyway.
-            words.push("--sandbox process --sandbox isolated".into());
+            // Its owner's tenants are all that come here.
+            words.push("--sandbox process --sandbox isolated --run-tenants-as-me".into());
         }
         words.extend(node.python.iter().map(|python| format!("--python {}", quoted(python))));
         words.extend(node.arguments.iter().map(|argument| quoted(argument)));

@@ -30,8 +30,11 @@ pub fn apply(record: Option<LeaseRecord>, change: &Change) -> Option<LeaseRecord
     match change {
         Change::Offered(_) => {}
         Change::Refused { .. } => return None,
-        Change::Taken { mode, image, .. } => {
+        Change::Taken {
+            mode, image, sandbox, ..
+        } => {
             record.mode = *mode;
+            record.sandbox = *sandbox;
             record.image.clone_from(image);
         }
         Change::Active { expires_at_ms, .. } => {

@@ -188,6 +188,8 @@ pub enum Change {
         mode: Mode,
         /// What containers run in.
         image: Option<String>,
+        /// How isolated its workers are.
+        sandbox: Sandbox,
     },
     /// Its node refused it: there never was such a lease.
     Refused {

@@ -114,6 +114,7 @@ pub fn registration(id: u8, held: &[LeaseId], books: &Ledger) -> NodeMessage {
                 remaining_ms: 30_000,
             })
             .collect(),
+        sandboxes: None,
     }
 }
 
@@ -235,6 +236,7 @@ fn answer(
         refused,
         mode,
         image: None,
+        sandbox: None,
     })
 }
 

@@ -681,6 +681,7 @@ async fn another_wire_version_is_refused_by_name() {
             capacity,
             free,
             leases,
+            sandboxes: None,
         },
     )
     .await;

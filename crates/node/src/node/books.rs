@@ -8,13 +8,22 @@ use tracing::{Instrument, Span};
 
 use super::*;
 use crate::environments::Built;
-use crate::images::Allowed;
+use crate::executors::{Kind, Language};
+use crate::package::PYTHON_DIR;
 use crate::policy::Container;
+use crate::trust::Rights;
 
 /// Ended leases and the fates of their calls are remembered at least this long.
 const REMEMBER_MS: u64 = 60_000;
 /// Incidents that wait for the manager.
 const MOST_INCIDENTS: usize = 1024;
+
+/// What somebody wants of a node.
+pub(crate) struct Wanted {
+    pub request: LeaseRequest,
+    /// The level of isolation for a request that names none, as whoever lets it come has it.
+    pub default_sandbox: Option<Sandbox>,
+}
 
 impl Node {
     /// The lease that a token names, while it lives.
@@ -57,7 +66,7 @@ impl Node {
         id: LeaseId,
         tenant: TenantId,
         origin: Origin,
-        request: LeaseRequest,
+        wanted: Wanted,
         start_by: Duration,
         patience: Duration,
     ) -> Result<Arc<Run>, Failure> {
@@ -67,9 +76,16 @@ impl Node {
                 "the node is shutting down; lease elsewhere",
             ));
         }
-        let container = self.container(&request).await?;
-        let built = self.environment(&request).await?;
-        let kind = policy::kind(&request, &self.options, container, built)?;
+        let Wanted {
+            request,
+            default_sandbox,
+        } = wanted;
+        let rights = Rights::of(&self.options, tenant, &origin);
+        let sandbox = rights.level(&request, default_sandbox)?;
+        let container = self.container(&request, sandbox, rights).await?;
+        let built = self.environment(&request, sandbox, rights).await?;
+        let mut kind = policy::kind(&request, sandbox, rights, &self.options, container, built)?;
+        self.show_packages(&mut kind).await;
         let life = Lease::grant(
             Terms {
                 duration_ms: request.duration_ms,
@@ -147,11 +163,16 @@ impl Node {
     }
 
     /// The image of a lease that asks for a container, and what it is shown.
-    async fn container(&self, request: &LeaseRequest) -> Result<Option<Container>, Failure> {
-        if policy::level(request, &self.options)? != Sandbox::Container {
+    async fn container(
+        &self,
+        request: &LeaseRequest,
+        sandbox: Sandbox,
+        rights: Rights<'_>,
+    ) -> Result<Option<Container>, Failure> {
+        if sandbox != Sandbox::Container {
             return Ok(None);
         }
-        let image = self.images.wanted(request.image.as_deref());
+        let image = self.images.wanted(request.image.as_deref(), rights.sees_all());
         let image = image.instrument(mayfly_telemetry::span!("make an image ready")).await?;
         let own = match &request.runtime {
             Runtime::Native => {
@@ -164,7 +185,7 @@ impl Node {
                 }]
             }
             Runtime::Python { executable, .. } => {
-                let theirs = executable.as_ref().filter(|_| self.options.images == Allowed::Any);
+                let theirs = executable.as_ref().filter(|_| rights.sees_all());
                 let python = self.options.pythons.first().cloned().or(theirs.map(PathBuf::from)).ok_or_else(|| {
                     let text = "this node has no Python package to show an image; start it with --python PATH of an interpreter \
                                 that has the mayfly module";
@@ -179,8 +200,39 @@ impl Node {
         Ok(Some(Container { image, own }))
     }
 
+    /// Shows an isolated executor in an interpreter of this node's what it imports of Mayfly, where that lies elsewhere than the
+    /// interpreter, such as in the home of the node's user.
+    pub(crate) async fn show_packages(&self, kind: &mut Kind) {
+        let (Language::Python { executable, path, .. }, Some(opening)) = (&mut kind.language, &mut kind.opening) else {
+            return;
+        };
+        // No other interpreter is started outside of a sandbox.
+        if opening.image.is_some() || !self.options.pythons.contains(executable) {
+            return;
+        }
+        let (packages, python) = (self.packages.clone(), executable.clone());
+        // What is wrong with the interpreter, its executor says.
+        let Ok(Ok(found)) = tokio::task::spawn_blocking(move || packages.of(&python)).await else {
+            return;
+        };
+        let is_seen = |package: &Shown| {
+            let seen = |shown: &Shown| package.from.starts_with(&shown.from);
+            package.from.starts_with("/usr") || opening.shown.iter().any(seen)
+        };
+        let unseen: Vec<Shown> = found.into_iter().filter(|package| !is_seen(package)).collect();
+        if !unseen.is_empty() {
+            path.insert(0, PYTHON_DIR.into());
+            opening.shown.extend(unseen);
+        }
+    }
+
     /// The environment of a lease that asks for one.
-    async fn environment(&self, request: &LeaseRequest) -> Result<Option<Arc<Built>>, Failure> {
+    async fn environment(
+        &self,
+        request: &LeaseRequest,
+        sandbox: Sandbox,
+        rights: Rights<'_>,
+    ) -> Result<Option<Arc<Built>>, Failure> {
         let Runtime::Python {
             version,
             executable,
@@ -190,16 +242,16 @@ impl Node {
         else {
             return Ok(None);
         };
-        if policy::level(request, &self.options)? == Sandbox::Container {
+        if sandbox == Sandbox::Container {
             return Err(Failure::new(
                 Code::InvalidRequest,
                 "a container brings what functions import; name an image or an environment",
             ));
         }
-        // A client's own interpreter is one of this node's where it may start it anyway.
+        // A client's own interpreter is one of this node's where its tenant may start it as the node's user anyway.
         let is_theirs = |path: &PathBuf| path.is_absolute() && path.is_file();
         let theirs = executable.iter().map(PathBuf::from).filter(is_theirs);
-        let theirs = theirs.filter(|_| self.options.sandboxes.contains(&Sandbox::Process));
+        let theirs = theirs.filter(|_| rights.sandboxes().contains(&Sandbox::Process));
         let pythons: Vec<PathBuf> = self.options.pythons.iter().cloned().chain(theirs).collect();
         let built = self.environments.wanted(environment, version, pythons);
         let step = mayfly_telemetry::span!("make an environment ready");

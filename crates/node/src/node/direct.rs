@@ -12,11 +12,17 @@ impl Node {
     pub(crate) async fn grant_directly(
         self: &Arc<Self>,
         hello: &Hello,
-        mut request: LeaseRequest,
+        request: LeaseRequest,
         patience: Duration,
     ) -> Result<Grant, Failure> {
         let allowance = &hello.token;
+        let mut default_sandbox = None;
         let origin = match token::allowance_of(allowance) {
+            // A manager's key is believed, too, but what it signs is never the right of this node's own user.
+            None if allowance.issuer != self.key.id() => {
+                let text = "the allowance is not signed by this node; ask for a lease from its manager";
+                return Err(Failure::new(Code::Unauthorized, text));
+            }
             None => Origin::Node,
             Some(id) => {
                 if self.options.manager.is_none() {
@@ -25,7 +31,7 @@ impl Node {
                         "this node has no manager whose allowances it takes; use its own (`allowance.json`)",
                     ));
                 }
-                request.sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
+                default_sandbox = Some(sandbox_under(allowance, request.wanted_sandbox())?);
                 Origin::Allowance(Arc::new(Direct {
                     allowance: id,
                     cap: direct::cap_of(allowance),
@@ -35,8 +41,12 @@ impl Node {
         };
         let id = LeaseId(random()?);
         let start_by = self.options.start_by;
+        let wanted = Wanted {
+            request,
+            default_sandbox,
+        };
         let run = self
-            .take_lease(id, allowance.tenant, origin, request, start_by, patience)
+            .take_lease(id, allowance.tenant, origin, wanted, start_by, patience)
             .await?;
         // The manager is to hear of it at once.
         self.news.notify_one();

@@ -214,10 +214,12 @@ async fn a_lease_that_its_node_refuses_never_was_and_one_that_it_takes_is_as_the
         lease: LEASE,
         mode: Mode::Warm,
         image: Some("tool:1@sha256:00ff".into()),
+        sandbox: Sandbox::Container,
     };
     let refused = Change::Refused { lease: LEASE };
     noted(store, vec![Change::Offered(Box::new(record())), taken.clone()]).await;
     assert_eq!(only_lease(store).await.mode, Mode::Warm);
+    assert_eq!(only_lease(store).await.sandbox, Sandbox::Container);
     assert_eq!(only_lease(store).await.image.as_deref(), Some("tool:1@sha256:00ff"));
     noted(store, vec![refused.clone()]).await;
     assert_eq!(load(store).await.leases, vec![]);

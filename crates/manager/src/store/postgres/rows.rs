@@ -41,7 +41,7 @@ pub const INSERT_LEASE: &str = concat!(
 
 /// What may change of a lease, from [`lease_changes`].
 pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
-    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13 WHERE id = $1";
+    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14 WHERE id = $1";
 
 /// Which bearer a lease ends with, from its id and the bearer. Apart from [`UPDATE_LEASE`], since it changes without the lock of the
 /// lease's node when a bearer is revoked or replaced.
@@ -192,6 +192,7 @@ pub fn lease_changes(record: &LeaseRecord) -> Params {
     parameters.extend(used(&record.usage));
     parameters.push(Box::new(record.image.clone()));
     parameters.push(Box::new(json(&record.functions)));
+    parameters.push(number(record.sandbox.number()));
     parameters
 }
 

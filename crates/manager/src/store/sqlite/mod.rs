@@ -424,11 +424,16 @@ fn apply(transaction: &Transaction<'_>, note: &Note) -> rusqlite::Result<Noted> 
                 record.gpus_per_worker,
                 record.bearer
             ])?,
-        Change::Taken { lease, mode, image } => transaction
+        Change::Taken {
+            lease,
+            mode,
+            image,
+            sandbox,
+        } => transaction
             .prepare_cached(&format!(
-                "UPDATE leases SET hot = ?2, image = ?3 WHERE id = ?1 AND {LIVE}"
+                "UPDATE leases SET hot = ?2, image = ?3, sandbox = ?4 WHERE id = ?1 AND {LIVE}"
             ))?
-            .execute(params![lease.0, *mode == Mode::Hot, image])?,
+            .execute(params![lease.0, *mode == Mode::Hot, image, sandbox.number()])?,
         Change::Refused { lease } => transaction
             .prepare_cached(&format!("DELETE FROM leases WHERE id = ?1 AND {LIVE}"))?
             .execute(params![lease.0])?,

@@ -1,0 +1,65 @@
+//! Which nodes run a tenant's code, and how isolated: what a new tenant or token opens.
+
+use std::collections::BTreeMap;
+
+use mayfly_client::{Client, NodeStatus};
+use mayfly_protocol::accounts::Tenant;
+use mayfly_protocol::api::Sandbox;
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::ids::TenantId;
+
+use crate::output::plain;
+
+/// Nodes that are named; of more, only their number.
+const MAX_NAMED: usize = 5;
+
+/// Writes to standard error what a tenant's code may do on the nodes that are connected now.
+pub fn tell(client: &Client, tenant: TenantId, name: &str) -> Result<(), Failure> {
+    let nodes = client.nodes().map_err(|error| error.0)?;
+    for line in lines(&nodes, tenant, name) {
+        eprintln!("{line}");
+    }
+    Ok(())
+}
+
+/// The same, of a tenant that is known by its name.
+pub fn tell_by_name(client: &Client, name: &str) -> Result<(), Failure> {
+    let tenants: Vec<Tenant> = client.get("/v1/tenants").map_err(|error| error.0)?;
+    match tenants.iter().find(|tenant| tenant.name == name) {
+        Some(tenant) => tell(client, tenant.id, name),
+        None => Ok(()),
+    }
+}
+
+fn lines(nodes: &[NodeStatus], tenant: TenantId, name: &str) -> Vec<String> {
+    let mut by_levels: BTreeMap<Vec<&str>, Vec<String>> = BTreeMap::new();
+    for node in nodes {
+        let Some(sandboxes) = &node.sandboxes else { continue };
+        let levels = sandboxes.of(tenant).iter().map(|level| level.name()).collect();
+        by_levels.entry(levels).or_default().push(plain(&node.address.name));
+    }
+    if by_levels.is_empty() {
+        return vec![format!(
+            "No node is connected now. One that joins isolates code of {name}, unless {name} made its join token or it is started \
+             with --run-tenants-as-me."
+        )];
+    }
+    let line = |(levels, nodes): (Vec<&str>, Vec<String>)| {
+        let more = nodes.len().saturating_sub(MAX_NAMED);
+        let mut where_ = nodes[..nodes.len() - more].join(", ");
+        if more > 0 {
+            where_.push_str(&format!(" and {more} more"));
+        }
+        let at = levels.join("` or `");
+        match levels.contains(&Sandbox::Process.name()) {
+            true => format!(
+                "Code of {name} runs on {where_} at sandbox `{at}`. At `process` it runs as the user of the node, and can do all that \
+                 this user can."
+            ),
+            false => format!(
+                "Code of {name} runs on {where_} at sandbox `{at}`, apart from the node's user and from other tenants."
+            ),
+        }
+    };
+    by_levels.into_iter().map(line).collect()
+}

@@ -232,7 +232,7 @@ def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
         wait_until(lambda: len(executions(tmp_path)) == 2, "both run", 30)
         here.kill()
         wait_until(lambda: here.seen["state"] == "down", "it is away")
-        cancelled.cancel()
+        cancelled.kill()
         with pytest.raises(concurrent.futures.CancelledError):
             futures[0].result(20)
         with pytest.raises(mayfly.Error) as error:

@@ -119,4 +119,4 @@ def test_a_refusal_is_shown_at_once(cluster: Kubernetes, manager: Daemon, endpoi
         future = client.batch(endpoint="pods").submit(abs, -1)
         wait_until(lambda: here.seen["trouble"], "the refusal is known", 20)
         assert "exceeded quota" in here.seen["trouble"]
-        future.cancel()
+        future.kill()

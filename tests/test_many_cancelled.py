@@ -70,7 +70,7 @@ def test_many_tasks_of_a_batch_are_cancelled_at_once(client: mayfly.Client, mana
     held = hold_the_workers(client, gate)
     batch = client.map(abs, range(MANY), tag="unwanted")
     begin = time.monotonic()
-    cancelled = batch.cancel()
+    cancelled = batch.kill()
     assert cancelled["ended"] + cancelled["told"] == MANY
     # At a dispatcher are a few; all others never left the queue.
     assert cancelled["ended"] > MANY // 2
@@ -105,7 +105,7 @@ def test_many_tasks_of_a_tag_are_cancelled_by_hand(client: mayfly.Client, manage
     assert time.monotonic() - begin < 60
     assert ended_cancelled(manager, "unwanted") == MANY
     # Again there is nothing left to cancel.
-    assert manager.post("/v1/tasks/cancel", {"tag": "unwanted"})[1] == {"ended": 0, "told": 0}
+    assert manager.post("/v1/tasks/cancel", {"tag": "unwanted"})[1] == {"ended": 0, "told": 0, "running": 0}
     gate.touch()
     assert client.run(abs, -7).result(30) == 7
     assert list(held.results(timeout=30)) == ["released"] * len(held)

@@ -240,7 +240,7 @@ def test_those_who_come_later_find_room_beside_whoever_has_many_tasks(
     assert many.done() < 3_000
     done = many.done()
     wait_until(lambda: many.done() > done + 100, "the many go on", 60)
-    many.cancel()
+    many.kill()
 
 
 def test_a_program_without_python_runs_a_function_on_several_ranks(manager: Daemon, endpoint: Any) -> None:

@@ -86,7 +86,7 @@ def test_a_refusal_is_shown_at_once_in_slurms_own_words(manager: Daemon, endpoin
         assert time.monotonic() - begun < 10
         assert here.local["status"]["trouble"] == here.seen["trouble"]
         assert not future.done()
-        batch.cancel()
+        batch.kill()
 
 
 def test_a_job_that_waits_says_why(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:

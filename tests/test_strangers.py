@@ -114,13 +114,13 @@ def test_a_tag_shows_a_stranger_only_what_is_their_own(bob: Person, running: Any
     batch = bob.client.tasks(TAG)
     assert len(batch) == 0
     assert set(batch.counts().values()) == {0}
-    assert batch.cancel() == {"ended": 0, "told": 0}
+    assert batch.cancel() == {"ended": 0, "told": 0, "running": 0}
     assert list(batch.results(timeout=1)) == []
     # Nor does the same tag mix what both submit, and cancelling goes by who asks.
     own = bob.client.map(double, range(5), tag=TAG)
     assert list(own.results(timeout=30)) == [0, 2, 4, 6, 8]
     assert len(bob.client.tasks(TAG)) == 5
-    assert bob.client.tasks(TAG).cancel() == {"ended": 0, "told": 0}
+    assert bob.client.tasks(TAG).cancel() == {"ended": 0, "told": 0, "running": 0}
     assert not running.done()
 
 
@@ -146,7 +146,7 @@ def test_a_stranger_cancels_nothing_of_anothers(bob: Person, running: Any) -> No
     for what in ({"tasks": [running.id]}, {"tag": TAG}, {"tasks": [running.id], "tag": TAG}):
         status, said = bob.ask("POST", "/v1/tasks/cancel", what)
         if status == 200:
-            assert said == {"ended": 0, "told": 0}, what
+            assert said == {"ended": 0, "told": 0, "running": 0}, what
         else:
             refused((status, said))
     environment = {**os.environ, "MAYFLY_MANAGER": str(bob.connection)}

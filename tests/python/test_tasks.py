@@ -229,33 +229,112 @@ def test_a_task_behind_long_ones_is_cancelled_at_once(client: mayfly.Client, tmp
         futures[-1].kill()
         with pytest.raises(cf.CancelledError):
             futures[-1].result(5)
-        executor._pool.cancel_all()
+        client.kill(futures)
 
 
-def test_a_batch_is_cancelled_as_a_whole(client: mayfly.Client, tmp_path: Path) -> None:
-    batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
+def test_running_task_is_not_cancelled_and_can_be_killed(client: mayfly.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    released, killed = (client.run(wait_for, f"{gate}{n}") for n in range(2))
+    for n in range(2):
+        wait_until(lambda n=n: Path(f"{gate}{n}.begun").exists(), "both run")
+    assert not released.cancel()
+    assert not released.cancelled()
+    wait_until(released.running, "the manager knows that it runs")
+    Path(f"{gate}0").touch()
+    assert released.result(30) == "released"
+    assert not released.cancel()
+    assert not released.kill()
+    assert killed.kill()
+    with pytest.raises(cf.CancelledError):
+        killed.result(30)
+    assert killed.cancel()
+    assert not killed.kill()
+    assert client.task_status(killed.id)["error"]["code"] == "cancelled"
+
+
+def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: mayfly.Client, tmp_path: Path) -> None:
+    batch = client.batch()
+    futures = [batch.submit(wait_for, str(tmp_path / f"gate{n}")) for n in range(40)]
+    batch.flush()
+    begun = lambda: [n for n in range(40) if (tmp_path / f"gate{n}.begun").exists()]  # noqa: E731
+    wait_until(begun, "some run")
+    states = [client.task_status(future)["state"] for future in futures]
+    # Its endpoint has it, and no worker.
+    ahead = futures[len(states) - 1 - states[::-1].index("waiting")]
+    assert ahead.cancel()
+    assert ahead.cancelled()
+    wait_until(lambda: client.task_status(ahead)["state"] == "done", "the manager has its end")
     cancelled = batch.cancel()
+    assert cancelled["ended"] + cancelled["running"] == 39
+    assert cancelled["running"] >= 1
+    assert cancelled["told"] == 0
+    wait_until(lambda: batch.counts()["done"] == 40 - cancelled["running"], "the others have ended")
+    # A worker that was given a task may not have begun it yet.
+    wait_until(lambda: len(begun()) == cancelled["running"], "those that were not cancelled run")
+    running = begun()
+    assert client.cancel(futures) == {"ended": 0, "told": 0, "running": len(running)}
+    ended = batch.kill()
+    assert ended["ended"] + ended["told"] == cancelled["running"]
+    wait_until(lambda: batch.counts()["done"] == 40, "all have ended", timeout=30)
+    # What counted as cancelled never began.
+    assert begun() == running
+    assert len(running) == cancelled["running"]
+
+
+def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: mayfly.Client, tmp_path: Path) -> None:
+    executor = mayfly.Executor(client=client)
+    futures = [executor.submit(wait_for, str(tmp_path / "gate")) for _ in range(60)]
+    wait_until((tmp_path / "gate.begun").exists, "one runs")
+    executor.shutdown(wait=False, cancel_futures=True)
+    (tmp_path / "gate").touch()
+    states = [client.task(future.id) for future in futures]
+    ended = [state.exception(30) if not state.cancelled() else None for state in states]
+    assert ended == [None] * 60
+    assert 1 <= sum(state.cancelled() for state in states) < 60
+
+
+def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: mayfly.Client, tmp_path: Path) -> None:
+    import asyncio
+
+    async def main() -> None:
+        batch = await client.amap(wait_for, [str(tmp_path / "never")])
+        wait_until((tmp_path / "never.begun").exists, "it runs")
+        assert not await batch[0].acancel()
+        assert await batch.acancel() == {"ended": 0, "told": 0, "running": 1}
+        assert await client.acancel(batch.futures) == {"ended": 0, "told": 0, "running": 1}
+        assert (await batch.akill())["told"] == 1
+        with pytest.raises(cf.CancelledError):
+            batch[0].result(30)
+        assert not await batch[0].akill()
+        assert await client.akill(batch.futures) == {"ended": 0, "told": 0, "running": 0}
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_killed_as_a_whole(client: mayfly.Client, tmp_path: Path) -> None:
+    batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
+    cancelled = batch.kill()
     assert cancelled["ended"] + cancelled["told"] == 300
     wait_until(lambda: batch.counts()["done"] == 300, "all have ended", timeout=30)
     # The client hears of it a moment later.
     wait_until(lambda: batch.done() == 300, "all are heard of", timeout=30)
 
 
-def test_tasks_are_cancelled_by_their_ids_and_their_futures(client: mayfly.Client, tmp_path: Path) -> None:
+def test_tasks_are_killed_by_their_ids_and_their_futures(client: mayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with mayfly.Executor(client=client) as executor:
         futures = [executor.submit(wait_for, str(gate)) for _ in range(30)]
-        cancelled = client.cancel([futures[0], *(future.id for future in futures[1:20])])
-        assert cancelled["ended"] + cancelled["told"] == 20
-        assert sum(client.cancel(futures[20]).values()) == 1
-        assert sum(client.cancel(futures[21].id).values()) == 1
+        killed = client.kill([futures[0], *(future.id for future in futures[1:20])])
+        assert killed["ended"] + killed["told"] == 20
+        assert sum(client.kill(futures[20]).values()) == 1
+        assert sum(client.kill(futures[21].id).values()) == 1
         for future in futures[:22]:
             with pytest.raises(cf.CancelledError):
                 future.result(30)
         gate.touch()
         assert [future.result(30) for future in futures[22:]] == ["released"] * 8
         # What has ended stays as it is, and is nobody else's.
-        assert client.cancel(futures) == {"ended": 0, "told": 0}
+        assert client.kill(futures) == {"ended": 0, "told": 0, "running": 0}
 
 
 def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, tmp_path: Path) -> None:

@@ -126,8 +126,9 @@ def test_classes_of_the_main_module_travel_by_value(lease):
 def test_what_cannot_be_pickled_is_an_error_of_the_caller(lease):
     import threading
 
+    unsent = lease.submit(echo, threading.Lock())
     with pytest.raises(TypeError, match="pickle"):
-        lease.submit(echo, threading.Lock())
+        unsent.result(0)
     with pytest.raises(TypeError, match="pickle"):
         lease.call(lambda: __import__("threading").Lock())
     assert lease.call(echo, 1) == 1

@@ -610,11 +610,14 @@ impl Call {
         Ok(self.shared.get(py)?.pool.cancel(self.id))
     }
 
-    /// Ends it even if it runs, by ending its worker.
-    fn kill(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ends it even if it runs, by ending its worker. Whether it had not ended yet.
+    fn kill(&self, py: Python<'_>) -> PyResult<bool> {
         let shared = self.shared.get(py)?;
-        py.detach(|| shared.pool.kill(self.id))
-            .map_err(|error| from_error(py, &error))
+        match py.detach(|| shared.pool.kill(self.id)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == Code::NotFound => Ok(false),
+            Err(error) => Err(from_error(py, &error)),
+        }
     }
 }
 

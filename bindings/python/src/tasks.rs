@@ -124,9 +124,13 @@ impl Tasks {
             code: Blob::from(code.to_vec(py)?),
             ..registration.map_err(|error| PyValueError::new_err(error.to_string()))?
         };
-        let status = py
-            .detach(|| tasks.register(&registration))
-            .map_err(|error| from_error(py, &error))?;
+        let until = Instant::now() + ClientTasks::PATIENCE;
+        let status = loop {
+            match py.detach(|| tasks.register(&registration, SLICE)) {
+                Err(error) if ClientTasks::passes(&error) && Instant::now() < until => py.check_signals()?,
+                answer => break answer.map_err(|error| from_error(py, &error))?,
+            }
+        };
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
@@ -227,7 +231,7 @@ impl Tasks {
         Ok(self.tasks.get(py)?.pending())
     }
 
-    /// Ends all tasks whose outcomes are not here.
+    /// Cancels all tasks whose outcomes are not here and that no worker has been given.
     fn cancel_all(&self, py: Python<'_>) -> PyResult<()> {
         let tasks = self.tasks.get(py)?;
         py.detach(|| tasks.cancel_all())
@@ -324,16 +328,19 @@ impl Task {
         Ok(())
     }
 
-    /// Ends it if it has not begun. Whether it will not run.
+    /// Cancels it unless a worker has been given it. Whether it will not run.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let tasks = self.tasks.get(py)?;
         let cancelled = py.detach(|| tasks.cancel(vec![self.id]));
         Ok(cancelled.map_err(|error| from_error(py, &error))?.ended > 0)
     }
 
-    /// Ends it even if it runs.
-    fn kill(&self, py: Python<'_>) -> PyResult<()> {
-        self.cancel(py).map(drop)
+    /// Ends it even if it runs. Whether it had not ended yet.
+    fn kill(&self, py: Python<'_>) -> PyResult<bool> {
+        let tasks = self.tasks.get(py)?;
+        let killed = py.detach(|| tasks.kill(vec![self.id]));
+        let killed = killed.map_err(|error| from_error(py, &error))?;
+        Ok(killed.ended + killed.told > 0)
     }
 }
 

@@ -104,6 +104,9 @@ struct Cancel {
     /// Whoever's they are, for operators, and, with --endpoint, for its owner
     #[arg(long)]
     everybody: bool,
+    /// Only those that no worker has been given yet; those that run go on
+    #[arg(long)]
+    only_waiting: bool,
 }
 
 /// Forget tasks that have ended, with their results.
@@ -289,6 +292,7 @@ fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failu
         tag: wanted.tag.clone(),
         endpoint: wanted.endpoint.clone(),
         everybody: wanted.everybody,
+        only_waiting: wanted.only_waiting,
     };
     let cancelled: Cancelled = client.post("/v1/tasks/cancel", &what).map_err(|error| error.0)?;
     output::line(&if global.json {
@@ -318,13 +322,19 @@ fn forget(wanted: &Forget, client: &Client, global: &Global) -> Result<(), Failu
 }
 
 fn told(cancelled: &Cancelled) -> String {
-    let ended = output::count(cancelled.ended, "task");
-    let told = output::count(cancelled.told, "task");
-    match (cancelled.ended, cancelled.told) {
-        (0, 0) => "Nothing to cancel: no such task of yours is queued or running.".into(),
-        (_, 0) => format!("{ended} will never begin."),
-        (0, _) => format!("{told} will end soon."),
-        _ => format!("{ended} will never begin; {told} will end soon."),
+    let line = |count, what: &str| (count > 0).then(|| format!("{} {what}", output::count(count, "task")));
+    let lines = [
+        line(cancelled.ended, "will never begin"),
+        line(cancelled.told, "will end soon"),
+        line(
+            cancelled.running,
+            "cannot be cancelled any more: leave --only-waiting out to end what runs",
+        ),
+    ];
+    let lines: Vec<String> = lines.into_iter().flatten().collect();
+    match lines.is_empty() {
+        true => "Nothing to cancel: no such task of yours is queued or running.".into(),
+        false => format!("{}.", lines.join("; ")),
     }
 }
 
@@ -425,9 +435,17 @@ mod tests {
 
     #[test]
     fn what_was_cancelled_is_told_in_a_sentence() {
-        let sentence = |ended, running| told(&Cancelled { ended, told: running });
-        assert!(sentence(0, 0).starts_with("Nothing to cancel"));
-        assert_eq!(sentence(1, 0), "1 task will never begin.");
-        assert_eq!(sentence(2, 1), "2 tasks will never begin; 1 task will end soon.");
+        let sentence = |ended, ending, running| {
+            let told_of = Cancelled {
+                ended,
+                told: ending,
+                running,
+            };
+            told(&told_of)
+        };
+        assert!(sentence(0, 0, 0).starts_with("Nothing to cancel"));
+        assert_eq!(sentence(1, 0, 0), "1 task will never begin.");
+        assert_eq!(sentence(2, 1, 0), "2 tasks will never begin; 1 task will end soon.");
+        assert!(sentence(2, 0, 1).starts_with("2 tasks will never begin; 1 task cannot be cancelled any more: "));
     }
 }

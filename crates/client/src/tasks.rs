@@ -24,7 +24,7 @@ use crate::embedded::getrandom_into;
 use crate::manager::ManagerClient;
 use outbox::Outbox;
 
-/// How long a manager that does not answer is tried before what was submitted fails.
+/// How long a manager that does not answer is tried before what was submitted, or registered, fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
@@ -89,6 +89,9 @@ impl Drop for Tasks {
 }
 
 impl Tasks {
+    /// How long a manager that does not answer is tried before what was submitted, or registered, fails.
+    pub const PATIENCE: Duration = PATIENCE;
+
     pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
         let mut chance = [0; 16];
         getrandom_into(&mut chance)?;
@@ -121,9 +124,17 @@ impl Tasks {
         &self.inner.tag
     }
 
-    /// Makes a function known to the manager. The same one again is the same.
-    pub fn register(&self, function: &FunctionRegistration) -> Result<FunctionStatus, Error> {
-        self.inner.manager.post_packed("/v1/functions", function)
+    /// Makes a function known to the manager. Idempotent: registering a function again returns the existing one. Tries a manager
+    /// that is not there for so long; see [`Tasks::passes`].
+    pub fn register(&self, function: &FunctionRegistration, limit: Duration) -> Result<FunctionStatus, Error> {
+        self.inner
+            .patiently(limit, || self.inner.manager.post_packed("/v1/functions", function))
+    }
+
+    /// Whether what failed with this error may succeed in a moment, as when the manager is being started again.
+    pub fn passes(error: &Error) -> bool {
+        // A tenant's quota has room again when its tasks have ended, and its budget when somebody says so: not in a moment.
+        error.retry() == Retry::Later && error.code() != Code::QuotaExceeded
     }
 
     /// Submits a task, which gets the answers of those before it. It is on its way when this returns; [`Tasks::flush`] waits
@@ -308,21 +319,31 @@ impl Tasks {
         }
     }
 
-    /// Ends tasks: those that wait, and those that run.
+    /// Cancels those of these tasks that no worker has been given yet. Those that run go on.
     pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+        self.end_tasks(tasks, true)
+    }
+
+    /// Ends tasks: those that wait, and those that run.
+    pub fn kill(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+        self.end_tasks(tasks, false)
+    }
+
+    /// Cancels all tasks that wait and whose outcomes are not here, as by [`Tasks::cancel`].
+    pub fn cancel_all(&self) -> Result<Cancelled, Error> {
+        let waiting = self.inner.state().waiting.iter().copied().collect();
+        self.cancel(waiting)
+    }
+
+    fn end_tasks(&self, tasks: Vec<TaskId>, only_waiting: bool) -> Result<Cancelled, Error> {
         // What the manager has not been told of, it cannot end.
         self.flush(PATIENCE);
         let what = Cancellation {
             tasks,
+            only_waiting,
             ..Cancellation::default()
         };
         self.inner.manager.post_packed("/v1/tasks/cancel", &what)
-    }
-
-    /// Ends all tasks whose outcomes are not here.
-    pub fn cancel_all(&self) -> Result<Cancelled, Error> {
-        let waiting = self.inner.state().waiting.iter().copied().collect();
-        self.cancel(waiting)
     }
 
     /// Ends the waits for this session's tasks, not the tasks. What was submitted is sent first, for so long.

@@ -184,7 +184,8 @@ impl Book {
             | FromDispatcher::Invited { .. }
             | FromDispatcher::Building(_)
             | FromDispatcher::Printed(_)
-            | FromDispatcher::Running(_) => {}
+            | FromDispatcher::Running(_)
+            | FromDispatcher::Withdrawn { .. } => {}
         }
     }
 

@@ -181,6 +181,22 @@ struct State {
 }
 
 impl State {
+    /// Takes those of these executions out that no lane has.
+    fn withdraw(&mut self, wanted: &HashSet<Attempt>) -> Vec<Attempt> {
+        let mut withdrawn = Vec::new();
+        let mut keeps = |task: &Task| {
+            let attempt = task.assigned.attempt;
+            let is_wanted = wanted.contains(&attempt);
+            if is_wanted {
+                withdrawn.push(attempt);
+            }
+            !is_wanted
+        };
+        self.waiting.retain(&mut keeps);
+        self.fetching.retain(|_, task| keeps(task));
+        withdrawn
+    }
+
     fn workers(&self) -> u32 {
         self.lanes.iter().map(|lane| u32::from(lane.workers())).sum()
     }
@@ -626,27 +642,37 @@ impl Crew {
 
     /// Ends these executions, if they are here.
     pub fn cancel(&self, attempts: &[Attempt]) {
-        let mut state = self.state();
         let wanted: HashSet<Attempt> = attempts.iter().copied().collect();
-        let mut ended = Vec::new();
-        let mut keeps = |task: &Task| {
-            let attempt = task.assigned.attempt;
-            let hit = wanted.contains(&attempt);
-            if hit {
-                let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
-                ended.push(Ended::unexecuted(attempt, Some(failure)));
-            }
-            !hit
-        };
-        state.waiting.retain(&mut keeps);
-        state.fetching.retain(|_, task| keeps(task));
+        let mut state = self.state();
+        let withdrawn = state.withdraw(&wanted);
         for lane in &state.lanes {
             lane.cancel(&wanted);
         }
         drop(state);
-        if !ended.is_empty() {
-            self.shared.say(FromDispatcher::Ended(ended));
+        self.tell_cancelled(&withdrawn);
+    }
+
+    /// Ends those of these executions that no worker has been given, and returns them.
+    pub fn withdraw(&self, attempts: &[Attempt]) -> Vec<Attempt> {
+        let wanted: HashSet<Attempt> = attempts.iter().copied().collect();
+        let mut state = self.state();
+        let mut withdrawn = state.withdraw(&wanted);
+        // Lanes tell of the end of theirs themselves.
+        let from_lanes: Vec<Attempt> = state.lanes.iter().flat_map(|lane| lane.withdraw(&wanted)).collect();
+        drop(state);
+        self.tell_cancelled(&withdrawn);
+        withdrawn.extend(from_lanes);
+        withdrawn
+    }
+
+    fn tell_cancelled(&self, attempts: &[Attempt]) {
+        if attempts.is_empty() {
+            return;
         }
+        let failure = Failure::new(Code::Cancelled, "the task was cancelled before it began");
+        let ended = |attempt: &Attempt| Ended::unexecuted(*attempt, Some(failure.clone()));
+        self.shared
+            .say(FromDispatcher::Ended(attempts.iter().map(ended).collect()));
     }
 
     /// Ends all of it.

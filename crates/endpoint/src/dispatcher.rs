@@ -240,6 +240,11 @@ impl Dispatching {
                 }
                 ToDispatcher::Tasks(tasks) => self.on_tasks(tasks),
                 ToDispatcher::Cancel(attempts) => self.on_cancel(&attempts),
+                ToDispatcher::Withdraw { number, attempts } => {
+                    let withdrawn = self.crews.values().flat_map(|crew| crew.withdraw(&attempts));
+                    let attempts = withdrawn.collect();
+                    self.shared.say(FromDispatcher::Withdrawn { number, attempts });
+                }
                 ToDispatcher::Watch(watches) => self.watcher.watch(watches),
                 ToDispatcher::Noted { trigger, files } => self.watcher.noted(trigger, files),
                 // Of whoever keeps the conversation, if anybody does.

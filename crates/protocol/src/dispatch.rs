@@ -110,6 +110,13 @@ pub enum ToDispatcher {
     Tasks(Vec<Assigned>),
     /// Tasks to end, if they have not ended.
     Cancel(Vec<Attempt>),
+    /// Tasks to end unless a worker has been given them.
+    Withdraw {
+        /// Names it in the answer.
+        number: u64,
+        /// Which.
+        attempts: Vec<Attempt>,
+    },
     /// Outcomes that are written down, and need not be kept any more.
     Kept(Vec<Attempt>),
     /// All the files that it is to look for, from now on: what was told of them before is forgotten.
@@ -270,6 +277,13 @@ pub enum FromDispatcher {
         function: FunctionId,
         /// Why not.
         refusal: Option<Failure>,
+    },
+    /// The answer to [`ToDispatcher::Withdraw`].
+    Withdrawn {
+        /// As it was asked.
+        number: u64,
+        /// Those that end without having begun. The others run, or have ended.
+        attempts: Vec<Attempt>,
     },
     /// Executions that wait for the environment that they run in, which is being built.
     Building(Vec<Attempt>),

@@ -483,6 +483,9 @@ pub struct Cancellation {
     /// Whoever's they are: for operators, and, with an endpoint, for its owner.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub everybody: bool,
+    /// Only those that no worker has been given yet. Those that run go on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub only_waiting: bool,
 }
 
 /// Tasks that have ended to forget, with their outcomes: those named, and all of a tag.
@@ -506,12 +509,15 @@ pub struct Forgotten {
 }
 
 /// What was cancelled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cancelled {
     /// Tasks that had not begun, and never will.
     pub ended: u64,
     /// Tasks that run, or may run: they end soon, as `cancelled` unless they are done before.
     pub told: u64,
+    /// Tasks that run, or may run, and go on, because only those that wait were to be cancelled.
+    #[serde(default)]
+    pub running: u64,
 }
 
 /// How many tasks are where.

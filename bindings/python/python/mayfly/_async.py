@@ -87,7 +87,7 @@ async def ended(future: Future[T], *, cancels: bool = True) -> T:
 def _take_back(future: Future[Any]) -> None:
     # Nobody is left who could be told that there is no manager.
     with contextlib.suppress(Exception):
-        future.cancel()
+        future.kill()
 
 
 def _take_back_elsewhere(future: Future[Any]) -> None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import quote
 
+from mayfly._async import twin
 from mayfly._errors import Error
 from mayfly._future import Future
 from mayfly._progress import Progress
@@ -117,12 +118,21 @@ class Batch:
         return counts
 
     def cancel(self) -> dict[str, int]:
-        """Ends all that have not ended. How many had not begun, and how many were told to end."""
+        """Cancels all tasks that no worker has been given. How many never begin (``ended``), and how many run on
+        (``running``). See `kill`.
+        """
         self.flush()
-        cancelled: dict[str, int] = json.loads(
-            self._client._native.post("/v1/tasks/cancel", json.dumps({"tag": self.tag}))
-        )
-        return cancelled
+        return self._client._end_tasks({"tag": self.tag, "only_waiting": True})
+
+    def kill(self) -> dict[str, int]:
+        """Ends all that have not ended, also those that run. How many never begin (``ended``), and how many are being
+        ended (``told``).
+        """
+        self.flush()
+        return self._client._end_tasks({"tag": self.tag})
+
+    acancel = twin(cancel)
+    akill = twin(kill)
 
     def __len__(self) -> int:
         return len(self.futures)

@@ -126,9 +126,10 @@ class Client:
         self._native = native
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # An executor that is made under it registers itself.
+        self._lock = threading.RLock()
         self._executors: dict[str | None, Executor] = {}
-        #: Those of batches.
+        #: Those of others, which end with this client at the latest.
         self._others: weakref.WeakSet[Executor] = weakref.WeakSet()
         _clients.add(self)
 
@@ -419,10 +420,7 @@ class Client:
         from mayfly._batch import Batch
         from mayfly._tasks import Executor
 
-        executor = Executor(client=self, tag=tag, **options)
-        with self._lock:
-            self._others.add(executor)
-        return Batch(self, executor, [])
+        return Batch(self, Executor(client=self, tag=tag, **options), [])
 
     def map(
         self, /, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
@@ -460,17 +458,25 @@ class Client:
         return status
 
     def cancel(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
-        """Ends tasks, whether they wait or run. How many had not begun, and how many were told to end.
+        """Cancels those tasks that no worker has been given. How many never begin (``ended``), and how many run on
+        (``running``). See `kill`.
 
         Args:
             tasks: one or several, by their ids, or their futures. All of a tag: `Batch.cancel`.
         """
-        from mayfly._future import Future
+        return self._end_tasks({"tasks": _ids_of(tasks), "only_waiting": True})
 
-        some: Iterable[Any] = [tasks] if isinstance(tasks, (str, Future)) else tasks
-        spec = json.dumps({"tasks": [_id_of(task) for task in some]})
-        cancelled: dict[str, int] = json.loads(self._native.post("/v1/tasks/cancel", spec))
-        return cancelled
+    def kill(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
+        """Ends tasks, also those that run. How many never begin (``ended``), and how many are being ended (``told``).
+
+        Args:
+            tasks: one or several, by their ids, or their futures. All of a tag: `Batch.kill`.
+        """
+        return self._end_tasks({"tasks": _ids_of(tasks)})
+
+    def _end_tasks(self, which: dict[str, Any]) -> dict[str, int]:
+        ended: dict[str, int] = json.loads(self._native.post("/v1/tasks/cancel", json.dumps(which)))
+        return ended
 
     def forget(self, tasks: Iterable[str | Future[Any]] = (), *, tag: str | None = None) -> dict[str, int]:
         """Forgets tasks that have ended, with their results, before their time. How many, and how many were left alone.
@@ -508,6 +514,8 @@ class Client:
     amap = twin(map)
     atask = twin(task)
     atasks = twin(tasks)
+    acancel = twin(cancel)
+    akill = twin(kill)
 
     async def arun(self, fn: Callable[..., Any] | Registered, /, *args: Any, **kwargs: Any) -> Any:
         """Submits a durable task and awaits its result. Where the wait is cancelled, so is the task."""
@@ -716,6 +724,11 @@ class Client:
             lease.shutdown(wait=True)
         self._native.close()
 
+    def _keep(self, executor: Executor) -> None:
+        """An executor that ends with this client, or its process, at the latest."""
+        with self._lock:
+            self._others.add(executor)
+
     def _forget(self, lease: Lease) -> None:
         with self._lock:
             self._leases.discard(lease)
@@ -723,7 +736,7 @@ class Client:
     def _abandon(self) -> None:
         """At the end of the process: what was submitted runs to its end, as with other executors."""
         if os.getpid() == self._pid:
-            for executor in [*self._executors.values(), *self._others]:
+            for executor in {*self._executors.values(), *self._others}:
                 executor.shutdown(wait=self._native.is_embedded())
             for lease in list(self._leases):
                 lease.shutdown(wait=True)
@@ -755,6 +768,13 @@ def _id_of(task: str | Future[Any]) -> str:
     tasks: Any = task._pool
     tasks.flush(_ACCEPTED)
     return named
+
+
+def _ids_of(tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> list[str]:
+    from mayfly._future import Future
+
+    some: Iterable[Any] = [tasks] if isinstance(tasks, (str, Future)) else tasks
+    return [_id_of(task) for task in some]
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from mayfly._environment import EnvironmentLike
 from mayfly._errors import Error
+from mayfly._initializer import check_endpoint, workers_of, wrapper
 from mayfly._map import async_results
 from mayfly._programs import Program
 from mayfly._tasks import Executor, Registered
@@ -43,8 +44,15 @@ class Direct(Executor):
         cores: int = 1,
         memory: int = 0,
         gpus: int = 0,
+        max_workers: int | None = None,
+        max_tasks_per_child: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
         **durable_alone: Any,
     ) -> None:
+        check_endpoint(endpoint)
+        workers = workers_of(workers, max_workers, max_tasks_per_child)
+        wrap = wrapper(initializer, initargs)
         if asked := sorted(name for name, value in durable_alone.items() if value):
             raise ValueError(f"{', '.join(asked)}: only for durable tasks; leave it out, or durable=False itself")
         from mayfly._client import connect
@@ -85,6 +93,8 @@ class Direct(Executor):
             if self._own_client:
                 client.close()
             raise
+        if wrap is not None:
+            self._lease._initialize_with(wrap)
         self._calls = self._lease.options(deadline=walltime, idempotent=repeatable)
 
     @property
@@ -94,6 +104,7 @@ class Direct(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Calls a function on a leased worker, and answers its future."""
+        self._lease._check_whole()
         return self._calls.submit(_callable(fn), *args, **kwargs)
 
     def map(
@@ -103,10 +114,12 @@ class Direct(Executor):
 
         As many items go in one call as make about half a millisecond of work, unless ``chunksize`` says how many.
         """
+        self._lease._check_whole()
         return self._calls.map(_callable(fn), *iterables, timeout=timeout, chunksize=chunksize or None)
 
     async def amap(self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int = 0) -> AsyncIterator[T]:
         """As `map`, for ``async for``."""
+        self._lease._check_whole()
         chunks = self._lease._chunks(_callable(fn), iterables, chunksize or None, False, self._calls._options)
         async for result in async_results(chunks):
             yield result

@@ -51,6 +51,10 @@ class LoadError(Error):
     """The function could not be loaded by the worker."""
 
 
+class InitializerFailed(LoadError, BrokenExecutor):
+    """The initializer of an executor raised in a worker. The executor takes no more calls."""
+
+
 class CallError(Error):
     """The call failed."""
 

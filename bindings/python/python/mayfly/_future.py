@@ -8,10 +8,10 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mayfly import _worker
-from mayfly._errors import Cancelled
+from mayfly._errors import Cancelled, InitializerFailed
 from mayfly._native import Call, Failure, Pool, Task, Tasks
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ class Future(cf.Future[T]):
         raise AttributeError(name)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """``await future`` is its result, in whatever loop of asyncio's runs. Who cancels the wait cancels the call."""
+        """``await future`` is its result, in whatever loop of asyncio's runs.
+
+        Cancelling the wait ends a durable task, also one that runs, and cancels a call that has not been sent.
+        """
         if type(self._call) is Task:
             from mayfly._async import ended
 
@@ -178,6 +181,8 @@ class Future(cf.Future[T]):
         self._result = result
         self._exception = error
         self._state = FINISHED
+        if type(error) is InitializerFailed:
+            self._lease._broken = error
 
     def _await(self, timeout: float | None) -> None:
         """Returns once the future is done, or raises `TimeoutError`."""
@@ -242,9 +247,15 @@ class Future(cf.Future[T]):
         return self._state in _DONE
 
     def running(self) -> bool:
-        """Whether the call was sent to a worker and has not ended."""
+        """Whether a worker has the call, which has not ended. Of a durable task, the manager is asked."""
         self._look()
-        return self._state is RUNNING or (self._state is PENDING and self._call.is_sent())
+        if self._state is not PENDING:
+            return self._state is RUNNING
+        if not self._call.is_sent():
+            return False
+        if type(self._call) is not Task:
+            return True
+        return bool(self._lease._client.task_status(str(self.id))["state"] == "running")
 
     def cancelled(self) -> bool:
         """Whether the call was cancelled."""
@@ -252,7 +263,11 @@ class Future(cf.Future[T]):
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def cancel(self) -> bool:
-        """Takes the call back if it was not sent to a worker yet. Whether it will not run."""
+        """Cancels the call or task unless it runs: returns whether it will never run. See `kill`.
+
+        It runs from when a worker has been given it. That is decided where the call is, at the manager or the endpoint,
+        so that one for which this returns True certainly never begins.
+        """
         if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
             return True
         self._look()
@@ -269,12 +284,27 @@ class Future(cf.Future[T]):
         self._invoke_callbacks()
         return True
 
-    def kill(self) -> None:
-        """Ends the call even if it runs, by ending its worker; calls that wait behind it go elsewhere.
+    def kill(self) -> bool:
+        """Ends the call or task even if it runs, with its worker; calls that wait behind it go elsewhere.
 
-        A call that was sent and has not begun ends when it begins.
+        Returns False if it has ended already. Otherwise `result` raises ``concurrent.futures.CancelledError`` soon,
+        unless the function returns first. A call that was sent and has not begun ends when it begins.
         """
-        self._call.kill()
+        self._look()
+        killed: bool = self._state not in _DONE and self._call.kill()
+        return killed
+
+    async def acancel(self) -> bool:
+        """As `cancel`, to be awaited."""
+        import asyncio
+
+        return await asyncio.to_thread(self.cancel)
+
+    async def akill(self) -> bool:
+        """As `kill`, to be awaited."""
+        import asyncio
+
+        return await asyncio.to_thread(self.kill)
 
     def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:
         """Calls ``fn(future)`` once the call has ended: at once, or later from the lease's helper thread."""
@@ -285,10 +315,29 @@ class Future(cf.Future[T]):
         return f"<mayfly.Future {self._call.id} {self._state.lower()}>"
 
 
+class _Unsent:
+    """In place of a call whose arguments could not be pickled."""
+
+    id = "(not sent)"
+
+
+def failed(error: BaseException, pool: Pool | Tasks, lease: Lease | Executor) -> Future[Any]:
+    """The future of a call that failed before it was sent."""
+    future: Future[Any] = Future(cast(Any, _Unsent), pool, lease)
+    future._finish(None, error)
+    return future
+
+
 class Watching:
     """Whoever has futures that others are told about, and a helper thread that runs `serve` for them."""
 
     _watched: dict[int | str, Future[Any]]
+    #: Why it takes no more calls, if an initializer failed.
+    _broken: InitializerFailed | None = None
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise InitializerFailed(self._broken.message, self._broken.code)
 
     def _watch(self, future: Future[Any]) -> None:
         self._watched[future._call.id] = future

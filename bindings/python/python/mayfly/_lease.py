@@ -16,9 +16,9 @@ import cloudpickle
 
 from mayfly import _map, _native, _output, _worker
 from mayfly._delegation import Delegation
-from mayfly._errors import ConnectionFailed
+from mayfly._errors import ConnectionFailed, Error
 from mayfly._functions import Functions
-from mayfly._future import Future, Watching, serve
+from mayfly._future import Future, Watching, failed, serve
 from mayfly._library import Library
 from mayfly._output import Echo
 from mayfly._programs import Pickled
@@ -55,6 +55,8 @@ class Lease(Watching, cf.Executor):
         # Not a method: a cycle would keep the channels open until the garbage collector comes by.
         self._register = functools.partial(_register, native, pool)
         self._functions = Functions(self._register)
+        #: Wraps functions whose executor has an initializer.
+        self._wrap: Callable[[Any], Any] | None = None
         self._grant: dict[str, Any] = json.loads(native.grant())
         self._shut = False
         self._lock = threading.Lock()
@@ -118,10 +120,16 @@ class Lease(Watching, cf.Executor):
         """Sends a call and answers its future. See `options` for deadlines and the like."""
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        number = self._functions.number(fn)
-        if number is None:
-            return Future(self._pool.submit(self._applier, (fn, *args), kwargs), self._pool, self)
-        return Future(self._pool.submit(number, args, kwargs), self._pool, self)
+        try:
+            number = self._functions.number(fn)
+            if number is None:
+                return Future(self._pool.submit(self._applier, (self._carried(fn), *args), kwargs), self._pool, self)
+            return Future(self._pool.submit(number, args, kwargs), self._pool, self)
+        except Error:
+            raise
+        except Exception as error:
+            # As with other executors, what cannot be pickled fails in the future.
+            return failed(error, self._pool, self)
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a function on a worker and waits for its result: the shortest way."""
@@ -129,7 +137,7 @@ class Lease(Watching, cf.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         number = self._functions.number(fn)
         if number is None:
-            result: T = self._pool.call(self._applier, (fn, *args), kwargs)
+            result: T = self._pool.call(self._applier, (self._carried(fn), *args), kwargs)
         else:
             result = self._pool.call(number, args, kwargs)
         return result
@@ -201,7 +209,7 @@ class Lease(Watching, cf.Executor):
         number = self._functions.number(fn)
         pool = self._pool
         if number is None:
-            pickled = cloudpickle.dumps(fn, protocol=5)
+            pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
             mapper = self._mapper
 
             def submit(items: list[Any], star: bool) -> _native.Call:
@@ -334,6 +342,16 @@ class Lease(Watching, cf.Executor):
 
     # Inside
 
+    def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
+        """Has functions that are called from now on wrapped, as an initializer needs it."""
+        register = self._register
+        self._wrap = wrap
+        self._functions = Functions(lambda fn: register(wrap(fn)))
+
+    def _carried(self, fn: Any) -> Any:
+        """A function as it travels with its arguments."""
+        return fn if self._wrap is None else self._wrap(fn)
+
     @property
     def _applier(self) -> int:
         return self._functions.fixed(_worker.apply)
@@ -379,13 +397,21 @@ class Calls:
         if lease._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
         number = lease._functions.number(fn)
-        return (lease._applier, (fn, *args)) if number is None else (number, args)
+        return (lease._applier, (lease._carried(fn), *args)) if number is None else (number, args)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `Lease.submit`."""
-        number, arguments = self._known(fn, args)
-        pool = self._lease._pool
-        return Future(pool.submit(number, arguments, kwargs, self._options), pool, self._lease)
+        lease = self._lease
+        if lease._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        pool = lease._pool
+        try:
+            number, arguments = self._known(fn, args)
+            return Future(pool.submit(number, arguments, kwargs, self._options), pool, lease)
+        except Error:
+            raise
+        except Exception as error:
+            return failed(error, pool, lease)
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Lease.call`."""

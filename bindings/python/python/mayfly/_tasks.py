@@ -16,8 +16,10 @@ import cloudpickle
 from mayfly import _worker
 from mayfly._entry_point import EntryPoint
 from mayfly._environment import Environment, EnvironmentLike, environment_of
+from mayfly._errors import Error
 from mayfly._functions import Functions
-from mayfly._future import Future, Watching, serve, taking
+from mayfly._future import Future, Watching, failed, serve, taking
+from mayfly._initializer import check_endpoint, workers_of, wrapper
 from mayfly._native import TaskOptions
 from mayfly._native import Tasks as NativeTasks
 from mayfly._programs import Kept, Pickled, Program
@@ -105,6 +107,11 @@ class Executor(Watching, cf.Executor):
             ``MPI.COMM_WORLD`` of `mayfly.MPI` connects them, and the result is the list of theirs, by rank.
         placement: on which nodes those are, as of `Client.gang`.
         source: whether functions go as their text, as of `Client.register`.
+        max_workers: the same as ``workers``, as other executors call it.
+        initializer: what each worker calls before its first call of this executor. If it raises, calls fail as
+            `InitializerFailed`, a ``concurrent.futures.BrokenExecutor``, and the executor takes no more of them.
+        initargs: what the initializer is called with.
+        max_tasks_per_child: refused: workers are not replaced after so many tasks.
     """
 
     def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
@@ -137,11 +144,20 @@ class Executor(Watching, cf.Executor):
         ranks: int = 0,
         placement: Placement | None = None,
         source: bool = False,
+        max_workers: int | None = None,
+        max_tasks_per_child: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
     ) -> None:
-        if workers is not None:
+        check_endpoint(endpoint)
+        if workers_of(workers, max_workers, max_tasks_per_child) is not None:
+            named = f"workers={workers}" if max_workers is None else f"max_workers={max_workers}"
             raise ValueError(
-                f"workers={workers}: an endpoint decides how many run durable tasks; add durable=False, or leave it out"
+                f"{named}: an endpoint decides how many run durable tasks; add durable=False, or leave it out"
             )
+        self._wrap = wrapper(initializer, initargs)
+        if source and self._wrap is not None:
+            raise ValueError("initializer= goes with pickled functions: leave it out, or source=True")
         self._own_client = client is None
         if client is None:
             from mayfly._client import connect
@@ -168,6 +184,7 @@ class Executor(Watching, cf.Executor):
             "ranks": ranks != 0,
             "placement": placement is not None,
             "source": source,
+            "initializer": initializer is not None,
         }
         #: What it says of functions, which those that are registered say themselves.
         self._given = [name for name, is_given in given.items() if is_given]
@@ -185,10 +202,10 @@ class Executor(Watching, cf.Executor):
         self._numbers: list[bytes] = []
         self._programs: dict[Hashable, bytes] = {}
         self._sources: weakref.WeakKeyDictionary[Any, Source] | None = weakref.WeakKeyDictionary() if source else None
-        numbers, known = self._numbers, self._register
+        numbers, known, wrap = self._numbers, self._register, self._wrap
 
         def number(fn: Any) -> int:
-            numbers.append(known(fn))
+            numbers.append(known(fn if wrap is None else wrap(fn)))
             return len(numbers) - 1
 
         # It knows nothing of this executor, which ends with its last user so, not with a collection of garbage.
@@ -201,6 +218,7 @@ class Executor(Watching, cf.Executor):
             target=serve, args=(weakref.ref(self), self._pool), name="mayfly tasks", daemon=True
         )
         self._helper.start()
+        client._keep(self)
 
     @property
     def tag(self) -> str:
@@ -222,9 +240,15 @@ class Executor(Watching, cf.Executor):
             function, kind = program
             task = self._pool.submit_raw(function, kind.packed(args, kwargs), options)
             return Future(task, self._pool, self, raw=kind.raw)
-        function, arguments = self._known(fn, args)
-        with taking(self) as taken:
-            task = self._pool.submit(function, arguments, kwargs, options, taken)
+        try:
+            function, arguments = self._known(fn, args)
+            with taking(self) as taken:
+                task = self._pool.submit(function, arguments, kwargs, options, taken)
+        except (Error, cf.TimeoutError):
+            raise
+        except Exception as error:
+            # As with other executors, what cannot be pickled fails in the future.
+            return failed(error, self._pool, self)
         return Future(task, self._pool, self)
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -247,6 +271,8 @@ class Executor(Watching, cf.Executor):
             fn = self._as_source(fn, self._sources)
         if not isinstance(fn, Program):
             return None
+        if self._wrap is not None:
+            raise ValueError(f"initializer= goes with functions that are pickled, and {fn!r} is none: leave it out")
         key = fn.key
         if key not in self._programs:
             self._programs[key] = self._register(fn)
@@ -268,8 +294,12 @@ class Executor(Watching, cf.Executor):
             return fn._number, args
         number = self._functions.number(fn)
         if number is None:
-            return self._applier, (fn, *args)
+            return self._applier, (self._carried(fn), *args)
         return self._numbers[number], args
+
+    def _carried(self, fn: Any) -> Any:
+        """A function as it travels with its arguments."""
+        return fn if self._wrap is None else self._wrap(fn)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -315,7 +345,7 @@ class Executor(Watching, cf.Executor):
         function, extra = self._known(fn, ())
         while chunk := list(islice(items, chunksize)):
             if extra:
-                pickled = cloudpickle.dumps(fn, protocol=5)
+                pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
                 call = self._pool.submit(self._mapper, (pickled, chunk, star), {}, self._options, {})
             else:
                 call = self._pool.submit_map(function, chunk, star, self._options)
@@ -323,7 +353,12 @@ class Executor(Watching, cf.Executor):
         return futures
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the executor, not its tasks: with ``wait`` once all have ended, else as soon as the manager has them."""
+        """Ends the executor, not its tasks: with ``wait`` once all have ended, else as soon as the manager has them.
+
+        Args:
+            wait: whether to return only once all tasks have ended.
+            cancel_futures: whether to cancel tasks that no worker has been given. Those that run go on.
+        """
         with self._lock:
             if self._shut:
                 return
@@ -352,6 +387,7 @@ class Executor(Watching, cf.Executor):
     def _check_open(self) -> None:
         if self._shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
+        self._check_whole()
 
     @property
     def _applier(self) -> bytes:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -87,6 +87,59 @@ def run_map(function: Callable[..., Any], items: list[Any], star: bool) -> tuple
 def apply(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls a function that travels with its arguments."""
     return function(*args, **kwargs)
+
+
+class Initialized:
+    """A function that is called in a process in which its executor's initializer has run.
+
+    The initializer runs once for each process and token. Functions that are pickled by value have module variables of
+    their own in each pickle, so that variables that the initializer set are copied to those of other functions.
+    """
+
+    #: What initializers have set in this process, by token, or the text of what they raised.
+    ran: ClassVar[dict[str, dict[str, Any] | str]] = {}
+    _is_ready = False
+
+    def __init__(self, function: Any, initializer: Callable[..., Any], initargs: tuple[Any, ...], token: str) -> None:
+        self.__wrapped__ = self.func = function
+        self._initializer = initializer
+        self._initargs = initargs
+        self._token = token
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        if not self._is_ready:
+            self._initialize()
+        return self.func(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Initialized, (self.func, self._initializer, self._initargs, self._token)
+
+    def _initialize(self) -> None:
+        variables: dict[str, Any] = getattr(self._initializer, "__globals__", {})
+        ran = self.ran.get(self._token)
+        if ran is None:
+            before = dict(variables)
+            try:
+                self._initializer(*self._initargs)
+            except BaseException as error:
+                text = self.ran[self._token] = f"{type(error).__name__}: {_text(error)}"
+                raise self._failure(text) from error
+            missing = object()
+            ran = {name: value for name, value in variables.items() if before.get(name, missing) is not value}
+            self.ran[self._token] = ran
+        if isinstance(ran, str):
+            raise self._failure(ran)
+        variables.update(ran)
+        self._is_ready = True
+
+    @staticmethod
+    def _failure(text: str) -> Exception:
+        from mayfly._errors import InitializerFailed
+
+        return InitializerFailed(
+            f"the initializer of this executor failed: {text}; make another executor", "load_failed"
+        )
 
 
 def call_json(function: Callable[..., Any], call: bytes) -> bytes:

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, INLINE_BYTES};
-use mayfly_protocol::error::{Code, Retry};
+use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
 
-use super::{Inner, PATIENCE, RETRY, State, refused, wait};
+use super::{Inner, PATIENCE, RETRY, State, Tasks, refused, wait};
 use crate::Error;
 
 /// Most tasks, and most bytes of arguments, in one request.
@@ -211,7 +211,7 @@ impl Inner {
 
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
-        let accepted: Result<Accepted, Error> = self.patiently(|| self.manager.post_packed("/v1/tasks", submission));
+        let accepted: Result<Accepted, Error> = self.patiently(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
             self.contents.forget();
@@ -242,7 +242,7 @@ impl Inner {
                 state = wait(&self.to_store, state, RETRY);
             };
             drop(state);
-            let stored = self.patiently(|| self.contents.store(&arguments));
+            let stored = self.patiently(PATIENCE, || self.contents.store(&arguments));
             if let Some(unsent) = self.state().outbox.get(id) {
                 unsent.way = stored.map_or_else(Way::Refused, Way::Stored);
             }
@@ -251,13 +251,11 @@ impl Inner {
     }
 
     /// Asks until there is an answer: the same tasks again are the same, and so are the same bytes.
-    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
-        // A tenant's quota has room again when its tasks have ended, and its budget when somebody says so: not in a moment.
-        let passes = |error: &Error| error.retry() == Retry::Later && error.code() != Code::QuotaExceeded;
+    pub(super) fn patiently<T>(&self, limit: Duration, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
         let since = Instant::now();
         loop {
             match ask() {
-                Err(error) if passes(&error) && since.elapsed() < PATIENCE => {
+                Err(error) if Tasks::passes(&error) && since.elapsed() < limit => {
                     let state = self.state();
                     if state.closed {
                         return Err(error);

@@ -428,6 +428,11 @@ impl Lane for Gang {
         }
     }
 
+    fn withdraw(&self, _: &HashSet<Attempt>) -> Vec<Attempt> {
+        // Its workers are given a task as soon as it is here.
+        Vec::new()
+    }
+
     fn run(self: Arc<Self>, crew: &Arc<Crew>) {
         let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
         for (at, part) in self.parts.iter().enumerate() {

@@ -63,6 +63,9 @@ pub trait Lane: Send + Sync {
     /// Ends these executions, if they are here.
     fn cancel(&self, wanted: &HashSet<Attempt>);
 
+    /// Ends those of these executions that no worker has been given, and returns them.
+    fn withdraw(&self, wanted: &HashSet<Attempt>) -> Vec<Attempt>;
+
     /// Drives the channels until the lane is empty and gets no more tasks.
     fn run(self: Arc<Self>, crew: &Arc<Crew>);
 }

@@ -273,6 +273,15 @@ impl Lane for Single {
         }
     }
 
+    fn withdraw(&self, wanted: &HashSet<Attempt>) -> Vec<Attempt> {
+        let calls = self.calls();
+        let hit = calls
+            .running
+            .iter()
+            .filter(|(call, running)| wanted.contains(&running.task.assigned.attempt) && self.pool.cancel(**call));
+        hit.map(|(_, running)| running.task.assigned.attempt).collect()
+    }
+
     fn run(self: Arc<Self>, crew: &Arc<Crew>) {
         let lane: Arc<dyn Lane> = Arc::clone(&self) as _;
         if let Some(printed) = self.printed.lock().unwrap_or_else(PoisonError::into_inner).take() {

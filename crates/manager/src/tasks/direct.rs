@@ -1,7 +1,6 @@
 //! Whoever can reach an endpoint's nodes leases from them itself, without tasks: with a token of the site's own manager, which the
 //! endpoint makes, as it alone knows where that is and whom it lets in.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use mayfly_protocol::api::Connection;
@@ -11,6 +10,7 @@ use mayfly_protocol::ids::EndpointId;
 use tokio::sync::oneshot;
 
 use super::endpoints::is_guest;
+use super::questions::Questions;
 use super::submit::Submitter;
 use super::{State, Tasks};
 
@@ -20,11 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 type Answer = Result<Connection, Failure>;
 
 /// Who waits for the answer of an endpoint.
-#[derive(Default)]
-pub struct Invites {
-    last: u64,
-    asked: HashMap<u64, oneshot::Sender<Answer>>,
-}
+pub type Invites = Questions<Answer>;
 
 impl Tasks {
     /// With what somebody leases from the nodes of an endpoint.
@@ -55,12 +51,7 @@ impl State {
         let endpoint = self.endpoints.get_mut(&id).ok_or_else(|| away(wanted))?;
         let guest = is_guest(&endpoint.record, by.tenant);
         let link = endpoint.link.as_mut().ok_or_else(|| away(wanted))?;
-        // Those who went away wait no more.
-        link.invites.asked.retain(|_, told| !told.is_closed());
-        link.invites.last += 1;
-        let number = link.invites.last;
-        let (told, answer) = oneshot::channel();
-        link.invites.asked.insert(number, told);
+        let (number, answer) = link.invites.ask();
         // One that is gone answers nothing, and its end drops who waits.
         let _ = link.outgoing.send(ToDispatcher::Invite {
             number,
@@ -74,9 +65,8 @@ impl State {
     /// The endpoint answers.
     pub(super) fn on_invited(&mut self, id: EndpointId, number: u64, answer: Answer) {
         let link = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.link.as_mut());
-        // What was not asked is heard by nobody.
-        if let Some(told) = link.and_then(|link| link.invites.asked.remove(&number)) {
-            let _ = told.send(answer);
+        if let Some(link) = link {
+            link.invites.answer(number, answer);
         }
     }
 }

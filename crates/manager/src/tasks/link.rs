@@ -75,6 +75,7 @@ impl Tasks {
             programs: HashSet::new(),
             suits: HashMap::new(),
             invites: Default::default(),
+            withdrawals: Default::default(),
         });
         (endpoint.room, endpoint.held, endpoint.workers) = (0, 0, 0);
         tokio::spawn(hear(Arc::downgrade(self), id, number, hearing));
@@ -120,6 +121,7 @@ impl Tasks {
                 }
                 FromDispatcher::Suits { function, refusal } => state.on_suits(id, function, refusal),
                 FromDispatcher::Invited { number, answer } => state.on_invited(id, number, answer),
+                FromDispatcher::Withdrawn { number, attempts } => state.on_withdrawn(id, number, attempts),
                 FromDispatcher::Building(attempts) => state.on_building(&attempts),
                 FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),

@@ -13,6 +13,7 @@
 //! - [`link`]: what a dispatcher says, and [`socket`]: how, if it is at another host;
 //! - [`looking`]: what tasks there are, and how many;
 //! - [`memo`]: tasks whose answer is known already;
+//! - [`cancel`]: tasks end before their time;
 //! - [`direct`]: who leases from an endpoint's nodes without tasks;
 //! - [`finish`]: outcomes are written down, and told;
 //! - [`tag`]: who waits for outcomes;
@@ -23,6 +24,7 @@
 
 mod accounts;
 mod after;
+mod cancel;
 mod codes;
 mod contents;
 mod direct;
@@ -36,6 +38,7 @@ mod looking;
 mod memo;
 mod names;
 mod output;
+mod questions;
 mod send;
 mod sharing;
 pub mod socket;
@@ -57,7 +60,7 @@ use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{BlockStatus, Cancellation, Cancelled, TaskCounts, TaskState, TaskStatus, TaskTimes};
+use mayfly_protocol::tasks::{BlockStatus, TaskCounts, TaskState, TaskStatus, TaskTimes};
 use mayfly_tasks::Queue;
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 
@@ -68,7 +71,6 @@ use crate::store::tasks::{EndpointRecord, FunctionRecord, TaskRecord, TaskSnapsh
 use crate::store::{LOAD_DEADLINE, StoreError};
 pub use contents::Contents;
 pub use endpoints::LOCAL;
-use finish::instead;
 pub use link::Conversation;
 pub use submit::{Submitter, may_run};
 use tag::Tag;
@@ -80,8 +82,6 @@ const CACHED_BYTES: usize = 64 << 20;
 const DEADLINES: Duration = Duration::from_millis(20);
 /// Between two looks for what is not needed any more.
 const TIDY: Duration = Duration::from_secs(5);
-/// Most that are cancelled under one hold of the lock.
-const CANCELLED_AT_ONCE: usize = 10_000;
 
 /// What is known of tenants where the accounts are.
 pub trait Tenants: Send + Sync {
@@ -275,6 +275,8 @@ struct Link {
     suits: HashMap<FunctionId, suits::Suit>,
     /// Who waits for what to lease with from its site itself.
     invites: direct::Invites,
+    /// Who waits to know which tasks it had not begun.
+    withdrawals: cancel::Withdrawals,
 }
 
 impl Endpoint {
@@ -459,59 +461,6 @@ impl Tasks {
             let text = format!("this endpoint does not have the task {id}, or not any more");
             Failure::new(Code::NotFound, text)
         })
-    }
-
-    /// Ends tasks, of those that are somebody's.
-    pub async fn cancel(self: &Arc<Self>, whose: &Whose, what: Cancellation) -> Cancelled {
-        // All at an endpoint, where nothing else is said.
-        let all = what.tag.is_some() || (whose.at.is_some() && what.tasks.is_empty());
-        let is_it = |live: &Live| whose.has(live) && what.tag.as_deref().is_none_or(|tag| live.tag.name() == tag);
-        let wanted: HashSet<TaskId> = match all {
-            false => what.tasks.into_iter().collect(),
-            true => {
-                let state = self.state();
-                let hit = state.live.iter().filter(|(_, live)| is_it(live));
-                hit.map(|(id, _)| *id).chain(what.tasks).collect()
-            }
-        };
-        let wanted: Vec<TaskId> = wanted.into_iter().collect();
-        let mut cancelled = Cancelled { ended: 0, told: 0 };
-        for some in wanted.chunks(CANCELLED_AT_ONCE) {
-            self.cancel_some(whose, some, &mut cancelled);
-            tokio::task::yield_now().await;
-        }
-        cancelled
-    }
-
-    fn cancel_some(&self, whose: &Whose, wanted: &[TaskId], cancelled: &mut Cancelled) {
-        let mut state = self.state();
-        let mut ended = Vec::new();
-        let mut unheard = Vec::new();
-        let mut told: HashMap<EndpointId, Vec<Attempt>> = HashMap::new();
-        for id in wanted {
-            let Some(live) = state.live.get_mut(id).filter(|live| whose.has(live)) else {
-                continue;
-            };
-            match live.place {
-                Place::Ending => {}
-                place if place.is_unsent() => ended.push((*id, Some(cancelled_before()))),
-                _ => {
-                    live.cancelled = true;
-                    cancelled.told += 1;
-                    let (endpoint, attempt) = (live.endpoint, live.attempt(*id));
-                    match live.is_out() && !state.is_up(endpoint) {
-                        true => unheard.push(given_up(attempt, instead(Code::Cancelled, None, false))),
-                        false => told.entry(endpoint).or_default().push(attempt),
-                    }
-                }
-            }
-        }
-        cancelled.ended += ended.len() as u64;
-        for (endpoint, attempts) in told {
-            state.tell(endpoint, ToDispatcher::Cancel(attempts));
-        }
-        self.end_unexecuted(&mut state, ended);
-        self.end(&mut state, unheard, None);
     }
 
     /// Tasks that have rested line up again.

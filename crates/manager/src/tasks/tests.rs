@@ -6,8 +6,8 @@ use mayfly_protocol::api::Runtime;
 use mayfly_protocol::dispatch::{Assigned, FromDispatcher};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::tasks::{
-    Accepted, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions, TaskOutcome,
-    TaskSubmission,
+    Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions,
+    TaskOutcome, TaskSubmission,
 };
 use mayfly_storage::Place as Where;
 
@@ -216,6 +216,49 @@ async fn what_was_sent_before_a_restart_is_followed_after_it() {
     assert_eq!(sent[0].attempt.task, tasks[1]);
     site.execute(&sent[0]);
     assert_eq!(site.outcome(tasks[1]).await.answer[..], [1]);
+}
+
+#[tokio::test]
+async fn dispatcher_decides_which_sent_tasks_are_withdrawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut site = Site::start(directory.path()).await;
+    let function = site.register(None, &[]).await.id;
+    site.room(2);
+    let tasks = site.submit(function, "a", &[1, 2, 3]).await;
+    let sent = site.sent(2).await;
+    let what = Cancellation {
+        tasks: tasks.clone(),
+        only_waiting: true,
+        ..Cancellation::default()
+    };
+    let cancelling = tokio::spawn({
+        let tasks = Arc::clone(&site.tasks);
+        async move { tasks.cancel(&Whose::of(TENANT), what).await }
+    });
+    let number = loop {
+        let heard = tokio::time::timeout(PATIENCE, site.dispatcher.heard.recv()).await;
+        if let ToDispatcher::Withdraw { number, attempts } = heard.expect("in time").expect("a manager") {
+            assert_eq!(attempts.len(), 2);
+            break number;
+        }
+    };
+    let withdrawn = FromDispatcher::Withdrawn {
+        number,
+        attempts: vec![sent[0].attempt],
+    };
+    site.dispatcher.said.send(withdrawn).unwrap();
+    let cancelled = Cancelled {
+        ended: 2,
+        told: 0,
+        running: 1,
+    };
+    assert_eq!(cancelling.await.unwrap(), cancelled);
+    assert_eq!(site.outcome(tasks[2]).await.code(), Some(Code::Cancelled));
+    site.execute(&sent[1]);
+    assert_eq!(site.outcome(tasks[1]).await.answer[..], [2]);
+    // The dispatcher ends before it tells the end of what it gave back: that was certainly not executed.
+    site.dispatcher = site.tasks.attach(LOCAL).await.unwrap();
+    assert_eq!(site.outcome(tasks[0]).await.code(), Some(Code::Cancelled));
 }
 
 #[tokio::test]

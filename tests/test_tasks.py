@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures as cf
 import contextlib
 import os
 import random
@@ -62,6 +63,18 @@ def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> N
             future.result(0.5)
         manager.again()
         assert future.result(30) == 2
+
+
+def test_first_use_of_a_function_waits_for_the_manager(manager: Manager) -> None:
+    with mayfly.connect(config=manager.state) as client, cf.ThreadPoolExecutor() as threads:
+        manager.kill()
+        task = threads.submit(client.run, lambda: "ran")
+        registered = threads.submit(client.register, lambda: "registered", name="named")
+        done, _ = cf.wait([task, registered], timeout=0.5)
+        assert not done
+        manager.start_again()
+        assert task.result(30).result(30) == "ran"
+        assert registered.result(30).name == "named"
 
 
 def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies(

@@ -63,7 +63,9 @@ def main():
         earlier = client.tasks(tag)
         done = earlier.counts()["done"]
         # Reading a file twice does no harm: what a lost node had is done again by another.
-        rest = client.map(describe, files[len(earlier) :], tag=tag, endpoint=given.endpoint, repeatable=True)
+        rest = client.map(
+            describe, files[len(earlier) :], tag=tag, extend=True, endpoint=given.endpoint, repeatable=True
+        )
         print(
             f"{len(rest)} tasks submitted to {given.endpoint}, {len(earlier)} there before, {done} of them done",
             flush=True,

@@ -129,8 +129,11 @@ def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_na
     with mayfly.Executor(client=client, source=True) as executor:
         values = [1, -2.5, True, None, "ü", [1, [2]], {"a": {"b": []}}, 10**30]
         assert executor.submit(echo, *values, by=values).result(30) == [values, {"by": values}]
-        arrays = executor.submit(echo, np.arange(3), np.float32(0.5), Path("/a"), size=(1, 2))
-        assert arrays.result(30) == [[[0, 1, 2], 0.5, "/a"], {"size": [1, 2]}]
+        others = executor.submit(echo, np.arange(3).tolist(), np.float64(0.5), Path("/a"), size=(1, 2))
+        assert others.result(30) == [[[0, 1, 2], 0.5, "/a"], {"size": [1, 2]}]
+        for array, named in ((np.arange(3), "ndarray"), ([np.float32(0.5)], "float32")):
+            with pytest.raises(TypeError, match=rf"argument 1 has a {named}, .* pass its tolist\(\)"):
+                executor.submit(echo, array)
         for strange, named in ((b"bytes", "bytes"), ({1}, "set"), (object(), "object"), ([0, [1j]], "complex")):
             with pytest.raises(TypeError, match=f"argument 2 has a {named}, which JSON cannot express"):
                 executor.submit(echo, 1, strange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures as cf
 import itertools
 import json
@@ -147,6 +148,61 @@ def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_on
         assert executor.submit(registered, 6, 7).result(30) == 42
 
 
+def test_unknown_endpoint_is_refused_when_it_is_named(client: mayfly.Client, manager: Daemon) -> None:
+    async def map_later() -> None:
+        await client.amap(abs, [-1], endpoint="nope")
+
+    async def batch_later() -> None:
+        async with client.abatch(endpoint="nope"):
+            pass
+
+    calls = [
+        lambda: client.map(abs, [-1], endpoint="nope"),
+        lambda: client.batch(endpoint="nope"),
+        lambda: mayfly.Executor("nope", client=client),
+        lambda: mayfly.Executor("nope", client=client, durable=False),
+        lambda: mayfly.durable(endpoint="nope", client=client)(abs).submit(-1),
+        lambda: asyncio.run(map_later()),
+        lambda: asyncio.run(batch_later()),
+    ]
+    for call in calls:
+        with pytest.raises(
+            mayfly.RequestError, match=r"no endpoint 'nope'.* There are: 'local'.*client.endpoints"
+        ) as no:
+            call()
+        assert no.value.code == "not_found"
+    [local] = client.endpoints()
+    for name in (local["name"], local["id"]):
+        assert list(client.map(abs, [-1], endpoint=name).results(30)) == [1]
+    # Nothing is left of those that were refused.
+    assert sum(client.batch("other").counts().values()) == 0
+
+
+def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: mayfly.Client) -> None:
+    first = client.map(abs, [-1, -2], tag="taken")
+    refused = r"'taken' has 2 tasks already.*client.tasks\('taken'\).*extend=True"
+    with pytest.raises(mayfly.TagInUse, match=refused):
+        client.map(abs, [-1, -2], tag="taken")
+    with pytest.raises(mayfly.TagInUse, match=refused):
+        asyncio.run(client.amap(abs, [-1, -2], tag="taken"))
+    with pytest.raises(mayfly.TagInUse):
+        client.batch("taken")
+    more = client.map(abs, [-3], tag="taken", extend=True)
+    assert list(more.results(30)) == [3]
+    assert list(client.tasks("taken").results(30)) == [1, 2, 3]
+    assert list(first.results(30)) == [1, 2]
+    client.forget(tag="taken")
+    assert list(client.map(abs, [-4], tag="taken").results(30)) == [4]
+
+
+def test_executor_says_how_many_tasks_it_had(client: mayfly.Client) -> None:
+    with mayfly.Executor(client=client, tag="counted") as executor:
+        assert repr(executor) == "<mayfly.Executor 'counted': 0 of 0 tasks done>"
+        assert list(executor.map(abs, range(3))) == [0, 1, 2]
+        assert executor.submit(abs, -1).result(30) == 1
+        assert repr(executor) == "<mayfly.Executor 'counted': 4 of 4 tasks done>"
+
+
 def test_tasks_are_found_again_by_their_tag_after_their_submitter_was_killed(
     client: mayfly.Client, manager: Daemon, tmp_path: Path
 ) -> None:
@@ -192,7 +248,7 @@ def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: mayfly.Client, 
 
 
 def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: mayfly.Client, manager: Daemon) -> None:
-    ids = [client.batch("some").submit(abs, -number).id for number in range(30)]
+    ids = [client.batch("some", extend=True).submit(abs, -number).id for number in range(30)]
     with mayfly.connect(config=manager.state) as other:
         # What is asked for later may have been passed by before, when nobody waited for it.
         assert [other.task(task).result(30) for task in ids] == list(range(30))
@@ -294,8 +350,6 @@ def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: mayfly.
 
 
 def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: mayfly.Client, tmp_path: Path) -> None:
-    import asyncio
-
     async def main() -> None:
         batch = await client.amap(wait_for, [str(tmp_path / "never")])
         wait_until((tmp_path / "never.begun").exists, "it runs")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         RequestError,
         ResultUnreadable,
         StateLost,
+        TagInUse,
         WorkerDied,
     )
     from mayfly._flow import Flow, Step
@@ -96,6 +97,7 @@ __all__ = [
     "StateLost",
     "Step",
     "Symbol",
+    "TagInUse",
     "Trigger",
     "WorkerDied",
     "__version__",

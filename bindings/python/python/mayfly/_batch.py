@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: Where tasks may be, in the order of their lives.
 STATES = ("queued", "waiting", "environment", "running", "done")
+#: How the outcome of a task begins that the manager did not accept; see ``refused`` of the client library.
+REFUSED = "the task was not accepted: "
 #: Tasks that are listed in one request.
 PAGE = 10_000
 
@@ -69,6 +71,13 @@ class Batch:
         """
         if not self._executor._pool.flush(timeout):
             raise TimeoutError(f"the manager did not accept all tasks within {timeout} s")
+
+    def _raise_refused(self) -> None:
+        """Raises what the manager refused the tasks for, if it did not accept the first."""
+        if self.futures and self.futures[0].done() and not self.futures[0].cancelled():
+            error = self.futures[0].exception()
+            if isinstance(error, Error) and error.message.startswith(REFUSED):
+                raise error
 
     def results(self, timeout: float | None = None, *, progress: bool = False) -> Iterator[Any]:
         """Results in the order of submission, each as soon as it and all before it are there.

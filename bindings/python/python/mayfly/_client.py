@@ -24,6 +24,7 @@ import cloudpickle
 from mayfly import _native
 from mayfly._async import items, submitted, twin
 from mayfly._environment import Environment, EnvironmentLike, described, environment_of
+from mayfly._errors import ConnectionFailed, RequestError, TagInUse
 from mayfly._gang import at_once
 from mayfly._trace import traceparent
 
@@ -410,20 +411,32 @@ class Client:
         """Submits a durable task and answers its future: it runs whether or not this process goes on."""
         return self._executor().submit(fn, *args, **kwargs)
 
-    def batch(self, /, tag: str | None = None, **options: Any) -> Batch:
+    def batch(self, /, tag: str | None = None, *, extend: bool = False, **options: Any) -> Batch:
         """Durable tasks that belong together: ``with client.batch() as batch: batch.submit(f, x)``.
 
         Args:
             tag: by which they are found again; random by default.
+            extend: whether there may be tasks of this tag already, to which these are added.
             options: as of `Executor`.
+
+        Raises:
+            mayfly.TagInUse: if there are tasks of this tag, and ``extend`` does not allow that.
         """
         from mayfly._batch import Batch
         from mayfly._tasks import Executor
 
+        if tag is not None and not extend:
+            self._check_tag(tag)
         return Batch(self, Executor(client=self, tag=tag, **options), [])
 
     def map(
-        self, /, fn: Callable[..., Any] | Registered, *iterables: Iterable[Any], tag: str | None = None, **options: Any
+        self,
+        /,
+        fn: Callable[..., Any] | Registered,
+        *iterables: Iterable[Any],
+        tag: str | None = None,
+        extend: bool = False,
+        **options: Any,
     ) -> Batch:
         """A durable task for every item. When it returns, the manager has all of them on its disk.
 
@@ -431,18 +444,24 @@ class Client:
             fn: the function; it takes as many arguments as there are iterables.
             iterables: where the arguments come from.
             tag: by which they are found again; random by default.
+            extend: whether there may be tasks of this tag already, to which these are added.
             options: as of `Executor`.
+
+        Raises:
+            mayfly.TagInUse: if there are tasks of this tag, as of a script that is run again, and ``extend`` does not
+                allow that.
         """
-        batch = self.batch(tag, **options)
+        batch = self.batch(tag, extend=extend, **options)
         batch.extend(fn, *iterables)
         batch.flush(timeout=3600.0)
+        batch._raise_refused()
         return batch
 
     def tasks(self, tag: str) -> Batch:
         """The tasks of a tag, wherever and whenever they were submitted: after a crash, or from another machine."""
         from mayfly._batch import statuses
 
-        batch = self.batch(tag)
+        batch = self.batch(tag, extend=True)
         executor = batch._executor
         batch.futures = executor._adopt(statuses(self, tag))
         return batch
@@ -522,9 +541,9 @@ class Client:
         return await submitted(lambda: self.run(fn, *args, **kwargs))
 
     @contextlib.asynccontextmanager
-    async def abatch(self, tag: str | None = None, **options: Any) -> AsyncIterator[Batch]:
+    async def abatch(self, tag: str | None = None, *, extend: bool = False, **options: Any) -> AsyncIterator[Batch]:
         """As `batch`, for ``async with``, at whose end the manager has all tasks."""
-        batch = await twin(Client.batch)(self, tag, **options)
+        batch = await twin(Client.batch)(self, tag, extend=extend, **options)
         try:
             yield batch
         finally:
@@ -542,6 +561,41 @@ class Client:
         """Where tasks can run, and how much they have to do."""
         endpoints: list[dict[str, Any]] = json.loads(self._native.get("/v1/endpoints"))
         return endpoints
+
+    def _check_endpoint(self, name: str) -> None:
+        """Refuses the name of an endpoint that is not there.
+
+        Raises:
+            mayfly.RequestError: ``not_found``, with the names of those there are.
+        """
+        try:
+            known = self.endpoints()
+        except ConnectionFailed:
+            # What is submitted waits for the manager, which then refuses it.
+            return
+        if any(name in (endpoint["name"], endpoint["id"]) for endpoint in known):
+            return
+        names = ", ".join(repr(endpoint["name"]) for endpoint in known) or "none"
+        raise RequestError(
+            f"there is no endpoint {name!r} that you may use. There are: {names}. `client.endpoints()` and "
+            "`mayfly endpoint list` show them",
+            "not_found",
+        )
+
+    def _check_tag(self, tag: str) -> None:
+        """Refuses a tag that tasks have already."""
+        try:
+            counts = json.loads(self._native.get(f"/v1/tasks/counts?tag={quote(tag, safe='')}"))
+        except ConnectionFailed:
+            # What is submitted waits for the manager.
+            return
+        count = sum(counts[state] for state in ("queued", "waiting", "environment", "running", "done"))
+        if count:
+            raise TagInUse(
+                f"the tag {tag!r} has {count:,} tasks already, {counts['done']:,} of them done: client.tasks({tag!r}) "
+                "has them. Add extend=True to submit more tasks with this tag, or take another",
+                "invalid_request",
+            )
 
     def remove_endpoint(self, name: str) -> dict[str, Any]:
         """Forgets an endpoint of yours; answers how it was. Its tasks end.
@@ -736,9 +790,15 @@ class Client:
     def _abandon(self) -> None:
         """At the end of the process: what was submitted runs to its end, as with other executors."""
         if os.getpid() == self._pid:
+            is_interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+            waits = self._native.is_embedded()
             for executor in {*self._executors.values(), *self._others}:
-                executor.shutdown(wait=self._native.is_embedded())
+                if is_interrupted and waits:
+                    executor._interrupt()
+                executor.shutdown(wait=waits)
             for lease in list(self._leases):
+                if is_interrupted:
+                    lease._interrupt()
                 lease.shutdown(wait=True)
             self._native.close()
 

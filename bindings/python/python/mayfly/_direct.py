@@ -63,6 +63,7 @@ class Direct(Executor):
         if endpoint not in (None, LOCAL):
             own = client
             try:
+                own._check_endpoint(str(endpoint))
                 # By the site's own manager, to which the endpoint lets us.
                 client = _manager_of(own, str(endpoint))
             finally:
@@ -129,6 +130,9 @@ class Direct(Executor):
         self._lease.shutdown(wait=wait or self._own_client, cancel_futures=cancel_futures)
         if self._own_client:
             self._client.close()
+
+    def _interrupt(self) -> None:
+        self._lease._interrupt()
 
     def __repr__(self) -> str:
         return f"<mayfly.Executor on {self._lease!r}>"

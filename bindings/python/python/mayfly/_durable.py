@@ -44,9 +44,9 @@ class Durable(Generic[P, T]):
         """Submits a task, and awaits its result."""
         return await self._running()[1].asubmit(self._fn, *args, **kwargs)
 
-    def map(self, *iterables: Iterable[Any], tag: str | None = None) -> Batch:
+    def map(self, *iterables: Iterable[Any], tag: str | None = None, extend: bool = False) -> Batch:
         """A task for every item: see `Client.map`."""
-        return self._running()[0].map(self._fn, *iterables, tag=tag, **self._options)
+        return self._running()[0].map(self._fn, *iterables, tag=tag, extend=extend, **self._options)
 
     def _running(self) -> tuple[Client, Executor]:
         with self._lock:

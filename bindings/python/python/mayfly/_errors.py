@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 import pickle
 import sys
-from concurrent.futures import BrokenExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 
@@ -35,6 +35,10 @@ class RequestError(Error):
     """The request itself must change."""
 
 
+class TagInUse(RequestError):
+    """There are tasks with this tag already, and more would be mixed with them."""
+
+
 class AccessError(Error):
     """Not accepted: token, its role, signature or version."""
 
@@ -51,7 +55,7 @@ class LoadError(Error):
     """The function could not be loaded by the worker."""
 
 
-class InitializerFailed(LoadError, BrokenExecutor):
+class InitializerFailed(LoadError, BrokenProcessPool):
     """The initializer of an executor raised in a worker. The executor takes no more calls."""
 
 
@@ -63,10 +67,10 @@ class FunctionError(CallError):
     """A C function reported an error of its own."""
 
 
-class WorkerDied(CallError, BrokenExecutor):
+class WorkerDied(CallError, BrokenProcessPool):
     """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice.
 
-    A `concurrent.futures.BrokenExecutor`, for programs that look for that; the lease goes on with another worker.
+    A ``BrokenProcessPool``, for programs that look for that; the lease goes on with another worker.
     """
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from mayfly._worker import Initialized
+from mayfly._code import current, own
+from mayfly._worker import Initialized, apply, apply_map
 
 
 def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any] | None:
@@ -29,8 +30,13 @@ def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any]
     return functools.partial(_initialized, initializer, tuple(initargs), token)
 
 
-def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], token: str, fn: Any) -> Initialized:
-    return Initialized(fn, initializer, initargs, token)
+def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], token: str, fn: Any) -> Any:
+    if fn in (apply, apply_map):
+        # What they call is wrapped itself.
+        return fn
+    for called in (fn, initializer):
+        own.note(called)
+    return Initialized(current(fn), current(initializer), initargs, token)
 
 
 def workers_of(workers: int | None, max_workers: int | None, max_tasks_per_child: int | None) -> int | None:

@@ -306,6 +306,22 @@ class Lease(Watching, cf.Executor):
         else:
             threading.Thread(target=self._end, name="mayfly shutdown").start()
 
+    def _interrupt(self) -> None:
+        """Cancels what has not begun, and says what an interrupted program waits for."""
+        if self._shut:
+            return
+        before = self._pool.pending()
+        for chunks in list(self._maps):
+            chunks.exhausted = True
+        self._pool.cancel_all()
+        left = self._pool.pending()
+        if left:
+            print(
+                f"mayfly: interrupted, and waiting for {left} calls that run ({before - left} that had not begun are "
+                "cancelled). Press Ctrl-C again to end them",
+                file=sys.stderr,
+            )
+
     def _end(self) -> None:
         try:
             self._pool.drain()
@@ -333,6 +349,8 @@ class Lease(Watching, cf.Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
+        if kind is KeyboardInterrupt:
+            self._interrupt()
         self.shutdown(wait=True)
         return None
 

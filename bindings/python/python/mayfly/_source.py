@@ -160,9 +160,8 @@ def _plain(value: Any, what: str) -> Any:
         return value
     if isinstance(value, cf.Future):
         raise TypeError(f"{what} is {value!r}, which cannot stand for its result in JSON: give it the result")
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist(), what)
+    hint = "pass its tolist()" if hasattr(value, "tolist") else "pass numbers, texts, lists and dictionaries"
     raise TypeError(
         f"{what} has a {kind.__qualname__}, which JSON cannot express, and functions that go as source are called in "
-        "JSON: pass numbers, texts, lists and dictionaries"
+        f"JSON: {hint}"
     )

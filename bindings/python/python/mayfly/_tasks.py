@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures as cf
 import functools
 import json
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
@@ -164,6 +165,13 @@ class Executor(Watching, cf.Executor):
 
             client = connect()
         self._client = client
+        if endpoint is not None:
+            try:
+                client._check_endpoint(endpoint)
+            except BaseException:
+                if self._own_client:
+                    client.close()
+                raise
         self._pool: NativeTasks = client._native.tasks(tag, endpoint)
         self._options = options(
             priority=priority,
@@ -210,6 +218,8 @@ class Executor(Watching, cf.Executor):
 
         # It knows nothing of this executor, which ends with its last user so, not with a collection of garbage.
         self._functions = Functions(number)
+        #: How many tasks it has futures of.
+        self._submitted = 0
         self._shut = False
         self._lock = threading.Lock()
         self._watched = {}
@@ -239,6 +249,7 @@ class Executor(Watching, cf.Executor):
         if (program := self._program(fn)) is not None:
             function, kind = program
             task = self._pool.submit_raw(function, kind.packed(args, kwargs), options)
+            self._count(1)
             return Future(task, self._pool, self, raw=kind.raw)
         try:
             function, arguments = self._known(fn, args)
@@ -249,7 +260,12 @@ class Executor(Watching, cf.Executor):
         except Exception as error:
             # As with other executors, what cannot be pickled fails in the future.
             return failed(error, self._pool, self)
+        self._count(1)
         return Future(task, self._pool, self)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._submitted += more
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Submits a task and awaits its result. Where the wait is cancelled, so is the task."""
@@ -350,6 +366,7 @@ class Executor(Watching, cf.Executor):
             else:
                 call = self._pool.submit_map(function, chunk, star, self._options)
             futures.append(Future(call, self._pool, self))
+        self._count(len(futures))
         return futures
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -376,11 +393,25 @@ class Executor(Watching, cf.Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
+        if kind is KeyboardInterrupt:
+            self._interrupt()
         self.shutdown(wait=True)
         return None
 
+    def _interrupt(self) -> None:
+        """Says what an interrupted program waits for."""
+        left = 0 if self._shut else self._pool.pending()
+        if left:
+            print(
+                f"mayfly: interrupted, and waiting for {left} tasks, which run on in any case. Press Ctrl-C again to "
+                f"end the wait; client.tasks({self.tag!r}) finds them",
+                file=sys.stderr,
+            )
+
     def __repr__(self) -> str:
-        return f"<mayfly.Executor {self.tag}, {self._pool.pending()} tasks>"
+        return (
+            f"<mayfly.Executor {self.tag!r}: {self._submitted - self._pool.pending()} of {self._submitted} tasks done>"
+        )
 
     # Inside
 
@@ -399,6 +430,7 @@ class Executor(Watching, cf.Executor):
 
     def _adopt(self, statuses: list[dict[str, Any]]) -> list[Future[Any]]:
         tasks = self._pool.adopt([status["id"] for status in statuses])
+        self._count(len(tasks))
         return [
             Future(task, self._pool, self, raw=status.get("raw", False))
             for task, status in zip(tasks, statuses, strict=True)

@@ -31,7 +31,7 @@ def wrapper(initializer: Any, initargs: tuple[Any, ...]) -> Callable[[Any], Any]
 
 
 def _initialized(initializer: Callable[..., Any], initargs: tuple[Any, ...], token: str, fn: Any) -> Any:
-    if fn in (apply, apply_map):
+    if fn is apply or fn is apply_map:
         # What they call is wrapped itself.
         return fn
     for called in (fn, initializer):

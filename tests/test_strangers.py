@@ -78,7 +78,7 @@ def double(number: int) -> int:
 def running(alice: Person, tmp_path: Path) -> Iterator[Any]:
     """A task of alice's that runs, and whose end is looked at when the strangers are done with it."""
     gate = tmp_path / "gate"
-    future = alice.client.batch(TAG).submit(whisper, str(gate))
+    future = alice.client.batch(TAG, extend=True).submit(whisper, str(gate))
     wait_until(Path(f"{gate}.begun").exists, "the task runs", 30)
     wait_until(lambda: "secret" in alice.client.output(future), "what it printed is there")
     yield future

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(executor: mayfly.Executor, cl
     with pytest.raises(TypeError, match="give it to a durable task"):
         pickle.dumps(executor.submit(add, 1, 2))
     with client.lease(workers=1) as lease, pytest.raises(TypeError, match="cannot be pickled"):
-        executor.submit(add, lease.submit(add, 1, 2), 3)
+        executor.submit(add, lease.submit(add, 1, 2), 3).result(0)
     function = client.register(add, name="add").id
 
     def refused(*tasks: dict[str, object]) -> str:

@@ -74,7 +74,7 @@ def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: may
     assert batch[499].cancel()
     assert repr(batch[499]).endswith(" cancelled_and_notified>")
     wait_until(lambda: shown(batch)[1:] == (5, 500, 5), "it is counted")
-    batch.cancel()
+    batch.kill()
     wait_until(lambda: shown(batch)[1:] == (500, 500, 500), "all have ended", 30)
     assert batch.counts()["done"] == sum(batch.counts().values()) == 500
 
@@ -121,7 +121,7 @@ def test_a_notebook_shows_a_future_in_every_state(client: mayfly.Client, gate: P
     with pytest.raises(ValueError, match="3"):
         batch[3].result(30)
     assert said_of(batch[3]) == "ValueError: 3"
-    batch.cancel()
+    batch.kill()
     wait_until(lambda: said_of(batch[498]) == "cancelled", "it ends", 30)
 
 
@@ -206,7 +206,7 @@ def test_a_bar_ends_where_a_task_was_cancelled(
 ) -> None:
     batch = client.map(work, [0, 4, 5], [str(gate)] * 3)
     assert batch[0].result(30) == 0
-    batch.cancel()
+    batch.kill()
     with pytest.raises(cf.CancelledError):
         list(batch.results(timeout=30, progress=True))
     assert numbers_of_bar(capfd.readouterr().err)[-1] == (1, 3)
@@ -292,7 +292,7 @@ def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
 ) -> None:
     async def main() -> None:
         futures = [asyncio.wrap_future(future) for future in batch.futures]
-        batch.cancel()
+        batch.kill()
         ended = await asyncio.gather(*futures, return_exceptions=True)
         assert [type(one) for one in ended] == [asyncio.CancelledError] * 20
 

@@ -117,7 +117,7 @@ def test_what_a_symbol_cannot_take_is_said_at_once(client: mayfly.Client, librar
         with pytest.raises(TypeError, match="give it the result"):
             executor.submit(same, before)
         with pytest.raises(TypeError, match="give its result instead"):
-            executor.submit(len, executor.submit(same, b"abc"))
+            executor.submit(len, executor.submit(same, b"abc")).result(0)
     with mayfly.Executor(client=client, durable=False, workers=1) as executor:
         for submit in (executor.submit, executor.map):
             with pytest.raises(TypeError, match="runs as a durable task alone"):

@@ -49,6 +49,7 @@ class Daemon:
         expect_ready: bool = True,
         host: Host | None = None,
         prefix: tuple[str, ...] = (),
+        cwd: Path | None = None,
     ) -> None:
         state.mkdir(parents=True, exist_ok=True)
         self.state = state
@@ -64,6 +65,7 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.environment,
+                cwd=cwd,
                 # Of its own session, so that a signal to the tests' terminal does not end it before its test.
                 start_new_session=True,
                 # But nothing outlives the tests, however they end.

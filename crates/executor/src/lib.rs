@@ -18,6 +18,7 @@ pub mod meter;
 pub mod native;
 mod outputs;
 mod parent;
+mod scratch;
 mod worker;
 
 use std::path::Path;

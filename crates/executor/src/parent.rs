@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::Runtime;
 use crate::meter::meters_length;
+use crate::scratch::Scratch;
 use crate::worker::{self, borrow, pin, settle};
 
 /// Why an executor ended.
@@ -60,6 +61,8 @@ struct Parent<'a, R: Runtime> {
     workers: Vec<Slot>,
     /// Whether there may be processes that a dead worker left.
     strays: bool,
+    /// Where workers begin; none where that is where the executor was started.
+    scratch: Option<Scratch>,
 }
 
 /// Between two looks for what a dead worker left, as long as there is some.
@@ -85,6 +88,7 @@ pub fn run<R: Runtime>(runtime: &mut R) -> Result<(), ExecutorError> {
         assignment: None,
         workers: Vec::new(),
         strays: false,
+        scratch: Scratch::new(),
     };
     // The first worker waits for the lease as the parent does: whoever starts cold does not wait for its fork.
     let result = parent.fork(0, 1).and_then(|first| {
@@ -259,6 +263,9 @@ impl<R: Runtime> Parent<'_, R> {
         // Whatever the worker started goes with it.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         self.end_strays();
+        if let Some(scratch) = &self.scratch {
+            scratch.remove(index as u16, incarnation);
+        }
         if self.assignment.is_none() {
             return Err(ExecutorError::Idle);
         }
@@ -296,6 +303,10 @@ impl<R: Runtime> Parent<'_, R> {
         )
         .map_err(std::io::Error::from)?;
         let parent = rustix::process::getpid();
+        let scratch = self
+            .scratch
+            .as_ref()
+            .and_then(|scratch| scratch.make(index, incarnation));
         self.runtime.before_fork();
         // SAFETY: this process is single-threaded (the runtime's hooks see to a language's own state), so the child may
         // do whatever its parent might.
@@ -304,6 +315,12 @@ impl<R: Runtime> Parent<'_, R> {
             self.runtime.after_fork_in_worker();
             let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
             settle(parent);
+            // Its parent removes it.
+            std::mem::forget(self.scratch.take());
+            if let Some(scratch) = scratch {
+                // It is no worse off where it was.
+                let _ = rustix::process::chdir(&scratch);
+            }
             // The descriptors of our siblings and of the node are not ours to use.
             self.workers.clear();
             drop(socket);

@@ -211,7 +211,8 @@ impl Inner {
 
     fn send_some(&self, submission: &TaskSubmission) {
         let count = submission.tasks.len();
-        let accepted: Result<Accepted, Error> = self.patiently(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
+        let accepted: Result<Accepted, Error> =
+            self.patiently(PATIENCE, || self.manager.post_packed("/v1/tasks", submission));
         let mut state = self.state();
         if accepted.as_ref().is_err_and(|error| error.code() == Code::NotFound) && state.outbox.store_again(count) {
             self.contents.forget();

@@ -130,6 +130,8 @@ class Client:
         # An executor that is made under it registers itself.
         self._lock = threading.RLock()
         self._executors: dict[str | None, Executor] = {}
+        #: Names and ids of endpoints that were there.
+        self._known_endpoints: set[str] = set()
         #: Those of others, which end with this client at the latest.
         self._others: weakref.WeakSet[Executor] = weakref.WeakSet()
         _clients.add(self)
@@ -568,12 +570,16 @@ class Client:
         Raises:
             mayfly.RequestError: ``not_found``, with the names of those there are.
         """
+        if name in self._known_endpoints:
+            return
         try:
             known = self.endpoints()
         except ConnectionFailed:
             # What is submitted waits for the manager, which then refuses it.
             return
-        if any(name in (endpoint["name"], endpoint["id"]) for endpoint in known):
+        # The list is long to make where there are many tasks.
+        self._known_endpoints |= {str(endpoint[key]) for endpoint in known for key in ("name", "id")}
+        if name in self._known_endpoints:
             return
         names = ", ".join(repr(endpoint["name"]) for endpoint in known) or "none"
         raise RequestError(

@@ -349,6 +349,16 @@ def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: mayfly.
     assert 1 <= sum(state.cancelled() for state in states) < 60
 
 
+def test_command_cancels_only_waiting_tasks_when_told(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    running = client.run(wait_for, str(gate))
+    wait_until(Path(f"{gate}.begun").exists, "it runs")
+    cancelled = manager.cli("task", "cancel", running.id, "--only-waiting")
+    assert cancelled == {"ended": 0, "told": 0, "running": 1}
+    gate.touch()
+    assert running.result(30) == "released"
+
+
 def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: mayfly.Client, tmp_path: Path) -> None:
     async def main() -> None:
         batch = await client.amap(wait_for, [str(tmp_path / "never")])

@@ -11,7 +11,7 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mayfly import _worker
-from mayfly._errors import Cancelled, InitializerFailed
+from mayfly._errors import Cancelled, Error, InitializerFailed
 from mayfly._native import Call, Failure, Pool, Task, Tasks
 
 if TYPE_CHECKING:
@@ -255,7 +255,11 @@ class Future(cf.Future[T]):
             return False
         if type(self._call) is not Task:
             return True
-        return bool(self._lease._client.task_status(str(self.id))["state"] == "running")
+        try:
+            return bool(self._lease._client.task_status(str(self.id))["state"] == "running")
+        except Error:
+            # It is not known to run.
+            return False
 
     def cancelled(self) -> bool:
         """Whether the call was cancelled."""

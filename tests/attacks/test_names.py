@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from harness.daemons import Daemon
+from harness.leaks import wait_until
 from harness.people import Person
 from harness.programs import program, run
 
@@ -165,3 +166,178 @@ def test_function_name_with_separator_is_refused(people: dict[str, Person]) -> N
     for name in ("alice/resize", "resize@1"):
         with pytest.raises(mayfly.Error, match="is no name for a function"):
             people["bob"].client.register(honest, name=name, share=["*"])
+
+
+# Results that run code in whoever reads them
+
+
+def hostile_error(mark: str) -> Any:
+    raise ValueError(Payload(mark))
+
+
+def hostile_class(mark: str) -> Any:
+    class OopsError(Exception):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (mark,)
+
+    raise OopsError("no\x1b[31m")
+
+
+def hostile_array(mark: str) -> Any:
+    import numpy as np
+
+    array = np.empty(2, dtype=object)
+    array[0] = Payload(mark)
+    return array
+
+
+def hostile_list(mark: str) -> Any:
+    return [1, {"a": Payload(mark)}]
+
+
+def plain(_: str) -> Any:
+    import numpy as np
+
+    return {"number": 1.5, "array": np.arange(3.0)}
+
+
+def failing(text: str) -> Any:
+    raise KeyError(text)
+
+
+@pytest.fixture(scope="module")
+def bobs(people: dict[str, Person]) -> dict[str, str]:
+    """Functions of bob's, for everybody, by what they are called here."""
+    functions = (hostile, hostile_error, hostile_class, hostile_array, hostile_list, plain, failing)
+    return {fn.__name__: people["bob"].client.register(fn, share=["*"]).owner for fn in functions}
+
+
+@pytest.mark.parametrize("name", ["hostile", "hostile_array", "hostile_list"])
+def test_result_of_another_tenants_function_runs_nothing_here(
+    carol: Person, bobs: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    mark = tmp_path / "executed"
+    client, function = carol.client, carol.client.function(f"bob/{name}")
+    future = client.run(function, str(mark))
+    for ask in (lambda: future.result(PATIENCE), lambda: client.task(future.id).result(PATIENCE)):
+        with pytest.raises(mayfly.Untrusted) as refused:
+            ask()
+        assert refused.value.code == "untrusted"
+        assert "`bob`" in refused.value.message
+        assert "trust=['bob']" in refused.value.message
+    with pytest.raises(mayfly.Untrusted):
+        list(client.map(function, [str(mark)]).results(timeout=PATIENCE))
+    with mayfly.Executor(client=client, trust=["alice"]) as executor, pytest.raises(mayfly.Untrusted):
+        list(executor.map(function, [str(mark)], chunksize=2))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["hostile_error", "hostile_class"])
+def test_exception_of_another_tenants_function_runs_nothing_here(
+    carol: Person, bobs: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    mark = tmp_path / "executed"
+    function = carol.client.function(f"bob/{name}")
+    error = carol.client.run(function, str(mark)).exception(PATIENCE)
+    assert isinstance(error, mayfly.RemoteError)
+    assert "\x1b" not in f"{error} {error.__cause__}"
+    with mayfly.Executor(client=carol.client) as executor, pytest.raises(mayfly.RemoteError):
+        list(executor.map(function, [str(mark)] * 2, chunksize=2))
+    assert not mark.exists()
+
+
+def test_data_of_another_tenants_function_is_read(carol: Person, bobs: dict[str, str]) -> None:
+    found = carol.client.run(carol.client.function("bob/plain"), "").result(PATIENCE)
+    assert (found["number"], found["array"].tolist()) == (1.5, [0, 1, 2])
+    error = carol.client.run(carol.client.function("bob/failing"), "x").exception(PATIENCE)
+    assert (type(error), error.args) == (KeyError, ("x",))
+    assert "in failing" in str(error.__cause__)
+
+
+def test_result_of_trusted_tenant_is_unpickled(carol: Person, bobs: dict[str, str], tmp_path: Path) -> None:
+    marks = [tmp_path / str(number) for number in range(5)]
+    client = carol.client
+    client.run(client.function("bob/hostile", trust=["bob"]), str(marks[0])).result(PATIENCE)
+    with mayfly.Executor(client=client, trust="bob") as executor:
+        executor.submit(client.function("bob/hostile"), str(marks[1])).result(PATIENCE)
+    list(client.map(client.function("bob/hostile"), [str(marks[2])], trust=True).results(timeout=PATIENCE))
+    with mayfly.connect(config=carol.connection, trust=["bob"]) as trusting:
+        trusting.run(trusting.function("bob/hostile"), str(marks[3])).result(PATIENCE)
+    future = client.run(client.function("bob/hostile"), str(marks[4]))
+    with pytest.raises(mayfly.Untrusted):
+        future.result(PATIENCE)
+    client.task(future.id, trust=True).result(PATIENCE)
+    assert all(mark.is_dir() for mark in marks)
+
+
+def describe(*given: Any) -> str:
+    return repr(given)
+
+
+def test_result_of_another_tenant_as_argument_runs_nothing_in_own_worker(
+    carol: Person, bobs: dict[str, str], tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    client = carol.client
+    bad = client.run(client.function("bob/hostile"), str(mark))
+    good = client.run(client.function("bob/plain"), "")
+    own = client.run(describe, 1)
+    error = client.run(describe, own, [bad]).exception(PATIENCE)
+    assert isinstance(error, mayfly.Untrusted)
+    assert "`bob`" in error.message
+    assert not mark.exists()
+    told = client.run(describe, own, good, [good]).result(PATIENCE)
+    assert told.count("array([0., 1., 2.])") == 2
+    # Nor where the function that is given it is bob's own, or where its answer is remembered.
+    with pytest.raises(mayfly.RemoteError, match="Untrusted"):
+        client.run(client.function("bob/plain"), bad).result(PATIENCE)
+    trusting = client.function("bob/hostile", trust=True)
+    client.run(describe, client.run(trusting, str(mark))).result(PATIENCE)
+    assert mark.is_dir()
+
+
+def test_memoized_answer_of_another_tenants_function_stays_theirs(
+    carol: Person, people: dict[str, Person], tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    theirs = people["bob"].client.register(hostile, name="memoized", share=["*"])
+    with mayfly.Executor(client=carol.client, memoize=True) as executor:
+        with pytest.raises(mayfly.Untrusted):
+            executor.submit(carol.client.function("bob/memoized"), str(mark)).result(PATIENCE)
+        # The same code, of carol's own: executed anew, and hers to unpickle.
+        own = carol.client.register(hostile, name="memoized")
+        assert own.status["hash"] == theirs.status["hash"]
+        future = executor.submit(own, str(mark))
+        future.result(PATIENCE)
+        assert mark.is_dir()
+        assert carol.client.task_status(future.id)["attempts"] == 1
+
+
+def test_result_of_removed_function_is_read_as_data(carol: Person, tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    client = carol.client
+    own = client.register(hostile, name="short lived")
+    futures = [client.run(own, str(mark)) for _ in range(2)]
+    client._executor()._pool.flush(PATIENCE)
+    ids = [future.id for future in futures]
+    assert futures[0].exception(PATIENCE) is None
+    wait_until(lambda: all(client.task_status(task)["state"] == "done" for task in ids), "both end", PATIENCE)
+    client.remove_function(own)
+    assert mark.is_dir()
+    mark.rmdir()
+    with mayfly.connect(config=carol.connection) as again:
+        with pytest.raises(mayfly.Untrusted, match="trust=True"):
+            again.task(ids[1]).result(PATIENCE)
+        assert not mark.exists()
+        again.task(ids[1], trust=True).result(PATIENCE)
+        assert mark.is_dir()
+
+
+def test_outcome_names_whoever_may_have_made_it(carol: Person, bobs: dict[str, str]) -> None:
+    client = carol.client
+    for function, foreign in ((client.function("bob/plain"), ["bob"]), (client.register(honest, name="own"), None)):
+        future = client.run(function, 1)
+        future.exception(PATIENCE)
+        status, outcome = carol.ask("GET", f"/v1/tasks/{future.id}/outcome")
+        assert status == 200
+        assert outcome.get("foreign") == foreign

@@ -215,6 +215,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::IsolationUnavailable => {
             c"Have the node's operator allow what the message names, or lease on another node."
         }
+        Code::Untrusted => c"Trust the tenant that the message names, or have the function return plain values.",
         Code::DependencyFailed => c"See how the task ended that the message names; submit both again.",
     }
 }

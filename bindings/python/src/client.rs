@@ -323,8 +323,8 @@ impl Lease {
     }
 
     #[allow(clippy::too_many_arguments)] // Python names them
-    /// Opens a channel to every worker.
-    #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3))]
+    /// Opens a channel to every worker. `foreign` are other tenants whose workers these are, and whose results are not trusted.
+    #[pyo3(signature = (*, transport = None, slots, stride, bulk, spin, depth = 0, retries = 3, foreign = Vec::new()))]
     fn pool(
         &self,
         py: Python<'_>,
@@ -335,6 +335,7 @@ impl Lease {
         spin: Option<f64>,
         depth: u16,
         retries: u8,
+        foreign: Vec<String>,
     ) -> PyResult<Pool> {
         let inner = self.inner.get(py)?;
         let transport = match transport {
@@ -362,7 +363,7 @@ impl Lease {
         let pool = py
             .detach(|| inner.pool(options))
             .map_err(|error| from_error(py, &error))?;
-        Pool::new(py, pool)
+        Pool::new(py, pool, foreign)
     }
 
     /// Makes the lease last so many seconds from now.

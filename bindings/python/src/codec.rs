@@ -95,6 +95,14 @@ impl Codec {
         })
     }
 
+    /// One that makes nothing but data of what it reads, whoever wrote it: see ``_reader.py``.
+    pub fn restricted(py: Python<'_>) -> PyResult<Self> {
+        Ok(Self {
+            loads: py.import("mayfly._reader")?.getattr("loads")?.unbind(),
+            ..Self::new(py)?
+        })
+    }
+
     /// Pickles the arguments of a call.
     pub fn arguments<'a, 'py>(
         &self,

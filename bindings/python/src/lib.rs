@@ -5,6 +5,7 @@ mod client;
 mod codec;
 mod comm;
 mod errors;
+mod foreign;
 mod guard;
 mod memory;
 mod pool;
@@ -38,6 +39,8 @@ mod _native {
     use super::comm::{Communicator, Op, Request};
     #[pymodule_export]
     use super::executor_main;
+    #[pymodule_export]
+    use super::foreign::Foreign;
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mayfly_client::{
     Buffer, CallId, CallOptions, Code, CodeHash, Delegation, Form, FunctionId, Input, Outcome, Output,
-    Pool as ClientPool, WorkerIndex,
+    Pool as ClientPool, Status, WorkerIndex,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -17,6 +17,7 @@ use crate::block::{Block, Memory};
 use crate::client::{Lease, seconds};
 use crate::codec::{Arguments, Codec, Encoded, form};
 use crate::errors::{from_call, from_error, raise, unreadable};
+use crate::foreign::{raised, untrusted};
 use crate::guard::Guarded;
 use crate::shared::SharedMemory;
 
@@ -145,13 +146,19 @@ impl Options {
 pub struct Pool {
     shared: Guarded<Arc<Shared>>,
     codec: Codec,
+    /// Other tenants whose workers these are, and whom nobody trusts.
+    foreign: Vec<String>,
 }
 
 impl Pool {
-    pub fn new(py: Python<'_>, pool: ClientPool) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, pool: ClientPool, foreign: Vec<String>) -> PyResult<Self> {
         Ok(Self {
             shared: Guarded::new(Arc::new(Shared::new(pool))),
-            codec: Codec::new(py)?,
+            codec: match foreign.is_empty() {
+                true => Codec::new(py)?,
+                false => Codec::restricted(py)?,
+            },
+            foreign,
         })
     }
 
@@ -445,6 +452,13 @@ impl Pool {
 
     fn result<'py>(&self, py: Python<'py>, outcome: Outcome) -> PyResult<Bound<'py, PyAny>> {
         match outcome {
+            Ok(output) if !self.foreign.is_empty() => {
+                let decoded = self.codec.decode_small(py, output.as_slice());
+                decoded.map_err(|error| untrusted(py, error, &self.foreign))
+            }
+            Err(error) if !self.foreign.is_empty() && error.status == Some(Status::PythonException) => {
+                Err(raised(py, &error.payload))
+            }
             Ok(Output::Small(bytes)) => self
                 .codec
                 .decode_small(py, &bytes)

@@ -10,13 +10,14 @@ use mayfly_client::{CodeHash, Form, Status};
 use mayfly_executor::native::NativeRuntime;
 use mayfly_executor::{Call, Runtime, forked};
 use mayfly_protocol::executor::LoadFunction;
-use mayfly_protocol::tasks::parts;
+use mayfly_protocol::tasks::{MAKERS_OF_ANSWERS, parts};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
 
 use crate::block::{Block, Memory};
 use crate::codec::{BUFFERS, Codec, Encoded, answer, form};
+use crate::foreign::Foreign;
 
 /// Runs functions in this interpreter, and functions of shared libraries beside them.
 pub struct PythonRuntime {
@@ -222,7 +223,24 @@ impl PythonRuntime {
         let broken = || pyo3::exceptions::PyValueError::new_err("the call and what goes along with it are broken");
         let given = parts(input).ok_or_else(broken)?;
         let (arguments, answers) = given.split_first().ok_or_else(broken)?;
-        let answers = answers.iter().map(|answer| self.codec.decode_small(py, answer));
+        // The manager says last who made those that are not the task's own tenant's.
+        let (answers, makers) = match answers.split_last() {
+            Some((makers, answers)) if makers.last() == Some(&MAKERS_OF_ANSWERS) => {
+                let makers = serde_json::from_slice::<Vec<Vec<String>>>(&makers[..makers.len() - 1]);
+                (answers, makers.map_err(|_| broken())?)
+            }
+            _ => (answers, vec![Vec::new(); answers.len()]),
+        };
+        if answers.len() != makers.len() {
+            return Err(broken());
+        }
+        let answers = answers
+            .iter()
+            .zip(makers)
+            .map(|(answer, makers)| match makers.is_empty() {
+                true => self.codec.decode_small(py, answer),
+                false => Ok(Bound::new(py, Foreign::answer(makers, answer))?.into_any()),
+            });
         let answers = PyList::new(py, answers.collect::<PyResult<Vec<_>>>()?)?;
         let kind = arguments.last().copied().unwrap_or(form::ARGUMENTS) & !BUFFERS;
         let taking = self.worker.bind(py).getattr(intern!(py, "answers"))?;

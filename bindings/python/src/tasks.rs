@@ -16,6 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use crate::client::seconds;
 use crate::codec::{Arguments, Codec, form};
 use crate::errors::{from_call, from_error, unreadable};
+use crate::foreign::Foreign;
 use crate::guard::Guarded;
 use crate::pool::{Failure, SLICE, deadline, with_bytes};
 
@@ -88,6 +89,10 @@ impl Tasks {
     }
 
     fn result<'py>(&self, py: Python<'py>, outcome: TaskOutcome, raw: bool) -> PyResult<Bound<'py, PyAny>> {
+        if !outcome.foreign.is_empty() && (outcome.raised || (outcome.error.is_none() && !raw)) {
+            let foreign = Foreign::of(outcome);
+            return Ok(Bound::new(py, foreign)?.into_any());
+        }
         match outcome.error {
             None if raw => Ok(PyBytes::new(py, &outcome.answer).into_any()),
             None => {

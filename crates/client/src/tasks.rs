@@ -497,6 +497,8 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
         content: None,
         result: None,
         attempts: 0,
+        foreign: Vec::new(),
+        ran: None,
     }
 }
 

@@ -120,6 +120,8 @@ pub struct Key {
     /// Whether the endpoint is another's, whose files, processes and network its workers have nothing to do with: also where the
     /// site runs its owner's functions without a sandbox.
     guest: bool,
+    /// Whose functions they call: what another tenant's leave behind in a worker would have a hand in the results of one's own.
+    owner: TenantId,
     runtime: Runtime,
     image: Option<String>,
     cores: u16,
@@ -134,6 +136,7 @@ impl Key {
         Self {
             tenant,
             guest,
+            owner: program.owner.unwrap_or(tenant),
             runtime: program.runtime.clone(),
             image: program.image.clone(),
             cores: program.resources.cores,

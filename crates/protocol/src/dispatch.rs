@@ -58,6 +58,9 @@ impl Assigned {
 pub struct Program {
     /// Which.
     pub id: FunctionId,
+    /// Whose function it is; none for the tenant's whose task it is. What it leaves behind in a worker meets no other tenant's functions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<TenantId>,
     /// SHA-256 of `code`.
     pub hash: CodeHash,
     /// What the code is.

@@ -145,6 +145,8 @@ codes! {
     StoreLost = 45, "store_lost", 500, Never;
     /// The lease must be isolated, and the node's machine lets it isolate nothing.
     IsolationUnavailable = 46, "isolation_unavailable", 422, Never;
+    /// Another tenant may have made the result, and it holds more than data.
+    Untrusted = 47, "untrusted", 422, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.

@@ -46,6 +46,9 @@ pub const CALL_WITH_ANSWERS: u8 = 6;
 pub const CALL_OF_RANK: u8 = 7;
 /// Last byte of a payload that has others in it: the answers of all ranks, in their order; see [`join`].
 pub const ANSWERS_OF_RANKS: u8 = 5;
+/// Last byte of what stands behind the answers of a [`CALL_WITH_ANSWERS`] of which some are [foreign](TaskOutcome::foreign): for each
+/// answer the names of who may have made it, as lists in JSON.
+pub const MAKERS_OF_ANSWERS: u8 = 8;
 /// Where parts of a payload may begin, so that what is aligned in them stays so.
 const PART_ALIGN: usize = 64;
 
@@ -416,6 +419,24 @@ pub struct TaskOutcome {
     pub result: Option<serde_json::Value>,
     /// Executions that were begun, or may have been.
     pub attempts: u16,
+    /// Names of tenants that may have made the answer and are not the task's owner: whose function it is, and whose endpoint it ran
+    /// at. An empty one stands for a tenant that is not known any more. What is read of their answers must be data alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub foreign: Vec<String>,
+    /// What made the answer. Inside the manager alone.
+    #[serde(skip)]
+    pub ran: Option<Ran>,
+}
+
+/// What makes an answer: a function at an endpoint, for a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ran {
+    /// Whose task it is.
+    pub tenant: TenantId,
+    /// What it runs.
+    pub function: FunctionId,
+    /// Where.
+    pub endpoint: EndpointId,
 }
 
 impl TaskOutcome {
@@ -740,6 +761,9 @@ pub struct EndpointStatus {
     pub name: String,
     /// Whose it is.
     pub owner: String,
+    /// Whether another tenant runs it: what it answers to the caller must be data alone, unless they trust that tenant.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign: bool,
     /// What it is.
     #[serde(flatten)]
     pub spec: EndpointSpec,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ResultUnreadable,
         StateLost,
         TagInUse,
+        Untrusted,
         WorkerDied,
     )
     from mayfly._flow import Flow, Step
@@ -99,6 +100,7 @@ __all__ = [
     "Symbol",
     "TagInUse",
     "Trigger",
+    "Untrusted",
     "WorkerDied",
     "__version__",
     "connect",

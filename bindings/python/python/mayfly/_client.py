@@ -27,6 +27,7 @@ from mayfly._environment import Environment, EnvironmentLike, described, environ
 from mayfly._errors import ConnectionFailed, RequestError, TagInUse
 from mayfly._gang import at_once
 from mayfly._trace import traceparent
+from mayfly._trust import NOBODY, Trust, TrustLike, trust_of
 
 if TYPE_CHECKING:
     from mayfly._batch import Batch
@@ -54,6 +55,7 @@ def connect(
     token: str | None = None,
     ca: str | os.PathLike[str] | None = None,
     node: str | os.PathLike[str] | None = None,
+    trust: TrustLike = None,
 ) -> Client:
     """Connects to a manager.
 
@@ -68,11 +70,26 @@ def connect(
         token: bearer token, with an address.
         ca: file with the manager's certificate authority, with an address.
         node: an allowance file (``allowance.json``) of a node, to lease from it without a manager.
+        trust: other tenants whose results are unpickled in this process, which runs what they like: their names, or
+            True for all. Results of everybody else's functions, and from everybody else's endpoints, are read as data
+            alone: plain values, NumPy arrays, Arrow tables; of what holds more, `mayfly.Untrusted` is raised.
 
     >>> with connect() as client:  # doctest: +SKIP
     ...     client
     <mayfly.Client of embedded manager at https://127.0.0.1:40123>
     """
+    client = _connected(url, config, token, ca, node)
+    client._trust = trust_of(trust)
+    return client
+
+
+def _connected(
+    url: str | os.PathLike[str] | None,
+    config: str | os.PathLike[str] | None,
+    token: str | None,
+    ca: str | os.PathLike[str] | None,
+    node: str | os.PathLike[str] | None,
+) -> Client:
     if node is not None:
         return Client(_native.Client.node(os.fspath(node)))
     path = config if config is not None else url
@@ -125,6 +142,10 @@ class Client:
 
     def __init__(self, native: _native.Client) -> None:
         self._native = native
+        #: Other tenants whose results are unpickled.
+        self._trust: Trust = NOBODY
+        #: Those who run the workers that it leases, and are not trusted.
+        self._foreign: list[str] = []
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._pid = os.getpid()
         # An executor that is made under it registers itself.
@@ -254,7 +275,7 @@ class Client:
             name: wanted.pop(name) for name in ("transport", "slots", "stride", "bulk", "spin", "depth", "retries")
         }
         natives = self._native.lease(wanted, placement)
-        pools = at_once([functools.partial(native.pool, **channels) for native in natives])
+        pools = at_once([functools.partial(native.pool, foreign=self._foreign, **channels) for native in natives])
         leases = [Lease(native, pool, self, echo=echo) for native, pool in zip(natives, pools, strict=True)]
         with self._lock:
             self._leases.update(leases)
@@ -290,7 +311,9 @@ class Client:
             duration=duration,
             sandbox=sandbox,
         )
-        return Client(native)
+        client = Client(native)
+        client._trust = self._trust
+        return client
 
     # Durable tasks
 
@@ -358,7 +381,9 @@ class Client:
         )
         return Registered(status, fn)
 
-    def function(self, name: str, *, owner: str | None = None, version: str | None = None) -> Registered:
+    def function(
+        self, name: str, *, owner: str | None = None, version: str | None = None, trust: TrustLike = None
+    ) -> Registered:
         """A registered function: yours by its name, another tenant's as ``"OWNER/NAME"``, in its last version.
 
         A name alone never means another tenant's: anybody may share a function of any name with everybody.
@@ -368,6 +393,7 @@ class Client:
                 which is the hash of its code and of what that runs in; or the id alone.
             owner: the same as ``OWNER/`` before the name.
             version: the same as ``@ID`` behind the name.
+            trust: whose results of it are unpickled, as of `connect`; True for its owner and whoever runs it.
 
         Raises:
             mayfly.Error: ``not_found`` where there is none: not that version any more, or only others' of that name,
@@ -376,7 +402,8 @@ class Client:
         from mayfly._tasks import Registered
 
         named = f"{'' if owner is None else f'{owner}/'}{name}{'' if version is None else f'@{version}'}"
-        return Registered(json.loads(self._native.get(f"/v1/functions/{quote(named, safe='')}")))
+        status = json.loads(self._native.get(f"/v1/functions/{quote(named, safe='')}"))
+        return Registered(status, trust=trust_of(trust))
 
     def functions(self) -> list[Registered]:
         """The functions that you may run, with their owners."""
@@ -459,19 +486,31 @@ class Client:
         batch._raise_refused()
         return batch
 
-    def tasks(self, tag: str) -> Batch:
-        """The tasks of a tag, wherever and whenever they were submitted: after a crash, or from another machine."""
+    def tasks(self, tag: str, *, trust: TrustLike = None) -> Batch:
+        """The tasks of a tag, wherever and whenever they were submitted: after a crash, or from another machine.
+
+        Args:
+            tag: of theirs.
+            trust: whose results are unpickled, as of `connect`.
+        """
         from mayfly._batch import statuses
 
-        batch = self.batch(tag, extend=True)
+        batch = self.batch(tag, extend=True, trust=trust)
         executor = batch._executor
         batch.futures = executor._adopt(statuses(self, tag))
         return batch
 
-    def task(self, task: str) -> Future[Any]:
-        """One task, by its id."""
+    def task(self, task: str, *, trust: TrustLike = None) -> Future[Any]:
+        """One task, by its id.
+
+        Args:
+            task: its id.
+            trust: whose results are unpickled, as of `connect`.
+        """
         status = self.task_status(task)
-        return self._executor(status["tag"])._adopt([status])[0]
+        [future] = self._executor(status["tag"])._adopt([status])
+        future._trust = trust_of(trust)
+        return future
 
     def task_status(self, task: str | Future[Any]) -> dict[str, Any]:
         """Where a task is in its life, and since when, by its id or its future; see the API's ``TaskStatus``."""

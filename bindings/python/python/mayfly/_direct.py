@@ -13,6 +13,7 @@ from mayfly._initializer import check_endpoint, workers_of, wrapper
 from mayfly._map import async_results
 from mayfly._programs import Program
 from mayfly._tasks import Executor, Registered
+from mayfly._trust import TrustLike, distrusted, joined, trust_of
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -48,6 +49,7 @@ class Direct(Executor):
         max_tasks_per_child: int | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
+        trust: TrustLike = None,
         **durable_alone: Any,
     ) -> None:
         check_endpoint(endpoint)
@@ -64,8 +66,10 @@ class Direct(Executor):
             own = client
             try:
                 own._check_endpoint(str(endpoint))
+                foreign = distrusted(_others(own, str(endpoint)), joined(own._trust, trust_of(trust)))
                 # By the site's own manager, to which the endpoint lets us.
                 client = _manager_of(own, str(endpoint))
+                client._foreign = foreign
             finally:
                 if self._own_client:
                     own.close()
@@ -147,6 +151,15 @@ def _callable(fn: Any) -> Any:
     if isinstance(fn, Program):
         raise TypeError(f"{fn!r} runs as a durable task alone; leave durable=False out")
     return fn
+
+
+def _others(client: Client, endpoint: str) -> list[str]:
+    """The other tenant that runs an endpoint, if one does; an empty name where that is not known."""
+    statuses = client.endpoints()
+    found = next((status for status in statuses if endpoint in (status["name"], status["id"])), None)
+    if found is None:
+        return [""]
+    return [found["owner"]] if found.get("foreign") else []
 
 
 def _manager_of(client: Client, endpoint: str) -> Client:

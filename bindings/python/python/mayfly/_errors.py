@@ -93,6 +93,13 @@ class ResultUnreadable(CallError):
     """
 
 
+class Untrusted(CallError):
+    """The result may be of another tenant's making, and holds more than data: to unpickle it would run their code here.
+
+    The message says whom to trust, and how.
+    """
+
+
 class Cancelled(CallError):
     """Ended by its caller."""
 
@@ -160,6 +167,7 @@ _FAMILIES: dict[str, type[Error]] = {
     "state_lost": StateLost,
     "cancelled": Cancelled,
     "result_unreadable": ResultUnreadable,
+    "untrusted": Untrusted,
     "dependency_failed": DependencyFailed,
     "unreachable": ConnectionFailed,
     "protocol_violation": ConnectionFailed,
@@ -213,4 +221,8 @@ def _why_not(failure: Exception) -> str:
 def failed_item(failed: Any) -> BaseException:
     """The exception of one item of a map."""
     packed: bytes = failed.packed
+    if failed.is_foreign:
+        from mayfly import _trust
+
+        return _trust.unpack_exception(packed)
     return unpack_exception(packed)

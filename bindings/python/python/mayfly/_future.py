@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mayfly import _worker
 from mayfly._errors import Cancelled, Error, InitializerFailed
-from mayfly._native import Call, Failure, Pool, Task, Tasks
+from mayfly._native import Call, Failure, Foreign, Pool, Task, Tasks
+from mayfly._trust import NOBODY, Trust, joined, opened
 
 if TYPE_CHECKING:
     from mayfly._lease import Lease
@@ -55,6 +56,9 @@ class Future(cf.Future[T]):
     The thread that calls `result` receives the answer itself: nobody has to be woken for it. Only when a callback is
     added, or ``concurrent.futures.wait`` and its like look at the future, does the lease's helper thread look after it.
     """
+
+    #: Whose results may be unpickled, beside those that its executor trusts.
+    _trust: Trust = NOBODY
 
     # The base class makes a condition here at once, which costs more than the call.
     def __init__(
@@ -130,7 +134,9 @@ class Future(cf.Future[T]):
         tasks: Any = self._pool
         if tasks is not executor._pool and not tasks.flush(FLUSH):
             raise cf.TimeoutError(f"the manager did not accept the task {self.id} within {FLUSH} s")
-        return _worker.answer, (taken.setdefault(str(self.id), len(taken)),)
+        place = taken.setdefault(str(self.id), len(taken))
+        trust = joined(joined(self._trust, self._lease._trust), executor._trust)
+        return _worker.answer, ((place, trust if trust is True else sorted(trust)) if trust else (place,))
 
     def _watch(self) -> None:
         """Makes this a future that others are told about."""
@@ -146,6 +152,11 @@ class Future(cf.Future[T]):
         """Takes in what the call ended with, once."""
         error = outcome.error if type(outcome) is Failure else None
         result = None
+        if type(outcome) is Foreign:
+            try:
+                outcome = opened(outcome, joined(self._trust, self._lease._trust))
+            except BaseException as raised:
+                error = raised
         if error is None:
             result = outcome
             if self._decode is not None:

@@ -107,6 +107,7 @@ class Lease:
         spin: float | None,
         depth: int = 0,
         retries: int = 3,
+        foreign: list[str] = ...,
     ) -> Pool: ...
     def renew(self, duration: float) -> None: ...
     def printed(self) -> Printed: ...
@@ -170,6 +171,12 @@ class Pool:
 class Failure:
     @property
     def error(self) -> BaseException: ...
+
+@final
+class Foreign:
+    @property
+    def owners(self) -> list[str]: ...
+    def open(self, trusted: bool) -> Any: ...
 
 @final
 class Call:

@@ -26,6 +26,7 @@ from mayfly._native import Tasks as NativeTasks
 from mayfly._programs import Kept, Pickled, Program
 from mayfly._source import Source
 from mayfly._symbol import Symbol
+from mayfly._trust import NOBODY, Trust, TrustLike, joined, trust_of
 
 if TYPE_CHECKING:
     from mayfly._client import Client
@@ -48,8 +49,10 @@ class Registered:
         version: from 1; 0 without a name.
     """
 
-    def __init__(self, status: dict[str, Any], fn: Callable[..., Any] | None = None) -> None:
+    def __init__(self, status: dict[str, Any], fn: Callable[..., Any] | None = None, *, trust: Trust = NOBODY) -> None:
         self.status = status
+        #: Whose results of it are unpickled, beside one's own.
+        self._trust = trust
         self._fn = fn
         self.id: str = status["id"]
         self.name: str | None = status["name"]
@@ -113,6 +116,8 @@ class Executor(Watching, cf.Executor):
             `InitializerFailed`, a ``concurrent.futures.BrokenExecutor``, and the executor takes no more of them.
         initargs: what the initializer is called with.
         max_tasks_per_child: refused: workers are not replaced after so many tasks.
+        trust: other tenants whose results are unpickled here, beside those that its client trusts, as of
+            `mayfly.connect`.
     """
 
     def __new__(cls, *_: Any, durable: bool = True, **__: Any) -> Self:
@@ -149,6 +154,7 @@ class Executor(Watching, cf.Executor):
         max_tasks_per_child: int | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
+        trust: TrustLike = None,
     ) -> None:
         check_endpoint(endpoint)
         if workers_of(workers, max_workers, max_tasks_per_child) is not None:
@@ -172,6 +178,7 @@ class Executor(Watching, cf.Executor):
                 if self._own_client:
                     client.close()
                 raise
+        self._trust = joined(client._trust, trust_of(trust))
         self._pool: NativeTasks = client._native.tasks(tag, endpoint)
         self._options = options(
             priority=priority,
@@ -250,7 +257,7 @@ class Executor(Watching, cf.Executor):
             function, kind = program
             task = self._pool.submit_raw(function, kind.packed(args, kwargs), options)
             self._count(1)
-            return Future(task, self._pool, self, raw=kind.raw)
+            return trusting(Future(task, self._pool, self, raw=kind.raw), fn)
         try:
             function, arguments = self._known(fn, args)
             with taking(self) as taken:
@@ -261,7 +268,7 @@ class Executor(Watching, cf.Executor):
             # As with other executors, what cannot be pickled fails in the future.
             return failed(error, self._pool, self)
         self._count(1)
-        return Future(task, self._pool, self)
+        return trusting(Future(task, self._pool, self), fn)
 
     def _count(self, more: int) -> None:
         with self._lock:
@@ -365,7 +372,7 @@ class Executor(Watching, cf.Executor):
                 call = self._pool.submit(self._mapper, (pickled, chunk, star), {}, self._options, {})
             else:
                 call = self._pool.submit_map(function, chunk, star, self._options)
-            futures.append(Future(call, self._pool, self))
+            futures.append(trusting(Future(call, self._pool, self), fn))
         self._count(len(futures))
         return futures
 
@@ -435,6 +442,13 @@ class Executor(Watching, cf.Executor):
             Future(task, self._pool, self, raw=status.get("raw", False))
             for task, status in zip(tasks, statuses, strict=True)
         ]
+
+
+def trusting(future: Future[T], fn: Any) -> Future[T]:
+    """The same, of this function: whoever trusts that unpickles its results."""
+    if type(fn) is Registered and fn._trust:
+        future._trust = fn._trust
+    return future
 
 
 def options(

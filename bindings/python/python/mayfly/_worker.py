@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
+from mayfly._native import Foreign
+
 #: How results are marked on the wire; see ``codec.rs``.
 VALUE = 0
 MIXED = 3
@@ -20,9 +22,19 @@ MIXED = 3
 answers: list[Any] = []
 
 
-def answer(index: int) -> Any:
-    """What stands in the arguments of a call in place of a task's future."""
-    return answers[index]
+def answer(index: int, trust: Any = None) -> Any:
+    """What stands in the arguments of a call in place of a task's future.
+
+    Args:
+        index: of the task, among those whose answers go along.
+        trust: whose answers may be unpickled, beside the task's own tenant's; see ``_trust.py``.
+    """
+    found = answers[index]
+    if type(found) is Foreign:
+        from mayfly._trust import opened, trust_of
+
+        return opened(found, trust_of(trust))
+    return found
 
 
 #: Environment variable with the group of this process, and of programs that it starts.
@@ -45,10 +57,12 @@ def leave_group() -> None:
 class Failed:
     """An item of a map that raised: the pickled exception in the place of a result."""
 
-    __slots__ = ("packed",)
+    __slots__ = ("is_foreign", "packed")
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
+        #: Whether it came from another tenant, and nobody said that they are trusted.
+        self.is_foreign = False
 
     def __reduce__(self) -> tuple[type[Failed], tuple[bytes]]:
         return Failed, (self.packed,)

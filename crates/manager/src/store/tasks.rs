@@ -6,7 +6,7 @@ use mayfly_protocol::dispatch::Attempt;
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -158,6 +158,8 @@ pub struct Given {
     pub arguments: Payload,
     /// What those answered that come before, where that goes along; none for one that is forgotten.
     pub answers: Vec<Option<Payload>>,
+    /// What made each of these.
+    pub ran: Vec<Option<Ran>>,
 }
 
 impl Given {

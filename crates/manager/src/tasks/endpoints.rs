@@ -186,7 +186,12 @@ impl Tasks {
     /// Endpoints that somebody may run tasks at, or all.
     pub fn endpoints(&self, of: Option<&Submitter>) -> Vec<EndpointStatus> {
         let shown = |endpoint: &Endpoint| of.is_none_or(|by| may_use(&endpoint.record, by));
-        self.state().endpoint_statuses(shown, &*self.tenants)
+        let mut statuses = self.state().endpoint_statuses(shown, &*self.tenants);
+        for status in &mut statuses {
+            let of_others = |by: &Submitter| !status.owner.is_empty() && status.owner != by.name;
+            status.foreign = of.is_some_and(of_others);
+        }
+        statuses
     }
 
     /// How one of them does.
@@ -215,6 +220,7 @@ impl State {
                 NOBODY => String::new(),
                 tenant => tenants.name(tenant),
             },
+            foreign: false,
             spec: endpoint.record.spec.clone(),
             state: endpoint.state().into(),
             workers: endpoint.workers,

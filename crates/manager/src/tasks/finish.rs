@@ -8,7 +8,7 @@ use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TaskId};
-use mayfly_protocol::tasks::{TaskOutcome, TaskTimes};
+use mayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
 use mayfly_tasks::MOST_FAULTS;
 use tokio::sync::mpsc;
 
@@ -69,6 +69,11 @@ impl Tasks {
             };
             let (waiting_at_ms, environment_at_ms) = (live.waiting_at_ms, live.environment_at_ms);
             let attempts = live.tries.attempts;
+            let ran = Ran {
+                tenant: live.tenant,
+                function: live.function.id,
+                endpoint: live.endpoint,
+            };
             let cost = state.usage.entry(live.usage_key(today_ms)).or_default();
             cost.tasks += 1;
             cost.failed += u64::from(one.error.is_some());
@@ -92,6 +97,8 @@ impl Tasks {
                     content,
                     result: None,
                     attempts,
+                    foreign: Vec::new(),
+                    ran: Some(ran),
                 },
                 waiting_at_ms,
                 environment_at_ms,
@@ -126,8 +133,10 @@ impl Tasks {
         let charged = state.add_costs(usage);
         let mut told: Vec<Arc<super::Tag>> = Vec::new();
         let mut awaited = Vec::new();
-        for task in tasks {
+        for mut task in tasks {
             state.published = task.outcome.number;
+            // While its function is surely there.
+            task.outcome.foreign = state.foreign(task.outcome.ran, &*self.tenants);
             let Some(live) = state.live.remove(&task.outcome.id) else {
                 continue;
             };

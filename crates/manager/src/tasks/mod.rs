@@ -35,6 +35,7 @@ mod forgetting;
 mod functions;
 mod link;
 mod looking;
+mod makers;
 mod memo;
 mod names;
 mod output;

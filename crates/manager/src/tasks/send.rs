@@ -123,6 +123,7 @@ impl Tasks {
         for function in &batch.functions {
             programs.push(Program {
                 id: function.id,
+                owner: Some(function.tenant),
                 hash: function.hash,
                 form: function.spec.form.clone(),
                 runtime: function.spec.runtime.clone(),
@@ -137,7 +138,8 @@ impl Tasks {
         };
         let wanted = batch.writes.iter().filter(|(_, _, wanted)| *wanted);
         let mut given = Vec::with_capacity(read.len());
-        for ((task, _, _), one) in wanted.zip(read) {
+        for ((task, _, _), mut one) in wanted.zip(read) {
+            self.mark(&mut one);
             given.push(match one.bytes_here() > MOST_HERE {
                 true => self.set_apart(*task, one).await?,
                 false => one,
@@ -165,10 +167,15 @@ impl Tasks {
                     some.map(|answer| async { futures_util::future::OptionFuture::from(answer).await.transpose() });
                 answers.extend(futures_util::future::try_join_all(some).await?);
             }
-            apart(given.arguments).await
+            apart(given.arguments.clone()).await
         };
-        match whole.await {
-            Ok(arguments) => Ok(Given { arguments, answers }),
+        let whole = whole.await;
+        match whole {
+            Ok(arguments) => Ok(Given {
+                arguments,
+                answers,
+                ..given
+            }),
             // Others need not wait until its owner has room.
             Err(failure) if failure.code == Code::QuotaExceeded => {
                 if let Some(live) = self.state().live.get_mut(&task) {
@@ -187,7 +194,7 @@ impl Tasks {
             return state.put_back(id, &batch.tasks);
         }
         let wanted = batch.writes.iter().filter(|(_, _, wanted)| *wanted);
-        for ((task, _, _), Given { arguments, answers }) in wanted.zip(read) {
+        for ((task, _, _), Given { arguments, answers, .. }) in wanted.zip(read) {
             let length = arguments.bytes_here();
             let count = answers.len();
             let answers: Vec<_> = answers.into_iter().flatten().collect();

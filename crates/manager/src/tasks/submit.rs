@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::after::{self, Endings};
 use super::finish::unexecuted;
-use super::memo::{Key, Turn, computes};
+use super::memo::{Key, Turn};
 use super::names;
 use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
 use crate::control::{now_ms, since_boot_ms};
@@ -417,7 +417,9 @@ impl State {
             given => given,
         };
         let tag = self.tag(by.tenant, &submission.tag);
-        let computes = options.memoize.then(|| computes(&function));
+        let computes = options
+            .memoize
+            .then(|| self.computed_by(&function, by.tenant, endpoint));
         let mut tasks = Vec::with_capacity(new.len());
         for (id, input) in new {
             let mut spec = TaskSpec {

@@ -151,6 +151,7 @@ impl Tasks {
                     let found: Vec<_> = found
                         .into_iter()
                         .filter(|outcome| outcome.number <= published)
+                        .map(|outcome| self.with_makers(outcome))
                         .collect();
                     if found.is_empty() {
                         after = up_to;
@@ -176,7 +177,8 @@ impl Tasks {
         loop {
             let tag = self.state().live.get(&id).map(|live| Arc::clone(&live.tag));
             let Some(tag) = tag else {
-                return Ok(self.store.outcome(id).wait().await?);
+                let found = self.store.outcome(id).wait().await?;
+                return Ok(found.map(|outcome| self.with_makers(outcome)));
             };
             let changed = tag.changed.notified();
             let mut changed = std::pin::pin!(changed);

@@ -6,7 +6,7 @@ use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Resources, TaskCounts, TaskOutcome, TaskTimes};
+use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskTimes};
 
 use crate::store::tasks::{
     EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, LOOK, Memoized, NewTask, PAGE_BYTES,
@@ -37,6 +37,13 @@ pub fn function(id: u8, name: &str) -> FunctionRecord {
         registered_at_ms: 7,
     }
 }
+
+/// What makes the answers of all [`task`]s.
+const RAN: Ran = Ran {
+    tenant: TENANT,
+    function: FUNCTION,
+    endpoint: ENDPOINT,
+};
 
 pub fn task(id: u8, tag: &str) -> NewTask {
     NewTask {
@@ -72,6 +79,8 @@ pub fn ended(id: u8, number: u64, error: Option<Failure>) -> EndedTask {
             content: None,
             result: None,
             attempts: 2,
+            foreign: Vec::new(),
+            ran: Some(RAN),
         },
         waiting_at_ms: 10,
         environment_at_ms: 11,
@@ -117,7 +126,7 @@ pub async fn what_begins_is_written_down_and_its_arguments_are_read_where_they_a
         store.begin(begun).wait().await,
         Ok(vec![Given {
             arguments: Payload::Here(vec![2; 3].into()),
-            answers: Vec::new(),
+            ..Given::default()
         }])
     );
     assert_eq!(store.task(TaskId([1; 16])).wait().await.unwrap().unwrap().tries, tries);
@@ -137,6 +146,7 @@ pub async fn a_task_is_given_the_answers_of_those_before_it_in_their_order(store
     assert_eq!(given.arguments, Payload::Here(vec![9; 3].into()));
     let answer = |byte: u8| Some(Payload::Here(vec![byte].into()));
     assert_eq!(given.answers, [answer(2), answer(1), None]);
+    assert_eq!(given.ran, [Some(RAN), Some(RAN), None]);
     let mut left = store.load().wait().await.unwrap();
     left.endings.sort_by_key(|(task, _)| *task);
     let ending = |id, failure| (TaskId([id; 16]), failure);

@@ -10,7 +10,7 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
@@ -597,7 +597,8 @@ const ARGUMENTS: &str = "SELECT arguments, arguments_content, bytes, after, with
     ON contents.tenant = tasks.tenant AND contents.content = arguments_content WHERE id = ?1";
 
 const OUTCOME: &str =
-    "id, number, code, message, raised, attempts, answer, answer_content, bytes FROM tasks LEFT JOIN contents
+    "id, number, code, message, raised, attempts, answer, answer_content, bytes, tasks.tenant, function, endpoint
+    FROM tasks LEFT JOIN contents
     ON contents.tenant = tasks.tenant AND contents.content = answer_content";
 
 fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
@@ -611,6 +612,17 @@ fn outcome_of(row: &Row<'_>) -> rusqlite::Result<TaskOutcome> {
         answer,
         content,
         result: None,
+        foreign: Vec::new(),
+        ran: Some(ran(row)?),
+    })
+}
+
+/// What made an outcome.
+fn ran(row: &Row<'_>) -> rusqlite::Result<Ran> {
+    Ok(Ran {
+        tenant: TenantId(row.get(9)?),
+        function: FunctionId(row.get(10)?),
+        endpoint: EndpointId(row.get(11)?),
     })
 }
 
@@ -636,19 +648,23 @@ fn given(connection: &Connection, task: TaskId) -> rusqlite::Result<Given> {
     if before.is_empty() {
         return Ok(Given {
             arguments,
-            answers: Vec::new(),
+            ..Given::default()
         });
     }
     let mut answer = connection.prepare_cached(&format!(
         "SELECT {OUTCOME} WHERE id = ?1 AND number IS NOT NULL AND code IS NULL"
     ))?;
-    let answers = before
-        .iter()
-        .map(|task| answer.query_row([task.0], |row| payload(row, 6)).optional());
-    Ok(Given {
+    let mut given = Given {
         arguments,
-        answers: answers.collect::<rusqlite::Result<_>>()?,
-    })
+        ..Given::default()
+    };
+    for task in &before {
+        let found = answer.query_row([task.0], |row| Ok((payload(row, 6)?, ran(row)?)));
+        let (answer, ran) = found.optional()?.unzip();
+        given.answers.push(answer);
+        given.ran.push(ran);
+    }
+    Ok(given)
 }
 
 fn ending(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Ending>> {

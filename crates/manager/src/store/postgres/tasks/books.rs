@@ -7,7 +7,7 @@ use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome};
 use tokio_postgres::Row;
 use zerocopy::IntoBytes;
 
@@ -40,7 +40,8 @@ pub(super) use task;
 macro_rules! outcome {
     ($from:literal, $which:literal) => {
         concat!(
-            "SELECT id, number, code, message, raised, attempts, answer, answer_content, bytes ",
+            "SELECT id, number, code, message, raised, attempts, answer, answer_content, bytes, \
+             tasks.tenant, function, endpoint ",
             $from,
             " LEFT JOIN contents ON contents.tenant = tasks.tenant AND contents.content = answer_content ",
             $which
@@ -456,7 +457,7 @@ async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
         before.extend(after.iter().copied());
         arguments.insert(TaskId(rows::bytes(row, 0)?), (payload(row, 1)?, after));
     }
-    let answers: HashMap<TaskId, Payload> = match before.is_empty() {
+    let answers: HashMap<TaskId, (Payload, Ran)> = match before.is_empty() {
         // Most tasks come after none.
         true => HashMap::new(),
         false => {
@@ -466,15 +467,19 @@ async fn given(link: &Link, wanted: &[TaskId]) -> Result<Vec<Given>, Fault> {
             );
             let before = Vec::from_iter(before);
             let found = link.query(ANSWERS, &[&ids(&before, |task| &task.0)]).await?;
-            let answer = |row: &Row| Ok((TaskId(rows::bytes(row, 0)?), payload(row, 6)?));
+            let answer = |row: &Row| Ok((TaskId(rows::bytes(row, 0)?), (payload(row, 6)?, ran(row)?)));
             found.iter().map(answer).collect::<Result<_, Fault>>()?
         }
     };
     let one = |task: &TaskId| match arguments.remove(task) {
-        Some((arguments, before)) => Given {
-            arguments,
-            answers: before.iter().map(|task| answers.get(task).cloned()).collect(),
-        },
+        Some((arguments, before)) => {
+            let (answers, ran) = before.iter().map(|task| answers.get(task).cloned().unzip()).unzip();
+            Given {
+                arguments,
+                answers,
+                ran,
+            }
+        }
         None => Given::default(),
     };
     Ok(wanted.iter().map(one).collect())
@@ -614,6 +619,17 @@ fn outcome_of(row: &Row) -> Result<TaskOutcome, Fault> {
         answer,
         content,
         result: None,
+        foreign: Vec::new(),
+        ran: Some(ran(row)?),
+    })
+}
+
+/// What made an outcome.
+fn ran(row: &Row) -> Result<Ran, Fault> {
+    Ok(Ran {
+        tenant: TenantId(rows::bytes(row, 9)?),
+        function: FunctionId(rows::bytes(row, 10)?),
+        endpoint: EndpointId(rows::bytes(row, 11)?),
     })
 }
 

@@ -230,7 +230,16 @@ def _named(words: list[str], version: str) -> Environment:
     """Of requirements, or of the one file that has them."""
     if len(words) == 1 and os.path.isfile(words[0]):
         return Environment.from_file(words[0], python=version)
+    for word in filter(_names_file, words):
+        if os.path.isfile(word):
+            raise ValueError(f"{word} is a file; name it alone, or requirements without files")
+        raise ValueError(f"there is no file {word}")
     return Environment(words, python=version)
+
+
+def _names_file(word: str) -> bool:
+    """Whether this is a file's name rather than a package's, whether or not the file exists."""
+    return word.endswith((".txt", ".toml", ".lock", ".in")) or (os.sep in word and "://" not in word)
 
 
 def _main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,61 @@ def test_a_task_that_fails_says_so_on_standard_error_and_by_its_status(manager: 
     done = say(manager, "task", "run", "fail", "--input", "-", "--wait", check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--input is for functions of shared libraries" in done.stderr
+
+
+def fail_late(why: str) -> None:
+    """Raises what only the worker saw."""
+    raise LookupError(why)
+
+
+def test_failed_task_shows_what_the_worker_raised(manager: Daemon) -> None:
+    with mayfly.connect(config=manager.state) as client:
+        future = client.run(fail_late, "not in the catalogue")
+        assert isinstance(future.exception(30), LookupError)
+        task = future.id
+    failed = json.loads(manager.ask("GET", f"/v1/tasks/{task}")[1])["error"]
+    assert failed["message"] == "the function raised LookupError: not in the catalogue"
+    assert (failed["exception"]["type"], failed["exception"]["message"]) == ("LookupError", "not in the catalogue")
+    for command in ("result", "show"):
+        done = say(manager, "task", command, task, check=command == "show")
+        shown = done.stdout if command == "show" else done.stderr
+        assert done.returncode == (0 if command == "show" else 1)
+        for expected in (
+            "the function raised LookupError: not in the",
+            "Traceback (most recent call last)",
+            "in fail_late",
+        ):
+            assert expected in shown
+    [row] = [row for row in say(manager, "task", "list").stdout.splitlines() if "fail_late" in row]
+    assert row.endswith("the function raised LookupError: not in the catalogue")
+    assert "exception" not in json.loads(manager.ask("GET", "/v1/tasks")[1])[0]["error"], "lists are short"
+
+
+def test_misspelt_option_suggests_no_hidden_one(manager: Daemon) -> None:
+    done = say(manager, "up", "--port", "1", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unexpected argument '--port'" in done.stderr
+    assert "--parent" not in done.stderr
+
+
+def test_missing_requirements_file_is_named(manager: Daemon) -> None:
+    done = say(manager, "env", "build", "nosuch.txt", "--python", sys.executable, check=False)
+    assert (done.returncode, done.stderr) == (1, "mayfly env: there is no file nosuch.txt\n")
+
+
+def test_bill_shows_days_and_latest_leases_with_dates(manager: Daemon) -> None:
+    for _ in range(3):
+        manager.cli("lease", "release", manager.cli("lease", "create")["grant"]["lease"])
+    done = say(manager, "bill", "--limit", "2")
+    days, leases, total = done.stdout.split("\n\n")
+    assert days.startswith("DAY ")
+    rows = leases.splitlines()
+    assert (rows[0].split()[0], len(rows)) == ("LEASE", 3)
+    granted = [row[-19:] for row in rows[1:]]
+    assert granted == sorted(granted, reverse=True)
+    assert total.endswith("in all\n")
+    assert "--limit shows more" in done.stderr
+    assert manager.cli("bill", "--since", "1h") == manager.cli("bill")
 
 
 def test_a_command_is_a_function_whose_arguments_no_shell_sees(manager: Daemon) -> None:

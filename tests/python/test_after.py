@@ -92,7 +92,7 @@ def test_what_comes_after_a_failure_is_not_executed_and_says_why(executor: mayfl
     with pytest.raises(mayfly.DependencyFailed, match="did not end well") as raised:
         last.result(30)
     assert raised.value.code == "dependency_failed"
-    with pytest.raises(mayfly.DependencyFailed, match="raised an exception"):
+    with pytest.raises(mayfly.DependencyFailed, match="the function raised KeyError"):
         after.result(30)
     with pytest.raises(KeyError):
         failed.result(30)

@@ -627,8 +627,9 @@ def test_a_program_without_python_registers_a_source_and_reads_its_result(manage
     assert outcome(arguments=[3], keywords={"b": 4})["result"] == {"c": 5.0, "of": [3, 4]}
     failed = outcome(arguments=["three"])
     assert failed["error"]["code"] == "function_error"
-    assert "TypeError" in failed["error"]["message"]
-    assert "in hypotenuse" in failed["error"]["message"]
+    assert failed["error"]["message"].startswith("the function raised TypeError: ")
+    assert failed["error"]["exception"]["type"] == "TypeError"
+    assert "in hypotenuse" in failed["error"]["exception"]["traceback"]
 
 
 def test_a_source_that_does_not_load_says_why(manager: Daemon) -> None:

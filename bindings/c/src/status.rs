@@ -102,11 +102,17 @@ pub enum mf_status {
     MF_STATE_EXPOSED = 44,
     /// The store lacks what it had before.
     MF_STORE_LOST = 45,
+    /// The lease must be isolated, and the node isolates nothing.
+    MF_ISOLATION_UNAVAILABLE = 46,
+    /// Another tenant may have made the result, and it holds more than data.
+    MF_UNTRUSTED = 47,
+    /// The beginning or end of an id is that of several.
+    MF_AMBIGUOUS = 48,
 }
 
 impl mf_status {
     /// Every status that stands for a code, in the order of their numbers.
-    pub(crate) const ERRORS: [Self; 45] = [
+    pub(crate) const ERRORS: [Self; 48] = [
         Self::MF_INVALID_REQUEST,
         Self::MF_NOT_FOUND,
         Self::MF_UNAUTHORIZED,
@@ -152,6 +158,9 @@ impl mf_status {
         Self::MF_RESULT_UNREADABLE,
         Self::MF_STATE_EXPOSED,
         Self::MF_STORE_LOST,
+        Self::MF_ISOLATION_UNAVAILABLE,
+        Self::MF_UNTRUSTED,
+        Self::MF_AMBIGUOUS,
     ];
 }
 
@@ -209,6 +218,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::Truncated => c"Receive into a larger buffer, or probe for the length first.",
         Code::EnvironmentBuilding => c"Ask again in a moment, or wait for a place.",
         Code::EnvironmentFailed => c"Mend the requirements as the message says.",
+        Code::Ambiguous => c"Give more digits of the id.",
         Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
         Code::StateExposed => c"Choose a directory for Mayfly alone, or close this one with chmod 700.",
         Code::StoreLost => c"Restore the manager's backup, or start it with --accept-loss.",

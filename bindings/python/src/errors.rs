@@ -38,5 +38,11 @@ pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
             Err(error) => error,
         };
     }
-    raise(py, error.code(), &error.failure.message)
+    match &error.failure.exception {
+        Some(exception) => {
+            let text = format!("{}\n\n{}", error.failure.message, exception.traceback.trim_end());
+            raise(py, error.code(), &text)
+        }
+        None => raise(py, error.code(), &error.failure.message),
+    }
 }

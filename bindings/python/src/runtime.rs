@@ -45,8 +45,8 @@ enum Function {
 
 enum Fault {
     Raised(PyErr),
-    /// The function raised this.
-    Described(String),
+    /// The function raised this, as [text](mayfly_protocol::exception) alone.
+    Described(Vec<u8>),
     TooLarge(String),
 }
 
@@ -71,7 +71,7 @@ impl PythonRuntime {
         Ok(Self {
             codec: Codec::new(py)?,
             run_map: worker.getattr("run_map")?.unbind(),
-            failure: worker.getattr("pack_exception")?.unbind(),
+            failure: worker.getattr("report_exception")?.unbind(),
             worker: worker.into_any().unbind(),
             python: version,
             cloudpickle,
@@ -263,7 +263,7 @@ impl PythonRuntime {
             // Whoever asked in JSON cannot unpickle.
             Err(error) => {
                 // Taken apart like this, the exception carries its traceback.
-                let text = worker.call_method1("describe_exception", (error.into_value(py),))?;
+                let text = worker.call_method1("exception_text", (error.into_value(py),))?;
                 Err(Fault::Described(text.extract()?))
             }
         }
@@ -465,7 +465,9 @@ impl Runtime for PythonRuntime {
             Ok(()) => Status::Ok,
             Err(Fault::Raised(error)) => self.report(py, error, call),
             Err(Fault::Described(text)) => {
-                call.fail(&text);
+                if let Err(error) = call.put(&text) {
+                    call.fail(&error.to_string());
+                }
                 Status::FunctionError
             }
             Err(Fault::TooLarge(text)) => {

@@ -1,6 +1,8 @@
 //! `mayfly bill` and `mayfly audit`: what was spent, and who changed what.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use mayfly_client::Client;
@@ -16,7 +18,8 @@ use crate::{Global, connect, output, values};
 /// Show what leases cost: yours, or, for operators, everybody's.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly bill
+  mayfly bill                             what each day cost, and the latest leases
+  mayfly bill --since 12h --limit 100
   mayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
   mayfly bill --tenant astro --csv > astro.csv
   mayfly bill --by function
@@ -31,12 +34,18 @@ pub struct Arguments {
     /// From the beginning of this day
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     from: Option<u64>,
+    /// From so long ago, such as 12h or 7d
+    #[arg(long, value_name = "DURATION", conflicts_with = "from", value_parser = values::duration)]
+    since: Option<Duration>,
     /// Up to the beginning of this day
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = values::day)]
     until: Option<u64>,
     /// What each line is about
     #[arg(long, value_enum, default_value = "lease")]
     by: By,
+    /// Rows of a table at most, the latest first; JSON and comma-separated values have all
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: u32,
     /// Print comma-separated values, with amounts in billionths of the unit of account and times in microseconds
     #[arg(long, conflicts_with = "json")]
     csv: bool,
@@ -61,6 +70,9 @@ enum By {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Line {
     what: String,
+    /// When the last of its leases was granted.
+    #[serde(skip)]
+    granted_at_ms: u64,
     tenant: String,
     leases: u64,
     calls: u64,
@@ -77,6 +89,7 @@ struct Line {
 impl Line {
     fn add(&mut self, line: &BillLine) {
         self.merge(&Self {
+            granted_at_ms: line.granted_at_ms,
             leases: 1,
             calls: line.usage.calls,
             failures: line.usage.failures,
@@ -107,27 +120,39 @@ impl Line {
         for (sum, part) in parts {
             *sum = sum.saturating_add(part);
         }
+        self.granted_at_ms = self.granted_at_ms.max(other.granted_at_ms);
     }
 }
 
 pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    let lines = fetch(&client, arguments)?;
+    let billed = fetch(&client, arguments)?;
     if global.json && arguments.by == By::Lease {
-        output::line(&output::json(&lines)?);
+        output::line(&output::json(&billed)?);
         return Ok(());
     }
     let names = match arguments.by {
         By::Node => names(&client)?,
         _ => BTreeMap::new(),
     };
-    let lines = gather(&lines, arguments.by, &names);
+    let lines = gather(&billed, arguments.by, &names);
     if global.json {
         output::line(&output::json(&lines)?);
     } else if arguments.csv {
         output::line(&csv(&lines, arguments.by));
     } else {
-        output::line(&table(&lines, arguments.by));
+        let most = arguments.limit as usize;
+        if arguments.by == By::Lease && !billed.is_empty() {
+            let days = gather(&billed, By::Day, &names);
+            output::line(&format!("{}\n", table(days, By::Day, most)));
+        }
+        let shown = lines.len().min(most);
+        let total = lines.iter().fold(0u64, |sum, line| sum.saturating_add(line.total));
+        if shown < lines.len() {
+            eprintln!("({shown} of {} rows; --limit shows more.)", lines.len());
+        }
+        let rows = table(lines, arguments.by, most);
+        output::line(&format!("{rows}\n\n{} in all", output::amount(total)));
     }
     Ok(())
 }
@@ -136,7 +161,7 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
     let mut lines = Vec::new();
     let mut after = None;
     loop {
-        let mut asked = vec![format!("from={}", arguments.from.unwrap_or(0))];
+        let mut asked = vec![format!("from={}", arguments.from_ms())];
         asked.extend(arguments.until.map(|until| format!("until={until}")));
         asked.extend(arguments.tenant.as_ref().map(|name| format!("tenant={name}")));
         asked.extend(after.map(|after: String| format!("after={after}")));
@@ -148,6 +173,13 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
             Some(next) => after = Some(next),
             None => return Ok(lines),
         }
+    }
+}
+
+impl Arguments {
+    fn from_ms(&self) -> u64 {
+        let since_ms = |since: Duration| output::now_ms().saturating_sub(since.as_millis() as u64);
+        self.from.or(self.since.map(since_ms)).unwrap_or(0)
     }
 }
 
@@ -208,6 +240,7 @@ fn gather_functions(lines: &[BillLine]) -> Vec<Line> {
             let cost = u128::from(function.computing_us) * price / 1_000_000;
             let cost = u64::try_from(cost).unwrap_or(u64::MAX).min(rest.computing);
             let part = Line {
+                granted_at_ms: line.granted_at_ms,
                 leases: 1,
                 calls: function.calls,
                 failures: function.failures,
@@ -274,7 +307,13 @@ fn csv(lines: &[Line], by: By) -> String {
     rows.collect::<Vec<_>>().join("\n")
 }
 
-fn table(lines: &[Line], by: By) -> String {
+/// So many rows at most, the latest or those that cost most first.
+fn table(mut lines: Vec<Line>, by: By, most: usize) -> String {
+    match by {
+        By::Lease | By::Day => lines.sort_by_key(|line| Reverse(line.granted_at_ms)),
+        By::Tenant | By::Node | By::Function => lines.sort_by_key(|line| Reverse(line.total)),
+    }
+    lines.truncate(most);
     let mut table = output::Table::new(&[
         (
             match by {
@@ -293,10 +332,9 @@ fn table(lines: &[Line], by: By) -> String {
         ("POLLING", Right),
         ("ALLOCATION", Right),
         ("COST", Right),
+        ("LAST GRANT", Left),
     ]);
-    let mut total = 0u64;
-    for line in lines {
-        total = total.saturating_add(line.total);
+    for line in &lines {
         table.row([
             line.what.clone(),
             line.tenant.clone(),
@@ -306,10 +344,10 @@ fn table(lines: &[Line], by: By) -> String {
             output::span(line.polling_us / 1000),
             output::span(line.allocated_us / 1000),
             output::amount(line.total),
+            output::time(line.granted_at_ms),
         ]);
     }
-    let text = table.text(output::colours(&std::io::stdout()));
-    format!("{text}\n\n{} in all", output::amount(total))
+    table.text(output::colours(&std::io::stdout()))
 }
 
 /// Show who changed accounts, prices, nodes and other people's leases.
@@ -420,6 +458,26 @@ mod tests {
         assert_eq!(sums, [("-", 2, 440), ("area@1", 6, 1_600), ("mean@2", 2, 100)]);
         let total: u64 = gathered.iter().map(|line| line.total).sum();
         assert_eq!(total, lines.iter().map(|line| line.total).sum::<u64>());
+    }
+
+    #[test]
+    fn table_shows_latest_leases_first_with_their_dates() {
+        let day = 86_400_000;
+        let lines = [
+            line(3, "a", day, 10),
+            line(1, "b", 2 * day, 20),
+            line(2, "a", 3 * day, 40),
+        ];
+        let text = table(gather(&lines, By::Lease, &BTreeMap::new()), By::Lease, 2);
+        let rows: Vec<&str> = text.lines().collect();
+        assert_eq!(rows.len(), 3, "{text}");
+        assert!(
+            rows[1].starts_with("0202") && rows[1].ends_with("1970-01-04 00:00:00"),
+            "{text}"
+        );
+        assert!(rows[2].starts_with("0101"), "{text}");
+        let text = table(gather(&lines, By::Tenant, &BTreeMap::new()), By::Tenant, 9);
+        assert!(text.lines().nth(1).is_some_and(|row| row.starts_with("a ")), "{text}");
     }
 
     #[test]

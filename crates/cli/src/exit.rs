@@ -1,9 +1,11 @@
 //! How a command that failed says so: a line on standard error, and an exit status that a script can act on.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 
@@ -24,6 +26,7 @@ pub fn status(code: Code) -> u8 {
         Code::InvalidRequest => USAGE,
         Code::Unreachable | Code::TimedOut => UNREACHABLE,
         Code::NotFound
+        | Code::Ambiguous
         | Code::Unauthorized
         | Code::LeaseExpired
         | Code::LeaseEnded
@@ -62,12 +65,48 @@ pub fn report(failure: &Failure, json: bool) -> ExitCode {
             failure.code.name(),
             output::lines(&failure.message)
         ));
+        if let Some(exception) = &failure.exception {
+            tell(output::lines(&exception.traceback).trim_end());
+        }
     }
     ExitCode::from(status(failure.code))
 }
 
+/// Removes suggestions of hidden options and commands from an error: clap makes them of all that it knows.
+fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &Command) {
+    for word in arguments {
+        let word = word.to_string_lossy();
+        command = command.find_subcommand(&*word).unwrap_or(command);
+    }
+    let is_hidden_option = |text: &str| {
+        let name = text.trim_start_matches('-').split([' ', '=']).next();
+        let mut options = command.get_arguments();
+        options.any(|option| option.is_hide_set() && option.get_long() == name)
+    };
+    let is_hidden_command = |name: &str| command.find_subcommand(name).is_some_and(Command::is_hide_set);
+    let kinds: [(_, &dyn Fn(&str) -> bool); 2] = [
+        (ContextKind::SuggestedArg, &is_hidden_option),
+        (ContextKind::SuggestedSubcommand, &is_hidden_command),
+    ];
+    for (kind, is_hidden) in kinds {
+        match error.remove(kind) {
+            Some(ContextValue::String(text)) if is_hidden(&text) => {}
+            Some(ContextValue::Strings(mut texts)) => {
+                texts.retain(|text| !is_hidden(text));
+                if !texts.is_empty() {
+                    error.insert(kind, ContextValue::Strings(texts));
+                }
+            }
+            Some(other) => drop(error.insert(kind, other)),
+            None => {}
+        }
+    }
+}
+
 /// Tells of arguments that were not understood, or prints the help that was asked for.
-pub fn usage(error: &clap::Error, json: bool) -> ExitCode {
+pub fn usage(mut error: clap::Error, arguments: &[OsString], command: &Command) -> ExitCode {
+    forget_hidden(&mut error, arguments, command);
+    let json = arguments.iter().any(|argument| argument == "--json");
     if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let text = error.render().to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
@@ -75,4 +114,50 @@ pub fn usage(error: &clap::Error, json: bool) -> ExitCode {
     }
     let _ = error.print();
     ExitCode::from(error.exit_code() as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn hidden_options_and_commands_are_never_suggested() {
+        let mut all = Cli::command();
+        all.build();
+        let mut commands = vec![(vec!["mayfly".to_owned()], &all)];
+        let mut tried = 0;
+        while let Some((words, command)) = commands.pop() {
+            let hidden = command.get_arguments().filter(|option| option.is_hide_set());
+            let options = hidden.filter_map(|option| Some(format!("--{}x", option.get_long()?)));
+            let names = command.get_subcommands().filter(|one| one.is_hide_set());
+            let names = names.map(|one| format!("{}x", one.get_name()));
+            for misspelt in options.chain(names) {
+                let line: Vec<OsString> = words.iter().chain([&misspelt]).map(OsString::from).collect();
+                let Err(mut error) = Cli::command().try_get_matches_from(&line) else {
+                    continue;
+                };
+                forget_hidden(&mut error, &line, &all);
+                let said = error.render().to_string();
+                let hidden = format!("'{}'", misspelt.trim_end_matches('x'));
+                assert!(!said.contains(&hidden), "{line:?}: {said}");
+                tried += 1;
+            }
+            for next in command.get_subcommands() {
+                let next_words = words.iter().cloned().chain([next.get_name().to_owned()]);
+                commands.push((next_words.collect(), next));
+            }
+        }
+        assert!(tried > 3, "{tried}");
+    }
+
+    #[test]
+    fn visible_options_are_suggested() {
+        let line: Vec<OsString> = ["mayfly", "up", "--lisen"].map(OsString::from).to_vec();
+        let mut error = Cli::command().try_get_matches_from(&line).expect_err("no such option");
+        forget_hidden(&mut error, &line, &Cli::command());
+        assert!(error.render().to_string().contains("--listen"));
+    }
 }

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_client::Mode;
+use mayfly_client::{Client, LeaseStatus, Mode};
 use mayfly_lease::SigningKey;
 use mayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::short::GivenId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -169,8 +170,9 @@ struct Output {
 /// Make a lease last longer, or shorter.
 #[derive(Debug, Args)]
 struct Renew {
-    /// Which, as `mayfly lease list` shows it
-    lease: LeaseId,
+    /// Which, by its id, or six digits or more of its beginning or end
+    #[arg(value_name = "ID", value_parser = values::id)]
+    lease: GivenId,
     /// How long from now
     #[arg(long = "for", value_name = "DURATION", value_parser = values::duration)]
     duration: Duration,
@@ -179,9 +181,9 @@ struct Renew {
 /// Give a lease back: its calls end.
 #[derive(Debug, Args)]
 struct Release {
-    /// Which, as `mayfly lease list` shows it; may be several
-    #[arg(required = true)]
-    leases: Vec<LeaseId>,
+    /// Which, by their ids, or six digits or more of their beginnings or ends; may be several
+    #[arg(required = true, value_name = "ID", value_parser = values::id)]
+    leases: Vec<GivenId>,
 }
 
 /// Take a lease away from whoever holds it.
@@ -193,8 +195,9 @@ struct Release {
 Its clients are told at once, and nothing new begins. Returns when it has ended and its last bill is booked. Another tenant's
 lease takes an operator.")]
 struct Revoke {
-    /// Which, as `mayfly lease list` shows it
-    lease: LeaseId,
+    /// Which, by its id, or six digits or more of its beginning or end
+    #[arg(value_name = "ID", value_parser = values::id)]
+    lease: GivenId,
     /// How long running calls may go on
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     grace: Duration,
@@ -337,11 +340,22 @@ fn show_output(wanted: &Output, global: &Global) -> Result<(), Failure> {
     }
 }
 
+/// The whole id of a lease.
+fn whole(given: &GivenId, client: &Client) -> Result<LeaseId, Failure> {
+    given.whole().map_or_else(
+        || {
+            let found: Result<LeaseStatus, _> = client.get(&format!("/v1/leases/{given}"));
+            found.map(|lease| lease.lease).map_err(|error| error.0)
+        },
+        Ok,
+    )
+}
+
 fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
     let body = json!({ "duration_ms": wanted.duration.as_millis() as u64 });
     let grant: Grant = client
-        .post(&format!("/v1/leases/{}/renew", wanted.lease), &body)
+        .post(&format!("/v1/leases/{}/renew", whole(&wanted.lease, &client)?), &body)
         .map_err(|error| error.0)?;
     show_notice(&grant);
     output::line(&if global.json {
@@ -358,7 +372,8 @@ fn renew(wanted: &Renew, global: &Global) -> Result<(), Failure> {
 
 fn revoke(wanted: &Revoke, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    let revoked = client.revoke(wanted.lease, wanted.grace).map_err(|error| error.0)?;
+    let lease = whole(&wanted.lease, &client)?;
+    let revoked = client.revoke(lease, wanted.grace).map_err(|error| error.0)?;
     output::line(&match global.json {
         true => output::json(&revoked)?,
         false => format!("Lease {} has ended as {}.", revoked.lease, revoked.state),
@@ -368,14 +383,16 @@ fn revoke(wanted: &Revoke, global: &Global) -> Result<(), Failure> {
 
 fn release(wanted: &Release, global: &Global) -> Result<(), Failure> {
     let client = connect::manager(global)?;
-    for lease in &wanted.leases {
+    let leases = wanted.leases.iter().map(|given| whole(given, &client));
+    let leases = leases.collect::<Result<Vec<LeaseId>, Failure>>()?;
+    for lease in &leases {
         client.release(*lease).map_err(|error| error.0)?;
         if !global.json {
             output::line(&format!("Lease {lease} is released."));
         }
     }
     if global.json {
-        output::line(&output::json(&json!({ "released": wanted.leases }))?);
+        output::line(&output::json(&json!({ "released": leases }))?);
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use mayfly_protocol::error::Failure;
 
 use crate::logging::{LogFormat, Telling};
@@ -164,7 +164,7 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return exit::usage(&error, arguments.iter().any(|argument| argument == "--json")),
+        Err(error) => return exit::usage(error, &arguments, &Cli::command()),
     };
     match run(&cli) {
         Ok(status) => status,

@@ -9,15 +9,17 @@ use clap::{Args, Subcommand};
 use mayfly_client::{Client, encoded};
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::short::{self, GivenId};
 use mayfly_protocol::tasks::{
     Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes,
 };
+use mayfly_protocol::text;
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// Of an id, which begins with the time, so that tasks that were submitted together differ in their last digits.
-const SHORT_DIGITS: usize = 12;
+/// Bytes of an error that a list shows; `mayfly task show` has all of it.
+const SHOWN_ERROR_BYTES: usize = 100;
 
 /// Submit and follow durable tasks, fetch their outcomes, and cancel them.
 #[derive(Debug, Args)]
@@ -25,7 +27,7 @@ const SHORT_DIGITS: usize = 12;
   mayfly task run extract report.pdf --keyword pages=3 --wait
   mayfly task list --tag sweep-7
   mayfly task list --failed --function extract
-  mayfly task list --json | jq -r '.[].id'                      ids in full, which the other commands take
+  mayfly task show f1a85be3d207                                 the end of an id, as the list shows it
   mayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
   mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
   mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
@@ -47,13 +49,13 @@ enum What {
     List(List),
     /// Show one task, and how long it waited and ran
     Show {
-        /// Its id
-        #[arg(value_name = "ID", value_parser = values::task)]
-        task: TaskId,
+        /// Its id, or six digits or more of its beginning or end
+        #[arg(value_name = "ID", value_parser = values::id)]
+        task: GivenId,
     },
     /// Show how a task ended; fails as the task did
     Result(outcome::Outcome),
-    /// Show what a task prints: the last 64 KiB, while its manager lives
+    /// Show what a task prints: the last 64 KiB, kept with its outcome
     Output(printed::Printed),
     /// End tasks: those that have not begun never will, those that run end soon
     Cancel(Cancel),
@@ -92,9 +94,9 @@ struct List {
 /// End tasks: those that have not begun never will, those that run end soon.
 #[derive(Debug, Args)]
 struct Cancel {
-    /// Which, by their ids
-    #[arg(value_name = "ID", value_parser = values::task, required_unless_present_any = ["tag", "endpoint"])]
-    tasks: Vec<TaskId>,
+    /// Which, by their ids, or beginnings or ends of these
+    #[arg(value_name = "ID", value_parser = values::id, required_unless_present_any = ["tag", "endpoint"])]
+    tasks: Vec<GivenId>,
     /// All with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
@@ -118,9 +120,9 @@ struct Cancel {
 What they answered goes, too, within an hour if it was long, and does not count against what the content store holds for
 you. Tasks that have not ended, or that others come after which have not, are left alone.")]
 struct Forget {
-    /// Which, by their ids
-    #[arg(value_name = "ID", value_parser = values::task, required_unless_present = "tag")]
-    tasks: Vec<TaskId>,
+    /// Which, by their ids, or beginnings or ends of these
+    #[arg(value_name = "ID", value_parser = values::id, required_unless_present = "tag")]
+    tasks: Vec<GivenId>,
     /// All with this tag
     #[arg(long, conflicts_with = "tasks")]
     tag: Option<String>,
@@ -146,7 +148,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     match &arguments.what {
         What::Run(wanted) => run::run(wanted, &client, global),
         What::List(wanted) => list_wanted(wanted, &client, global),
-        What::Show { task } => show(*task, &client, global),
+        What::Show { task } => show(task, &client, global),
         What::Result(wanted) => outcome::result(wanted, &client, global),
         What::Output(wanted) => printed::printed(wanted, &client, global),
         What::Cancel(wanted) => cancel(wanted, &client, global),
@@ -202,25 +204,23 @@ fn table(tasks: &[TaskStatus], now_ms: u64) -> output::Table {
         ("TAG", Left),
         ("ENDPOINT", Left),
         ("AGE", Right),
+        ("ERROR", Left),
     ]);
     for task in tasks {
         table.row([
-            short(task.id),
+            short::shown(&task.id),
             output::plain(&task.name),
             task.state.name().into(),
             ending(task).into(),
             tag(task),
             output::plain(&task.endpoint),
             output::span(now_ms.saturating_sub(task.submitted_at_ms)),
+            task.error
+                .as_ref()
+                .map_or_else(String::new, |failure| text::line(&failure.message, SHOWN_ERROR_BYTES)),
         ]);
     }
     table
-}
-
-fn short(id: TaskId) -> String {
-    let whole = id.to_string();
-    let end = whole.len().saturating_sub(SHORT_DIGITS);
-    format!("...{}", whole.get(end..).unwrap_or(&whole))
 }
 
 fn tag(task: &TaskStatus) -> String {
@@ -239,8 +239,24 @@ fn ending(task: &TaskStatus) -> &'static str {
     }
 }
 
-fn show(id: TaskId, client: &Client, global: &Global) -> Result<(), Failure> {
-    let task: TaskStatus = client.get(&format!("/v1/tasks/{id}")).map_err(|error| error.0)?;
+/// The task of this id, or of this beginning or end of one.
+fn status(given: &GivenId, client: &Client) -> Result<TaskStatus, Failure> {
+    client.get(&format!("/v1/tasks/{given}")).map_err(|error| error.0)
+}
+
+/// The whole id.
+fn whole(given: &GivenId, client: &Client) -> Result<TaskId, Failure> {
+    given
+        .whole()
+        .map_or_else(|| status(given, client).map(|task| task.id), Ok)
+}
+
+fn all_whole(given: &[GivenId], client: &Client) -> Result<Vec<TaskId>, Failure> {
+    given.iter().map(|given| whole(given, client)).collect()
+}
+
+fn show(given: &GivenId, client: &Client, global: &Global) -> Result<(), Failure> {
+    let task = status(given, client)?;
     output::line(&if global.json {
         output::json(&task)?
     } else {
@@ -278,17 +294,18 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
         span(times.running_ms, task.started_at_ms),
     );
     if let Some(failure) = &task.error {
-        text += &format!(
-            "\n  error       {}",
-            output::lines(&failure.message).replace('\n', "\n              ")
-        );
+        let indented = |foreign: &str| output::lines(foreign).trim_end().replace('\n', "\n              ");
+        text += &format!("\n  error       {}", indented(&failure.message));
+        if let Some(exception) = &failure.exception {
+            text += &format!("\n  traceback   {}", indented(&exception.traceback));
+        }
     }
     text
 }
 
 fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failure> {
     let what = Cancellation {
-        tasks: wanted.tasks.clone(),
+        tasks: all_whole(&wanted.tasks, client)?,
         tag: wanted.tag.clone(),
         endpoint: wanted.endpoint.clone(),
         everybody: wanted.everybody,
@@ -305,7 +322,7 @@ fn cancel(wanted: &Cancel, client: &Client, global: &Global) -> Result<(), Failu
 
 fn forget(wanted: &Forget, client: &Client, global: &Global) -> Result<(), Failure> {
     let what = Forgetting {
-        tasks: wanted.tasks.clone(),
+        tasks: all_whole(&wanted.tasks, client)?,
         tag: wanted.tag.clone(),
     };
     let done: Forgotten = client.post("/v1/tasks/forget", &what).map_err(|error| error.0)?;
@@ -409,11 +426,6 @@ mod tests {
             ended_at_ms,
             raw: false,
         }
-    }
-
-    #[test]
-    fn tables_show_the_end_of_an_id_in_which_tasks_differ() {
-        assert_eq!(short(ID), "...0a0b0c0d0e0f");
     }
 
     #[test]

@@ -124,7 +124,8 @@ fn row(lease: LeaseStatus, nodes: &[NodeStatus], earlier: Option<&Before>, at: I
 impl Look {
     fn text(&self, bold: bool) -> String {
         let sum = |of: fn(&NodeStatus) -> u16| self.nodes.iter().map(|node| u64::from(of(node))).sum::<u64>();
-        let calls: f64 = self.leases.iter().map(|row| row.calls_per_s).sum();
+        // The sum of no numbers is -0.
+        let calls = self.leases.iter().fold(0.0, |sum, row| sum + row.calls_per_s);
         let summary = format!(
             "{}, {} of {} hot cores and {} of {} warm workers free; {}, {calls:.0} calls/s",
             output::count(self.nodes.len() as u64, "node"),
@@ -161,5 +162,19 @@ impl Look {
             ]);
         }
         format!("{summary}\n\n{}", table.text(bold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_lease_makes_zero_calls() {
+        let look = Look {
+            nodes: Vec::new(),
+            leases: Vec::new(),
+        };
+        assert!(look.text(false).ends_with(" 0 calls/s"), "{}", look.text(false));
     }
 }

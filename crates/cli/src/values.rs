@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::error::Failure;
+use mayfly_protocol::short::GivenId;
 use serde_json::Value;
 
 /// Reads `90s`, `10m`, `1h30m`, `500ms`, `2d`.
@@ -82,12 +83,9 @@ pub fn wait(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads the id of a task. Tables show the end of one only, and many have that of their beginning, which is the time.
-pub fn task(text: &str) -> Result<TaskId, String> {
-    text.parse().map_err(|_| {
-        let why = "one has 32 hexadecimal digits, and `mayfly task list --json` shows it whole";
-        format!("`{text:.80}` is no id of a task; {why}")
-    })
+/// Reads an id, or the beginning or end of one, as tables show it.
+pub fn id(text: &str) -> Result<GivenId, String> {
+    text.parse().map_err(|failure: Failure| failure.message)
 }
 
 /// Reads `2026-11-21` as milliseconds since the Unix epoch, at the beginning of that day in UTC.
@@ -120,6 +118,8 @@ pub fn keyword(text: &str) -> Result<(String, Value), String> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+
+    use mayfly_protocol::ids::TaskId;
 
     use super::*;
 
@@ -161,18 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_tasks_are_whole() {
+    fn ids_are_whole_or_an_end_that_a_table_shows() {
         let whole = "019a51c3e0f07d2c9b64f1a85be3d207";
-        assert_eq!(task(whole).map(|id| id.to_string()), Ok(whole.into()));
-        for wrong in [
-            "",
-            "f1a85be3d207",
-            "...f1a85be3d207",
-            &format!("{whole}0"),
-            &"g".repeat(32),
-        ] {
+        let bytes = whole.parse::<TaskId>().expect("an id").0;
+        for given in [whole, "019a51", "f1a85be3d207", "...f1a85be3d207"] {
+            assert!(id(given).is_ok_and(|id| id.fits(&bytes)), "{given}");
+        }
+        for wrong in ["", "3d207", &format!("{whole}0"), &"g".repeat(32)] {
             assert!(
-                task(wrong).is_err_and(|why| why.contains("32 hexadecimal digits")),
+                id(wrong).is_err_and(|why| why.contains("hexadecimal digits")),
                 "{wrong}"
             );
         }

@@ -2,6 +2,7 @@
 
 use mayfly_fabric::LinkError;
 use mayfly_protocol::error::{Code, Failure, Retry};
+use mayfly_protocol::exception::Exception;
 use mayfly_protocol::slot::Status;
 
 /// Anything that failed outside a function: leasing, connecting, sending.
@@ -89,12 +90,16 @@ impl CallError {
             Status::StateLost => Code::StateLost,
             Status::Cancelled => Code::Cancelled,
         };
-        let message = match status {
-            Status::PythonException => "the function raised an exception".into(),
-            _ => String::from_utf8_lossy(payload).into_owned(),
+        let exception = (code == Code::FunctionError)
+            .then(|| Exception::read(payload))
+            .flatten();
+        let failure = match (exception, status) {
+            (Some(exception), _) => Failure::raised(exception),
+            (None, Status::PythonException) => Failure::new(code, "the function raised an exception"),
+            (None, _) => Failure::new(code, String::from_utf8_lossy(payload)),
         };
         Self {
-            failure: Failure::new(code, message),
+            failure,
             status: Some(status),
             payload: payload.to_vec(),
         }

@@ -61,6 +61,9 @@ function shown(text) {
   return escaped.length > MOST_LETTERS ? `${escaped.slice(0, MOST_LETTERS)}...` : escaped;
 }
 
+// Leases begin with the time of their grant, so that several begin alike.
+const short = (id) => `...${id.slice(-12)}`;
+
 function element(name, text, kind) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = shown(text);
@@ -276,7 +279,7 @@ function drawTables(nodes, leases, tenants) {
   const now = Date.now();
   table("leases", ["Lease", "State", "Tenant", "Node", ">Workers", "Mode", "Sandbox", ">Calls", ">Failed", ">Computing", ">Ends in"],
     leases.filter(live).map((lease) => [
-      lease.lease.slice(0, 12), lease.state, tenantNames.get(lease.tenant) ?? lease.tenant.slice(0, 12),
+      short(lease.lease), lease.state, tenantNames.get(lease.tenant) ?? lease.tenant.slice(0, 12),
       names.get(lease.node) ?? lease.node.slice(0, 12), lease.workers, lease.mode, lease.sandbox,
       count(lease.usage.calls), count(lease.usage.failures), span(lease.usage.computing_us / 1e6),
       span(Math.max(0, lease.expires_at_ms - now) / 1000),
@@ -286,7 +289,7 @@ function drawTables(nodes, leases, tenants) {
     money(tenant.spent), tenant.budget == null ? "none" : money(tenant.budget), tenant.leases, tenant.workers,
   ]), "No tenant to be seen.");
   table("bills", ["Lease", "Tenant", "State", ">Calls", ">Computing", ">Polling", ">Cost"], bill.map((line) => [
-    line.lease.slice(0, 12), line.tenant_name, line.state, count(line.usage.calls), span(line.usage.computing_us / 1e6),
+    short(line.lease), line.tenant_name, line.state, count(line.usage.calls), span(line.usage.computing_us / 1e6),
     span(line.usage.polling_us / 1e6), money(line.total),
   ]), "Nothing was billed within the last hour.");
 }

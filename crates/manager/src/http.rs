@@ -35,15 +35,17 @@ use mayfly_protocol::api::{
 };
 use mayfly_protocol::error::Code;
 use mayfly_protocol::ids::{LeaseId, NodeId};
+use mayfly_protocol::short::GivenId;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::bearers::Validity;
 use crate::control::{Control, Told, stopped};
 use crate::relay::{self, OnBehalf};
 use crate::requests::{
-    Body, Caller, Grace, LeasePath, MOST_BODY_BYTES, NodeBearer, NodePath, Refusal, grace, named, refuse,
+    Body, Caller, Grace, MOST_BODY_BYTES, NamePath, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
 use crate::sessions;
+use crate::store::LeaseRecord;
 use crate::world::lease_status;
 
 /// Bytes of a body that is read before its request is looked at.
@@ -274,57 +276,54 @@ pub(crate) async fn list_leases(
 }
 
 /// One lease.
-#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = LeaseId, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_lease(
     caller: Caller,
     Shared(control): Shared<Api>,
-    path: LeasePath,
+    path: NamePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
-    Ok(Json(lease_status(&control.lease_seen(&caller, named(path)?)?)))
+    Ok(Json(lease_status(&lease_at(&control, &caller, path).await?)))
 }
 
 /// Counts a lease's length anew from now, and answers a grant with a token to match.
-#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = LeaseId, Path)), request_body = RenewRequest,
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path)), request_body = RenewRequest,
     security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn renew_lease(
     caller: Caller,
     Shared(control): Shared<Api>,
-    path: LeasePath,
+    path: NamePath,
     Body(request): Body<RenewRequest>,
 ) -> Result<Json<Grant>, Refusal> {
     caller.changes_as(Role::User)?;
-    Ok(Json(
-        control
-            .renew(caller.lessee(), named(path)?, request.duration_ms)
-            .await?,
-    ))
+    let lease = lease_at(&control, &caller, path).await?.lease;
+    Ok(Json(control.renew(caller.lessee(), lease, request.duration_ms).await?))
 }
 
 /// Gives a lease back.
-#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = LeaseId, Path)), security(("bearer" = [])),
+#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn release_lease(
     caller: Caller,
     Shared(control): Shared<Api>,
-    path: LeasePath,
+    path: NamePath,
 ) -> Result<Json<LeaseStatus>, Refusal> {
-    let lease = own_lease(&control, &caller, path)?;
+    let lease = own_lease(&control, &caller, path).await?;
     Ok(Json(lease_status(&control.end(lease, State::Released).await?)))
 }
 
 /// Takes a lease away from its holder: one's own, or, for operators, anybody's. Answers when it has ended and its last bill is
 /// booked. Running calls may go on for `grace` seconds; clients are told at once, and nothing new begins.
-#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = LeaseId, Path), Grace), security(("bearer" = [])),
+#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path), Grace), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_lease(
     caller: Caller,
     Shared(control): Shared<Api>,
-    path: LeasePath,
+    path: NamePath,
     query: Result<Query<Grace>, QueryRejection>,
 ) -> Result<Json<LeaseStatus>, Refusal> {
     caller.changes_as(Role::User)?;
-    let record = control.lease_seen(&caller, named(path)?)?;
+    let record = lease_at(&control, &caller, path).await?;
     let grace = grace(query)?;
     if record.tenant != caller.bearer.tenant {
         control
@@ -334,10 +333,24 @@ pub(crate) async fn revoke_lease(
     Ok(Json(lease_status(&control.revoke(record.lease, grace).await?)))
 }
 
+/// The lease that a path names by its id, or by the beginning or end of it, if the caller may see it.
+async fn lease_at(control: &Control, caller: &Caller, path: NamePath) -> Result<LeaseRecord, Refusal> {
+    let given: GivenId = named(path)?.parse()?;
+    if let Some(whole) = given.whole() {
+        return Ok(control.lease_seen(caller, whole)?);
+    }
+    let mut seen = control.leases_elsewhere().await?;
+    seen.extend(control.world().leases.values().cloned());
+    seen.retain(|record| caller.sees(record.tenant) && given.fits(&record.lease.0));
+    let lease = given.only(seen.iter().map(|record| record.lease).collect(), "lease")?;
+    let found = seen.into_iter().rfind(|record| record.lease == lease);
+    found.ok_or_else(|| refuse(Code::Internal, "a lease is lost"))
+}
+
 /// A lease that the caller may give back.
-fn own_lease(control: &Control, caller: &Caller, path: LeasePath) -> Result<LeaseId, Refusal> {
+async fn own_lease(control: &Control, caller: &Caller, path: NamePath) -> Result<LeaseId, Refusal> {
     caller.changes_as(Role::User)?;
-    let record = control.lease_seen(caller, named(path)?)?;
+    let record = lease_at(control, caller, path).await?;
     if record.tenant == caller.bearer.tenant {
         return Ok(record.lease);
     }

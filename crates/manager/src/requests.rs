@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, LeaseId, NodeId, TenantId};
+use mayfly_protocol::ids::{EndpointId, NodeId, TenantId};
 use mayfly_protocol::tasks;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -339,9 +339,6 @@ pub fn named<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
         Err(rejection) => Err(refuse(Code::InvalidRequest, rejection.body_text())),
     }
 }
-
-/// The end of a path that names a lease.
-pub type LeasePath = Result<Path<LeaseId>, PathRejection>;
 
 /// The end of a path that names a node.
 pub type NodePath = Result<Path<NodeId>, PathRejection>;

@@ -210,6 +210,10 @@ pub struct Ended {
 }
 
 impl Ended {
+    fn bytes_here(&self) -> usize {
+        self.answer.bytes_here() + self.error.as_ref().map_or(0, Failure::bytes)
+    }
+
     /// An execution that did not begin.
     pub fn unexecuted(attempt: Attempt, error: Option<Failure>) -> Self {
         Self {
@@ -324,10 +328,7 @@ impl FromDispatcher {
     /// The same in messages that fit into a frame.
     pub fn parts(self) -> Vec<Self> {
         match self {
-            Self::Ended(ended) => parts(ended, |one| one.answer.bytes_here())
-                .into_iter()
-                .map(Self::Ended)
-                .collect(),
+            Self::Ended(ended) => parts(ended, Ended::bytes_here).into_iter().map(Self::Ended).collect(),
             other => vec![other],
         }
     }

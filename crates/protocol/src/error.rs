@@ -2,6 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exception::Exception;
+use crate::text;
+
+/// Longest message of a failure that a peer sends, in bytes.
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
+
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $slug:literal, $http:literal, $retry:ident;)*) => {
         /// What went wrong. Numbers and names never change their meaning; docs/errors.md has a section for each.
@@ -147,6 +153,8 @@ codes! {
     IsolationUnavailable = 46, "isolation_unavailable", 422, Never;
     /// Another tenant may have made the result, and it holds more than data.
     Untrusted = 47, "untrusted", 422, Never;
+    /// The beginning or end of an id is that of several.
+    Ambiguous = 48, "ambiguous", 409, Never;
 }
 
 /// An error as it travels: code and a sentence that says what happened and what to do.
@@ -157,6 +165,9 @@ pub struct Failure {
     pub code: Code,
     /// What happened and what to do about it.
     pub message: String,
+    /// What the function raised, if that is the failure. Only where one task is asked for; lists leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exception: Option<Box<Exception>>,
 }
 
 impl Failure {
@@ -165,6 +176,45 @@ impl Failure {
         Self {
             code,
             message: message.into(),
+            exception: None,
         }
+    }
+
+    /// The failure of a call whose function raised.
+    pub fn raised(exception: Exception) -> Self {
+        Self {
+            exception: Some(Box::new(exception.clone())),
+            ..Self::new(
+                Code::FunctionError,
+                format!("the function raised {}", exception.summary()),
+            )
+        }
+    }
+
+    /// The same, from a peer that may send any length, cut to what is kept.
+    pub fn bounded(self) -> Self {
+        Self {
+            code: self.code,
+            message: text::bounded(&self.message, MAX_MESSAGE_BYTES),
+            exception: self.exception.map(|exception| Box::new(exception.bounded())),
+        }
+    }
+
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        let exception = self.exception.as_ref().map_or(0, |exception| exception.bytes());
+        self.message.len() + exception
+    }
+
+    /// What the function raised, as it is stored.
+    pub fn exception_json(&self) -> Option<String> {
+        let exception = self.exception.as_ref()?;
+        serde_json::to_string(exception).ok()
+    }
+
+    /// The same for lists, without the text of an exception.
+    pub fn short(mut self) -> Self {
+        self.exception = None;
+        self
     }
 }

@@ -6,10 +6,12 @@
 //! - [`hello`]: the fixed-size opening of every connection to a node, and the node's verdict;
 //! - [`node_api`]: the framed requests a verified peer may make of a node (lease, release, code, cancel, fate);
 //! - [`executor`]: what a node and its executors say over the executor's one control socket;
+//! - [`exception`]: exceptions of functions as text;
 //! - [`fabric`]: what the two ends of a channel over libfabric tell each other;
 //! - [`api`]: the manager's HTTP bodies, and what managers and nodes say over the nodes' own connection;
 //! - [`contents`]: bytes that stay behind while others speak of them;
 //! - [`environment`]: what Python workers import;
+//! - [`short`]: ids as people write them;
 //! - [`text`]: foreign text, made safe to show, for every program;
 //! - [`tasks`]: functions, tasks and endpoints in the manager's HTTP bodies;
 //! - [`dispatch`]: what a manager and an endpoint's dispatcher say over the endpoint's own connection.
@@ -25,6 +27,7 @@ pub mod durations;
 pub mod entry_point;
 pub mod environment;
 pub mod error;
+pub mod exception;
 pub mod executor;
 pub mod fabric;
 pub mod flows;
@@ -32,6 +35,7 @@ pub mod hello;
 pub mod here;
 pub mod ids;
 pub mod node_api;
+pub mod short;
 pub mod slot;
 pub mod tasks;
 pub mod text;

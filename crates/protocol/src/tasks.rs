@@ -468,7 +468,7 @@ pub struct Outcomes {
     pub next: u64,
 }
 
-/// What a task has printed: the last 64 KiB of it, for as long as its manager lives and has room for it.
+/// What a task has printed: the last 64 KiB of it, for as long as its outcome is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskPrinted {
     /// The number of the first byte of `pieces`; more than what was asked for if that is not kept any more.

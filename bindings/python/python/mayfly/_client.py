@@ -137,6 +137,10 @@ def runtime(environment: Environment | None = None) -> dict[str, Any]:
     }
 
 
+#: Digits of a whole id.
+ID_DIGITS = 32
+
+
 class Client:
     """A connection to a manager. Made by `connect`."""
 
@@ -501,10 +505,10 @@ class Client:
         return batch
 
     def task(self, task: str, *, trust: TrustLike = None) -> Future[Any]:
-        """One task, by its id.
+        """One task, by its id, or by six digits or more of its beginning or end that no other of yours has.
 
         Args:
-            task: its id.
+            task: its id, or a beginning or end of it.
             trust: whose results are unpickled, as of `connect`.
         """
         status = self.task_status(task)
@@ -517,6 +521,11 @@ class Client:
         status: dict[str, Any] = json.loads(self._native.get(f"/v1/tasks/{_id_of(task)}"))
         return status
 
+    def _whole(self, task: str | Future[Any]) -> str:
+        """The id of a task that is named by its future, its id, or a beginning or end of that."""
+        given = _id_of(task)
+        return given if len(given) == ID_DIGITS else str(self.task_status(given)["id"])
+
     def cancel(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
         """Cancels those tasks that no worker has been given. How many never begin (``ended``), and how many run on
         (``running``). See `kill`.
@@ -524,7 +533,7 @@ class Client:
         Args:
             tasks: one or several, by their ids, or their futures. All of a tag: `Batch.cancel`.
         """
-        return self._end_tasks({"tasks": _ids_of(tasks), "only_waiting": True})
+        return self._end_tasks({"tasks": [self._whole(task) for task in _ids_of(tasks)], "only_waiting": True})
 
     def kill(self, tasks: str | Future[Any] | Iterable[str | Future[Any]]) -> dict[str, int]:
         """Ends tasks, also those that run. How many never begin (``ended``), and how many are being ended (``told``).
@@ -532,7 +541,7 @@ class Client:
         Args:
             tasks: one or several, by their ids, or their futures. All of a tag: `Batch.kill`.
         """
-        return self._end_tasks({"tasks": _ids_of(tasks)})
+        return self._end_tasks({"tasks": [self._whole(task) for task in _ids_of(tasks)]})
 
     def _end_tasks(self, which: dict[str, Any]) -> dict[str, int]:
         ended: dict[str, int] = json.loads(self._native.post("/v1/tasks/cancel", json.dumps(which)))
@@ -545,12 +554,12 @@ class Client:
             tasks: by their ids, or their futures. Those that have not ended, or that others wait for, are left alone.
             tag: all with this tag.
         """
-        spec = json.dumps({"tasks": [_id_of(task) for task in tasks], "tag": tag})
+        spec = json.dumps({"tasks": [self._whole(task) for task in tasks], "tag": tag})
         forgotten: dict[str, int] = json.loads(self._native.post("/v1/tasks/forget", spec))
         return forgotten
 
     def output(self, task: str | Future[Any], stream: Literal["out", "err"] | None = None) -> str:
-        """What a durable task has printed so far: the last 64 KiB, while its manager lives.
+        """What a durable task has printed so far: the last 64 KiB, kept with its outcome.
 
         Args:
             task: its id, or its future.

@@ -134,6 +134,7 @@ class RemoteTraceback(Exception):
 _FAMILIES: dict[str, type[Error]] = {
     "invalid_request": RequestError,
     "not_found": RequestError,
+    "ambiguous": RequestError,
     "too_large": RequestError,
     "payload_too_large": RequestError,
     "hash_mismatch": RequestError,

@@ -217,6 +217,40 @@ def apply_map(pickled: bytes, items: list[Any], star: bool) -> tuple[int, bool, 
     return run_map(last[1], items, star)[0]
 
 
+#: The end of a payload that has an exception as text, and how long its parts may be; see ``protocol::exception``.
+MARK = b"mayfly.x"
+MAX_LENGTHS = {"type": 200, "message": 2_000, "traceback": 8_000}
+
+
+def exception_text(error: BaseException) -> bytes:
+    """An exception as text, for those who unpickle nothing: JSON, its length and `MARK`."""
+    import json
+
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    parts = {"type": name, "message": _text(error), "traceback": describe_exception(error)}
+    # Surrogates that stand alone are no text anywhere else.
+    told = {key: _cut(part, MAX_LENGTHS[key]).encode(errors="replace").decode() for key, part in parts.items()}
+    packed = json.dumps(told).encode()
+    return packed + len(packed).to_bytes(4, "little") + MARK
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]}\n[...]\n{text[-length // 2 :]}"
+
+
+def report_exception(error: BaseException) -> bytes:
+    """`pack_exception`, and behind the pickle, which ends by itself, `exception_text`."""
+    packed = pack_exception(error)
+    try:
+        return packed + exception_text(error)
+    except BaseException:
+        # Its own text is code of the function's, too.
+        return packed
+
+
 def pack_exception(error: BaseException) -> bytes:
     """An exception and its traceback's text, in a form that surely can be unpickled by the caller."""
     kind = type(error)

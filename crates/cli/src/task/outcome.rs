@@ -6,6 +6,7 @@ use clap::Args;
 use mayfly_client::{Client, Form};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::TaskId;
+use mayfly_protocol::short::GivenId;
 use mayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
 use mayfly_protocol::text;
 
@@ -25,12 +26,13 @@ const SHOWN_BYTES: usize = 1024;
   mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
   mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
 
-Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well. What a Python
+Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well: on standard error,
+with the traceback as the worker saw it where the function raised. What a Python
 function answers is encoded: `client.task(ID).result()` reads it in Python.")]
 pub struct Outcome {
-    /// Of which, by its id
-    #[arg(value_name = "ID", value_parser = values::task)]
-    task: TaskId,
+    /// Of which, by its id, or six digits or more of its beginning or end
+    #[arg(value_name = "ID", value_parser = values::id)]
+    task: GivenId,
     /// Wait so long for its end: seconds, or such as 10m [default: not at all]
     #[arg(long, value_name = "SECONDS", value_parser = values::wait)]
     wait: Option<Duration>,
@@ -40,8 +42,9 @@ pub struct Outcome {
 }
 
 pub fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), Failure> {
-    let mut outcome = wait(wanted.task, wanted.wait.unwrap_or_default(), client)?;
-    if let Some(failure) = failure(&mut outcome) {
+    let task = super::whole(&wanted.task, client)?;
+    let mut outcome = wait(task, wanted.wait.unwrap_or_default(), client)?;
+    if let Some(failure) = outcome.error.take() {
         return Err(failure);
     }
     if let Some(content) = outcome.content.filter(|_| wanted.raw || !global.json) {
@@ -54,19 +57,9 @@ pub fn result(wanted: &Outcome, client: &Client, global: &Global) -> Result<(), 
     output::line(&if global.json {
         output::json(&outcome)?
     } else {
-        answer(wanted.task, &outcome.answer, form(wanted.task, client).as_ref())
+        answer(task, &outcome.answer, form(task, client).as_ref())
     });
     Ok(())
-}
-
-/// Why a task did not end well, for people.
-pub fn failure(outcome: &mut TaskOutcome) -> Option<Failure> {
-    let mut failure = outcome.error.take()?;
-    if outcome.raised {
-        let task = outcome.id;
-        failure.message += &format!("; in Python, `client.task(\"{task}\").result()` raises it");
-    }
-    Some(failure)
 }
 
 /// Asks for the outcome until there is one, or the wait is over: then it is the manager who says that there is none.

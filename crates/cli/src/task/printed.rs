@@ -3,23 +3,23 @@
 use clap::Args;
 use mayfly_client::Client;
 use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::TaskId;
 use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::short::GivenId;
 use mayfly_protocol::tasks::TaskPrinted;
 
 use super::outcome::ASK;
 use crate::{Global, output, values};
 
-/// Show what a task prints on standard output and error: the last 64 KiB, while its manager lives.
+/// Show what a task prints on standard output and error: the last 64 KiB, kept with its outcome.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
   mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
   mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
 pub struct Printed {
-    /// Its id
-    #[arg(value_name = "ID", value_parser = values::task)]
-    pub task: TaskId,
+    /// Its id, or six digits or more of its beginning or end
+    #[arg(value_name = "ID", value_parser = values::id)]
+    pub task: GivenId,
     /// Go on with what it prints next, until it has ended
     #[arg(long, short)]
     pub follow: bool,
@@ -41,11 +41,12 @@ pub enum Channel {
 
 /// Shows what a task prints, each stream where it belongs.
 pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(), Failure> {
+    let task = super::whole(&wanted.task, client)?;
     let mut printer = output::Printer::new(global.json, wanted.raw);
     let mut from = 0;
     loop {
         let wait_ms = if wanted.follow { ASK.as_millis() } else { 0 };
-        let path = format!("/v1/tasks/{}/output?from={from}&wait_ms={wait_ms}", wanted.task);
+        let path = format!("/v1/tasks/{task}/output?from={from}&wait_ms={wait_ms}");
         let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
         if answer.from > from {
             eprintln!(

@@ -11,7 +11,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::tasks::{Accepted, FunctionStatus, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 
-use super::outcome::{self, wait};
+use super::outcome::wait;
 use super::printed::{Printed, printed};
 use crate::{Global, output, values};
 
@@ -133,7 +133,7 @@ pub fn run(wanted: &Run, client: &Client, global: &Global) -> Result<(), Failure
     }
     if wanted.follow {
         let all = Printed {
-            task,
+            task: task.into(),
             follow: true,
             stream: None,
             raw: wanted.raw,
@@ -194,7 +194,7 @@ impl Run {
 
     /// Prints the result where that is wanted; fails as the task did.
     fn told(&self, mut ended: TaskOutcome, form: &Form, client: &Client, global: &Global) -> Result<(), Failure> {
-        if let Some(failure) = outcome::failure(&mut ended) {
+        if let Some(failure) = ended.error.take() {
             return Err(failure);
         }
         if self.wait.is_none() {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State as Shared};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -12,6 +12,7 @@ use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
+use mayfly_protocol::short::GivenId;
 use mayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
     MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
@@ -46,9 +47,6 @@ pub fn routes() -> Router<Api> {
         .route("/v1/outcomes", get(list_outcomes))
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
 }
-
-/// The end of a path that names a task.
-type TaskPath = Result<Path<TaskId>, PathRejection>;
 
 pub fn submitter(control: &Control, caller: &Caller) -> Result<Submitter, Failure> {
     Ok(control.tasks()?.submitter(caller.bearer.tenant))
@@ -374,8 +372,11 @@ pub(crate) async fn forget_tasks(
     Ok(packed.answer(forgotten))
 }
 
-async fn task_at(control: &Control, caller: &Caller, path: TaskPath) -> Result<TaskStatus, Refusal> {
-    let id = named(path)?;
+/// The task that a path names by its id, or by the beginning or end of it, if the caller may see it.
+async fn task_at(control: &Control, caller: &Caller, path: NamePath) -> Result<TaskStatus, Refusal> {
+    let given: GivenId = named(path)?.parse()?;
+    let seen = (caller.role < Role::Operator).then_some(caller.bearer.tenant);
+    let id = control.tasks()?.resolve(&given, seen).await?;
     let found = control.tasks()?.status(id).await?;
     let seen = found.filter(|(tenant, _)| caller.sees(*tenant));
     seen.map(|(_, status)| status)
@@ -383,13 +384,13 @@ async fn task_at(control: &Control, caller: &Caller, path: TaskPath) -> Result<T
 }
 
 /// One task.
-#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = TaskId, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = String, Path)), security(("bearer" = [])),
     responses((status = 200, body = TaskStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_task(
     caller: Caller,
     packed: Packed,
     Shared(control): Shared<Api>,
-    path: TaskPath,
+    path: NamePath,
 ) -> Result<Response, Refusal> {
     Ok(packed.answer(task_at(&control, &caller, path).await?))
 }
@@ -408,13 +409,13 @@ pub fn patience(wait_ms: u64) -> Duration {
 }
 
 /// How one task ended. While it has not, and the wait is over, that is `timed_out`.
-#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = TaskId, Path), Patience), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = String, Path), Patience), security(("bearer" = [])),
     responses((status = 200, body = TaskOutcome), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_outcome(
     caller: Caller,
     packed: Packed,
     Shared(control): Shared<Api>,
-    path: TaskPath,
+    path: NamePath,
     query: Result<Query<Patience>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let wait = patience(asked(query)?.wait_ms);
@@ -442,21 +443,21 @@ pub struct Reading {
     wait_ms: u64,
 }
 
-/// What a task prints on standard output and error, while it runs or soon after.
-#[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = TaskId, Path), Reading), security(("bearer" = [])),
+/// What a task prints on standard output and error: the last 64 KiB, for as long as its outcome is kept.
+#[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = String, Path), Reading), security(("bearer" = [])),
     responses((status = 200, body = TaskPrinted), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_output(
     caller: Caller,
     packed: Packed,
     Shared(control): Shared<Api>,
-    path: TaskPath,
+    path: NamePath,
     query: Result<Query<Reading>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let asked = asked(query)?;
     let status = task_at(&control, &caller, path).await?;
     let tasks = control.tasks()?;
-    let printed = tasks.output(&status, asked.from, patience(asked.wait_ms));
-    Ok(packed.answer(printed.await))
+    let printed = tasks.output(&status, asked.from, patience(asked.wait_ms)).await?;
+    Ok(packed.answer(printed))
 }
 
 /// Which outcomes to answer.

@@ -6,7 +6,7 @@ use mayfly_protocol::dispatch::Attempt;
 use mayfly_protocol::error::Failure;
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -248,6 +248,45 @@ pub struct TaskQuery {
     pub limit: u32,
 }
 
+/// Which ids are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Like {
+    /// Of one tenant's tasks.
+    pub tenant: Option<TenantId>,
+    /// How they begin or end.
+    pub digits: String,
+    /// Not smaller ones.
+    pub from: TaskId,
+    /// Smaller ones.
+    pub before: TaskId,
+}
+
+/// The last of what a task printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptOutput {
+    /// Which.
+    pub task: TaskId,
+    /// Where it ran.
+    pub endpoint: EndpointId,
+    /// The number of the first byte.
+    pub first: u64,
+    /// What.
+    pub pieces: Vec<TaskPiece>,
+}
+
+impl KeptOutput {
+    /// Its pieces in one column.
+    pub fn packed(&self) -> Vec<u8> {
+        // Pieces are plain bytes, which MessagePack always takes.
+        rmp_serde::to_vec_named(&self.pieces).unwrap_or_default()
+    }
+
+    /// What [`KeptOutput::packed`] wrote; nothing where it cannot be read.
+    pub fn unpacked(column: &[u8]) -> Vec<TaskPiece> {
+        rmp_serde::from_slice(column).unwrap_or_default()
+    }
+}
+
 /// What one step of forgetting came by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Passed {
@@ -363,6 +402,13 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Tasks ended, and what some have cost since the last call. Their arguments are not kept.
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
 
+    /// What tasks that have ended printed, in place of what was kept of them before. Kept as long as their outcomes, and only for
+    /// tasks of the endpoint that is named.
+    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()>;
+
+    /// What was kept of what a task printed: the number of its first byte, and the pieces.
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>>;
+
     /// Outcomes of a tenant's tag with numbers above this, in the order of their numbers.
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>>;
 
@@ -371,6 +417,9 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
 
     /// One task.
     fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>>;
+
+    /// Ids of tasks that begin or end as given, among the next [`LOOK`] before `before`, and where to look on, if anywhere.
+    fn like(&self, like: Like) -> Pending<(Vec<TaskId>, Option<TaskId>)>;
 
     /// Tasks, the latest first. Looks at some [`LOOK`] of them, so that no write waits long for it.
     fn tasks(&self, query: TaskQuery) -> Pending<TaskPage>;

@@ -147,19 +147,27 @@ impl Tasks {
                 task.started_at_ms,
             ];
             let times = TaskTimes::between(marks, task.ended_at_ms);
+            let mut has_printed = false;
             if let Some(endpoint) = state.endpoints.get_mut(&live.endpoint) {
+                has_printed = endpoint.outputs.knows(task.outcome.id);
                 endpoint.done += 1;
                 endpoint.failed += u64::from(task.outcome.error.is_some());
                 endpoint.times.add(times);
+            }
+            if has_printed {
+                state.unkept.insert((live.endpoint, task.outcome.id));
             }
             let ended = state.ended.entry(live.tenant).or_default();
             ended.done += 1;
             ended.failed += u64::from(task.outcome.error.is_some());
             ended.times.add(times);
             if state.later.contains_key(&task.outcome.id) {
-                awaited.push((task.outcome.id, task.outcome.error.clone()));
+                awaited.push((task.outcome.id, task.outcome.error.clone().map(Failure::short)));
             }
-            live.tag.add(task.outcome);
+            // Whoever follows a tag gets the exception itself; its text is for those who ask for one task.
+            let mut outcome = task.outcome;
+            outcome.error = outcome.error.map(Failure::short);
+            live.tag.add(outcome);
             if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {
                 told.push(live.tag);
             }

@@ -204,7 +204,10 @@ impl Tasks {
                 endpoint.queue.took(tenant, one.took_us.saturating_mul(workers));
             }
             match fate {
-                Fate::Done => last.push(one),
+                Fate::Done => {
+                    one.error = one.error.map(Failure::bounded);
+                    last.push(one);
+                }
                 Fate::As(code) => {
                     one.error = Some(instead(code, one.error.as_ref(), live.repeatable));
                     (one.answer, one.raised) = (Payload::default(), false);

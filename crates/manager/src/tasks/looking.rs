@@ -3,15 +3,60 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use mayfly_protocol::error::Failure;
+use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{TaskId, TenantId};
+use mayfly_protocol::short::{GivenId, MAX_CANDIDATES};
 use mayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
 
 use super::{Live, Place, State, Tasks};
 use crate::control::since_boot_ms;
-use crate::store::tasks::TaskQuery;
+use crate::store::tasks::{LOOK, Like, TaskQuery};
+
+/// Stored tasks that are looked at for the end of an id, the latest first; there is no index of ends.
+const MAX_LOOKED_AT: u32 = 20 * LOOK;
 
 impl Tasks {
+    /// The id that is given whole or by its beginning or end: of this tenant's tasks, or of everybody's. A beginning is found by the
+    /// index of ids; an end among those that have not ended and the latest [`MAX_LOOKED_AT`] others.
+    pub async fn resolve(&self, given: &GivenId, tenant: Option<TenantId>) -> Result<TaskId, Failure> {
+        if let Some(whole) = given.whole() {
+            return Ok(whole);
+        }
+        let mut found: Vec<TaskId> = {
+            let state = self.state();
+            let live = state
+                .live
+                .iter()
+                .filter(|(_, live)| tenant.is_none_or(|tenant| live.tenant == tenant));
+            live.map(|(id, _)| *id).filter(|id| given.fits(&id.0)).collect()
+        };
+        let (low, high) = given.range();
+        // Those that begin so come first.
+        for (is_beginning, from, before) in [(true, low, high), (false, [0; 16], [0xff; 16])] {
+            let mut like = Like {
+                tenant,
+                digits: given.digits().into(),
+                from: TaskId(from),
+                before: TaskId(before),
+            };
+            let mut next = None;
+            for _ in 0..MAX_LOOKED_AT / LOOK {
+                let more;
+                (more, next) = self.store.like(like.clone()).wait().await?;
+                found.extend(more);
+                match next.filter(|_| found.len() <= MAX_CANDIDATES) {
+                    Some(next) => like.before = next,
+                    None => break,
+                }
+            }
+            if is_beginning && next.is_some() && found.len() <= MAX_CANDIDATES {
+                let text = format!("more than {MAX_LOOKED_AT} tasks begin with {given}; give more digits");
+                return Err(Failure::new(Code::Ambiguous, text));
+            }
+        }
+        given.only(found, "task")
+    }
+
     /// Tasks, the latest first; where a state is given in which tasks have not ended, those that are in it.
     pub async fn list(&self, query: TaskQuery, live: Option<TaskState>) -> Result<Vec<TaskStatus>, Failure> {
         if let Some(wanted) = live {

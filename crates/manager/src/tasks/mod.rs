@@ -144,6 +144,8 @@ struct State {
     costs: HashMap<TenantId, u64>,
     /// When the manager started. Wall clock.
     started_at_ms: u64,
+    /// Tasks that have ended, and whose output is not in the store as it is in memory.
+    unkept: HashSet<(EndpointId, TaskId)>,
     /// Bumped whenever tasks have printed.
     printed: watch::Sender<u64>,
     /// The greatest number that was given to an outcome.
@@ -382,6 +384,7 @@ impl Tasks {
         tasks.line_up_those_that_may_follow();
         tokio::spawn(finish::run(Arc::downgrade(&tasks), finished));
         tokio::spawn(keep_time(Arc::downgrade(&tasks)));
+        tokio::spawn(output::keep(Arc::downgrade(&tasks)));
         tokio::spawn(contents::keep_swept(Arc::downgrade(&tasks)));
         tokio::spawn(triggers::run(Arc::downgrade(&tasks)));
         tasks.go_on_with_flows(flows);

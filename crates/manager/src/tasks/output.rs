@@ -1,10 +1,14 @@
-//! What tasks print: the last of it, in memory, for whoever asks while they run or soon after.
+//! What tasks print: the last of it, in memory, for whoever asks while they run or soon after, and in the store once they have ended.
+//!
+//! What a task printed last comes after its end, so that it is written apart from the outcome, a moment later.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Weak;
 use std::time::Duration;
 
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::dispatch::TaskOutput;
+use mayfly_protocol::error::Failure;
 use mayfly_protocol::ids::{EndpointId, TaskId};
 use mayfly_protocol::node_api::Stream;
 use mayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
@@ -12,6 +16,8 @@ use tokio::time::Instant;
 
 use super::{State, Tasks};
 use crate::control::now_ms;
+use crate::store::StoreError;
+use crate::store::tasks::KeptOutput;
 
 /// What is kept of each task.
 const KEPT_BYTES: usize = 64 << 10;
@@ -24,6 +30,11 @@ const EACH_PIECE_BYTES: usize = 64;
 const PIECE_BYTES: usize = 4 << 10;
 /// What a task printed last may come so much later than its end.
 const LATE: Duration = Duration::from_millis(500);
+/// Between two looks whether there is something to write; less than [`LATE`], so that whoever has read all of it can read it again
+/// after a restart.
+const KEEP: Duration = Duration::from_millis(200);
+/// Outputs in one write: 4 MiB at most.
+const KEPT_AT_ONCE: usize = 64;
 /// Between two looks whether a task has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -48,6 +59,17 @@ impl Output {
         {
             self.bytes -= piece.len();
             self.first += piece.len() as u64;
+        }
+    }
+
+    /// As it was kept.
+    fn of(first: u64, pieces: Vec<TaskPiece>) -> Self {
+        let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum();
+        let pieces = pieces.into_iter().map(|piece| (piece.stream, piece.bytes.to_vec()));
+        Self {
+            pieces: pieces.collect(),
+            bytes,
+            first,
         }
     }
 
@@ -105,55 +127,120 @@ impl Outputs {
     }
 }
 
+impl Outputs {
+    /// Whether the task printed anything that is in memory.
+    pub fn knows(&self, task: TaskId) -> bool {
+        self.known.contains_key(&task)
+    }
+}
+
 impl State {
     /// Executions print. What one of another endpoint's is said to have printed is nobody's.
     pub(super) fn on_printed(&mut self, id: EndpointId, printed: &[TaskOutput]) {
         for one in printed.iter().filter(|one| !one.bytes.is_empty()) {
             let task = one.attempt.task;
             let elsewhere = self.live.get(&task).is_some_and(|live| live.endpoint != id);
+            let has_ended = !self.live.contains_key(&task);
             if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|_| !elsewhere) {
                 endpoint.outputs.add(task, one.stream, &one.bytes);
+                if has_ended {
+                    self.unkept.insert((id, task));
+                }
             }
         }
         self.printed.send_modify(|count| *count += 1);
     }
 
-    fn printed_from(&self, task: TaskId, from: u64) -> (u64, Vec<TaskPiece>) {
+    /// What is in memory of what a task printed; none if that is nothing.
+    fn printed_from(&self, task: TaskId, from: u64) -> Option<(u64, Vec<TaskPiece>)> {
         let mut outputs = self
             .endpoints
             .values()
             .filter_map(|endpoint| endpoint.outputs.known.get(&task));
-        outputs.next().map_or((from, Vec::new()), |output| output.read(from))
+        outputs.next().map(|output| output.read(from))
+    }
+
+    /// Some of what is not in the store yet.
+    fn take_unkept(&mut self) -> Vec<KeptOutput> {
+        let some: Vec<_> = self.unkept.iter().take(KEPT_AT_ONCE).copied().collect();
+        let kept = some.into_iter().filter_map(|(endpoint, task)| {
+            self.unkept.remove(&(endpoint, task));
+            let output = self.endpoints.get(&endpoint)?.outputs.known.get(&task)?;
+            let (first, pieces) = output.read(0);
+            Some(KeptOutput {
+                task,
+                endpoint,
+                first,
+                pieces,
+            })
+        });
+        kept.collect()
     }
 }
 
 impl Tasks {
     /// What a task has printed from byte `from` on; waits for something as long as it has not ended.
-    pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> TaskPrinted {
+    pub async fn output(&self, task: &TaskStatus, from: u64, wait: Duration) -> Result<TaskPrinted, Failure> {
         let until = Instant::now() + wait;
         let mut ended_at_ms = task.ended_at_ms;
         let mut printed = self.state().printed.subscribe();
         loop {
-            let (first, pieces) = {
+            let found = {
                 let state = self.state();
                 if ended_at_ms == 0 && !state.live.contains_key(&task.id) {
                     ended_at_ms = now_ms();
                 }
                 state.printed_from(task.id, from)
             };
+            let found = match found {
+                None if ended_at_ms > 0 => self.kept_output(task.id, from).await?,
+                found => found,
+            };
+            let (first, pieces) = found.unwrap_or_else(|| (from, Vec::new()));
             let is_last = ended_at_ms > 0 && now_ms().abs_diff(ended_at_ms) > LATE.as_millis() as u64;
             let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
             if !pieces.is_empty() || is_last || Instant::now() >= until {
-                return TaskPrinted {
+                return Ok(TaskPrinted {
                     from: first,
                     next: first + bytes as u64,
                     over: is_last && pieces.is_empty(),
                     pieces,
-                };
+                });
             }
             let look = until.min(Instant::now() + LOOK);
             // Its sender lives as long as the state.
             let _ = tokio::time::timeout_at(look, printed.changed()).await;
+        }
+    }
+
+    /// The same out of the store.
+    async fn kept_output(&self, task: TaskId, from: u64) -> Result<Option<(u64, Vec<TaskPiece>)>, Failure> {
+        let kept = self.store.printed(task).wait().await?;
+        Ok(kept.map(|(first, pieces)| Output::of(first, pieces).read(from)))
+    }
+}
+
+/// Writes what tasks printed that have ended, in steps, until the manager ends or another has the tasks.
+pub async fn keep(tasks: Weak<Tasks>) {
+    loop {
+        tokio::time::sleep(KEEP).await;
+        let Some(tasks) = tasks.upgrade() else { return };
+        loop {
+            let some = tasks.state().take_unkept();
+            if some.is_empty() {
+                break;
+            }
+            let written = tasks.store.keep_printed(some.clone()).wait().await;
+            match written {
+                Ok(()) => {}
+                Err(StoreError::Moved) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "what tasks printed is not written yet");
+                    let again = some.iter().map(|one| (one.endpoint, one.task));
+                    tasks.state().unkept.extend(again);
+                    break;
+                }
+            }
         }
     }
 }

@@ -4,13 +4,15 @@ use mayfly_protocol::api::Runtime;
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::exception::Exception;
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskTimes};
+use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece, TaskTimes};
 
 use crate::store::tasks::{
-    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, LOOK, Memoized, NewTask, PAGE_BYTES,
-    TALLIED, TaskQuery, TaskSpec, TaskStore, Tries,
+    EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, KeptOutput, LOOK, Like, Memoized,
+    NewTask, PAGE_BYTES, TALLIED, TaskQuery, TaskSpec, TaskStore, Tries,
 };
 
 pub const TENANT: TenantId = TenantId([1; 16]);
@@ -112,6 +114,100 @@ pub async fn a_task_is_kept_once_and_has_one_outcome_whatever_is_said_again(stor
         left.tasks.iter().map(|one| one.spec.id).collect::<Vec<_>>(),
         [TaskId([3; 16])]
     );
+}
+
+pub async fn exception_is_kept_and_left_out_of_lists(store: &dyn TaskStore) {
+    store.enqueue(vec![task(1, "a")]).wait().await.unwrap();
+    let failure = Failure::raised(Exception {
+        kind: "ValueError".into(),
+        message: "late\0".into(),
+        traceback: "Traceback\nValueError: late\0".into(),
+    });
+    let one = ended(1, 1, Some(failure.clone()));
+    store.end(vec![one.clone()], Vec::new()).wait().await.unwrap();
+    let id = TaskId([1; 16]);
+    assert_eq!(store.outcome(id).wait().await, Ok(Some(one.outcome)));
+    let record = store.task(id).wait().await.unwrap().expect("the task");
+    assert_eq!(record.ended, Some((1, Some(failure.clone()))));
+    let query = TaskQuery {
+        limit: 10,
+        ..TaskQuery::default()
+    };
+    let listed = store.tasks(query).wait().await.unwrap();
+    assert_eq!(listed.tasks[0].ended, Some((1, Some(failure.clone().short()))));
+    let outcomes = store.outcomes(TENANT, "a".into(), 0, 10).wait().await.unwrap();
+    assert_eq!(outcomes[0].error, Some(failure.short()));
+}
+
+pub async fn ids_are_found_by_beginning_and_end_within_one_tenant(store: &dyn TaskStore) {
+    let with_end = |first: u8, last: u8, tenant: TenantId| {
+        let mut new = task(first, "a");
+        new.spec.id.0[15] = last;
+        new.spec.tenant = tenant;
+        new
+    };
+    let other = TenantId([9; 16]);
+    let tasks = vec![with_end(1, 7, TENANT), with_end(2, 7, TENANT), with_end(3, 7, other)];
+    let ids: Vec<TaskId> = tasks.iter().map(|task| task.spec.id).collect();
+    store.enqueue(tasks).wait().await.unwrap();
+    let found = async |tenant, digits: &str| {
+        let like = Like {
+            tenant,
+            digits: digits.into(),
+            from: TaskId([0; 16]),
+            before: TaskId([0xff; 16]),
+        };
+        let (mut found, next) = store.like(like).wait().await.unwrap();
+        assert_eq!(next, None);
+        found.sort_unstable();
+        found
+    };
+    assert_eq!(found(Some(TENANT), "010101").await, [ids[0]]);
+    assert_eq!(found(Some(TENANT), "020207").await, [ids[1]]);
+    assert_eq!(found(Some(TENANT), "07").await, [ids[0], ids[1]]);
+    assert_eq!(found(None, "07").await, ids);
+    assert_eq!(found(Some(other), "010101").await, []);
+}
+
+pub async fn printed_output_is_kept_until_its_task_is_forgotten(store: &dyn TaskStore) {
+    store
+        .enqueue(vec![task(1, "a"), task(2, "a"), task(3, "a")])
+        .wait()
+        .await
+        .unwrap();
+    let outcomes = vec![ended(1, 1, None), ended(2, 2, None)];
+    store.end(outcomes, Vec::new()).wait().await.unwrap();
+    let output = |id: u8, endpoint, text: &str| KeptOutput {
+        task: TaskId([id; 16]),
+        endpoint,
+        first: 7,
+        pieces: vec![TaskPiece {
+            stream: Stream::Err,
+            bytes: text.as_bytes().to_vec().into(),
+        }],
+    };
+    let some = vec![
+        output(1, ENDPOINT, "early"),
+        output(2, ENDPOINT, "two"),
+        output(3, ENDPOINT, "live"),
+    ];
+    store.keep_printed(some).wait().await.unwrap();
+    // The last write counts, and no other endpoint's does.
+    let again = vec![output(1, ENDPOINT, "late\0"), output(2, EndpointId([8; 16]), "forged")];
+    store.keep_printed(again).wait().await.unwrap();
+    let read = async |id: u8| store.printed(TaskId([id; 16])).wait().await.unwrap();
+    let kept = |id: u8, text: &str| Some((7, output(id, ENDPOINT, text).pieces));
+    assert_eq!([read(1).await, read(2).await], [kept(1, "late\0"), kept(2, "two")]);
+    assert_eq!([read(3).await, read(9).await], [None, None]);
+    let gone = store
+        .forget_these(TENANT, vec![TaskId([1; 16])], 9, Vec::new())
+        .wait()
+        .await
+        .unwrap();
+    assert_eq!(gone.len(), 1);
+    assert_eq!([read(1).await, read(2).await], [None, kept(2, "two")]);
+    store.forget(14, TaskId([0; 16])).wait().await.unwrap();
+    assert_eq!(read(2).await, None);
 }
 
 pub async fn what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted(store: &dyn TaskStore) {
@@ -610,6 +706,9 @@ pub async fn the_process_that_tasks_went_to_last_is_known(store: &dyn TaskStore)
 task_suite!(
     the_process_that_tasks_went_to_last_is_known,
     a_task_is_kept_once_and_has_one_outcome_whatever_is_said_again,
+    exception_is_kept_and_left_out_of_lists,
+    printed_output_is_kept_until_its_task_is_forgotten,
+    ids_are_found_by_beginning_and_end_within_one_tenant,
     what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted,
     a_task_is_given_the_answers_of_those_before_it_in_their_order,
     a_name_has_versions_and_a_function_is_kept_once,

@@ -7,7 +7,7 @@ use super::{mark, tasks};
 use crate::store::StoreError;
 
 /// Version of the tables below.
-pub const SCHEMA: i64 = 11;
+pub const SCHEMA: i64 = 13;
 
 /// Whoever makes tables does so alone: the number is Mayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
@@ -15,7 +15,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 const TABLES: &str = "
 CREATE SCHEMA IF NOT EXISTS mayfly;
 CREATE TABLE mayfly.version (version BIGINT NOT NULL);
-INSERT INTO mayfly.version VALUES (11);
+INSERT INTO mayfly.version VALUES (13);
 CREATE TABLE mayfly.managers (
     key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
 );
@@ -57,7 +57,7 @@ CREATE TABLE mayfly.audit (
 ";
 
 /// What brings tables of an earlier version to the next one, from the first.
-const UPGRADES: [&str; 10] = [
+const UPGRADES: [&str; 12] = [
     "ALTER TABLE mayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE mayfly.version SET version = 2;",
     concat!(tasks::tables!(), "UPDATE mayfly.version SET version = 3;"),
     "ALTER TABLE mayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE mayfly.version SET version = 4;",
@@ -74,6 +74,8 @@ const UPGRADES: [&str; 10] = [
     CREATE INDEX leases_by_bearer ON mayfly.leases (bearer) WHERE ended_at_ms = 0;
     UPDATE mayfly.version SET version = 10;",
     concat!(mark::mark_table!(), "UPDATE mayfly.version SET version = 11;"),
+    concat!(tasks::exceptions!(), "UPDATE mayfly.version SET version = 12;"),
+    concat!(tasks::printed!(), "UPDATE mayfly.version SET version = 13;"),
 ];
 
 /// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
@@ -99,6 +101,8 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
                 tasks::memos!(),
                 tasks::failed!(),
                 mark::mark_table!(),
+                tasks::exceptions!(),
+                tasks::printed!(),
             ]
             .concat();
             client.batch_execute(&tables).await.map_err(Fault::from)

@@ -44,7 +44,7 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
     let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; ALTER TABLE mayfly.leases DROP COLUMN bearer;
         ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
         mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs,
-        mayfly.mark;
+        mayfly.mark, mayfly.printed;
         ALTER TABLE mayfly.tenants DROP COLUMN spent_on_tasks; UPDATE mayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));

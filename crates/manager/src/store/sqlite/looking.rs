@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::tasks::{TASK, task_of};
 use super::{signed, unsigned};
-use crate::store::tasks::{How, LOOK, TALLIED, TaskPage, TaskQuery};
+use crate::store::tasks::{How, LOOK, Like, TALLIED, TaskPage, TaskQuery};
 
 /// Times as `TaskTimes::between` has them.
 const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
@@ -65,6 +65,32 @@ pub fn page(connection: &Connection, query: TaskQuery) -> rusqlite::Result<TaskP
         next: next.filter(|_| found.len() < query.limit as usize),
         tasks: found,
     })
+}
+
+/// Ids that begin or end so among the next [`LOOK`].
+pub fn like(connection: &Connection, like: &Like) -> rusqlite::Result<(Vec<TaskId>, Option<TaskId>)> {
+    let next = connection
+        .prepare_cached("SELECT id FROM tasks WHERE id < ?1 AND id >= ?2 ORDER BY id DESC LIMIT 1 OFFSET ?3")?
+        .query_row(params![like.before.0, like.from.0, LOOK - 1], |row| {
+            row.get(0).map(TaskId)
+        })
+        .optional()?;
+    let found = connection
+        .prepare_cached(
+            "SELECT id FROM tasks WHERE id < ?1 AND id >= ?2 AND (?3 IS NULL OR tenant = ?3)
+             AND (hex(id) LIKE ?4 || '%' OR hex(id) LIKE '%' || ?4)",
+        )?
+        .query_map(
+            params![
+                like.before.0,
+                next.unwrap_or(like.from).0,
+                like.tenant.map(|tenant| tenant.0),
+                like.digits
+            ],
+            |row| row.get(0).map(TaskId),
+        )?
+        .collect::<rusqlite::Result<Vec<_>>>()?;
+    Ok((found, next))
 }
 
 /// How many have ended among the next [`TALLIED`] of a tag.

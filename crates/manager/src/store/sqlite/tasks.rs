@@ -9,8 +9,9 @@ use std::path::Path;
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::exception::Exception;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
@@ -19,8 +20,8 @@ use super::writer::{MEMORY, Schema, Writer};
 use super::{accounts, flows, json, looking, parsed, signed, triggers, unsigned};
 use crate::store::accounts::{Usage, UsageKey};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, Memoized, NewTask, PAGE_BYTES,
-    Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, KeptOutput, Like, Memoized, NewTask,
+    PAGE_BYTES, Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 use crate::store::{Pending, StoreError};
 
@@ -42,8 +43,9 @@ CREATE TABLE tasks (
     code INTEGER, message TEXT, raised INTEGER NOT NULL DEFAULT 0, arguments BLOB, answer BLOB,
     arguments_content BLOB, answer_content BLOB, after BLOB, with_answers INTEGER NOT NULL DEFAULT 0,
     waiting_at_ms INTEGER NOT NULL DEFAULT 0, environment_at_ms INTEGER NOT NULL DEFAULT 0,
-    retry_wait_ms INTEGER NOT NULL DEFAULT 0, memo BLOB
+    retry_wait_ms INTEGER NOT NULL DEFAULT 0, memo BLOB, exception TEXT
 ) WITHOUT ROWID;
+CREATE TABLE printed (task BLOB PRIMARY KEY, first INTEGER NOT NULL, pieces BLOB NOT NULL);
 CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL;
 CREATE UNIQUE INDEX tasks_by_end ON tasks (tenant, tag, number) WHERE number IS NOT NULL;
 CREATE INDEX tasks_failed ON tasks (id) WHERE code IS NOT NULL;
@@ -79,6 +81,8 @@ ALTER TABLE tasks ADD COLUMN environment_at_ms INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE tasks ADD COLUMN memo BLOB;
 CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number IS NOT NULL",
         "CREATE INDEX tasks_failed ON tasks (id) WHERE code IS NOT NULL",
+        "ALTER TABLE tasks ADD COLUMN exception TEXT",
+        "CREATE TABLE printed (task BLOB PRIMARY KEY, first INTEGER NOT NULL, pieces BLOB NOT NULL)",
     ],
 };
 
@@ -307,7 +311,7 @@ impl TaskStore for SqliteTasks {
             let mut end = transaction.prepare_cached(
                 "UPDATE tasks SET number = ?2, attempts = ?3, started_at_ms = ?4, ended_at_ms = ?5, code = ?6, message = ?7,
                  raised = ?8, answer = ?9, answer_content = ?10, arguments = NULL, arguments_content = NULL,
-                 waiting_at_ms = ?11, environment_at_ms = ?12
+                 waiting_at_ms = ?11, environment_at_ms = ?12, exception = ?13
                  WHERE id = ?1 AND number IS NULL",
             )?;
             let mut ended = 0;
@@ -327,7 +331,8 @@ impl TaskStore for SqliteTasks {
                     here,
                     stored,
                     signed(task.waiting_at_ms),
-                    signed(task.environment_at_ms)
+                    signed(task.environment_at_ms),
+                    outcome.error.as_ref().and_then(Failure::exception_json)
                 ])?;
             }
             // What was written already, and is only not known to be, was counted with it.
@@ -335,6 +340,32 @@ impl TaskStore for SqliteTasks {
                 accounts::add_usage(transaction, &usage)?;
             }
             Ok(())
+        })
+    }
+
+    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()> {
+        // That it is lost with the power is no harm: it was printed, and the outcome is there.
+        self.0.write(false, printed.len(), move |transaction| {
+            let mut keep = transaction.prepare_cached(
+                "INSERT OR REPLACE INTO printed SELECT ?1, ?3, ?4
+                 WHERE EXISTS (SELECT 1 FROM tasks WHERE id = ?1 AND endpoint = ?2 AND number IS NOT NULL)",
+            )?;
+            for one in &printed {
+                keep.execute(params![one.task.0, one.endpoint.0, signed(one.first), one.packed()])?;
+            }
+            Ok(())
+        })
+    }
+
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>> {
+        self.0.read(move |connection| {
+            connection
+                .prepare_cached("SELECT first, pieces FROM printed WHERE task = ?1")?
+                .query_row([task.0], |row| {
+                    let pieces = row.get_ref(1)?.as_blob()?;
+                    Ok((unsigned(row, 0)?, KeptOutput::unpacked(pieces)))
+                })
+                .optional()
         })
     }
 
@@ -359,20 +390,32 @@ impl TaskStore for SqliteTasks {
 
     fn outcome(&self, task: TaskId) -> Pending<Option<TaskOutcome>> {
         self.0.read(move |connection| {
-            connection
+            let mut found = connection
                 .prepare_cached(&format!("SELECT {OUTCOME} WHERE id = ?1 AND number IS NOT NULL"))?
                 .query_row([task.0], outcome_of)
-                .optional()
+                .optional()?;
+            if let Some(failure) = found.as_mut().and_then(|outcome| outcome.error.as_mut()) {
+                failure.exception = exception(connection, task)?;
+            }
+            Ok(found)
         })
     }
 
     fn task(&self, task: TaskId) -> Pending<Option<TaskRecord>> {
         self.0.read(move |connection| {
-            connection
+            let mut found = connection
                 .prepare_cached(&format!("SELECT {TASK} FROM tasks WHERE id = ?1"))?
                 .query_row([task.0], task_of)
-                .optional()
+                .optional()?;
+            if let Some((_, Some(failure))) = found.as_mut().and_then(|task| task.ended.as_mut()) {
+                failure.exception = exception(connection, task)?;
+            }
+            Ok(found)
         })
+    }
+
+    fn like(&self, like: Like) -> Pending<(Vec<TaskId>, Option<TaskId>)> {
+        self.0.read(move |connection| looking::like(connection, &like))
     }
 
     fn tasks(&self, query: TaskQuery) -> Pending<TaskPage> {
@@ -462,6 +505,12 @@ impl TaskStore for SqliteTasks {
                     "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3",
                 )?
                 .execute(params![from.0, last.0, signed(ended_before_ms)])?;
+            transaction
+                .prepare_cached(
+                    "DELETE FROM printed WHERE task > ?1 AND task <= ?2
+                     AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = task)",
+                )?
+                .execute(params![from.0, last.0])?;
             let functions: HashSet<FunctionId> = found.iter().map(|(_, function)| *function).collect();
             Ok(Passed {
                 next: (found.len() == FORGET as usize).then_some(last),
@@ -490,6 +539,7 @@ impl TaskStore for SqliteTasks {
                 "SELECT tag, memo FROM tasks WHERE id = ?1 AND tenant = ?2 AND number IS NOT NULL AND number <= ?3",
             )?;
             let mut delete = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
+            let mut delete_printed = transaction.prepare_cached("DELETE FROM printed WHERE task = ?1")?;
             let mut gone = Vec::new();
             for id in &tasks {
                 let found = find.query_row(params![id.0, tenant.0, signed(up_to)], |row| {
@@ -501,6 +551,7 @@ impl TaskStore for SqliteTasks {
                 });
                 if let Some(found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
                     delete.execute([id.0])?;
+                    delete_printed.execute([id.0])?;
                     gone.push(found);
                 }
             }
@@ -683,6 +734,14 @@ fn failure(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Failure>> {
     let code = Code::from_wire(code).unwrap_or(Code::Internal);
     let message: Option<String> = row.get(column + 1)?;
     Ok(Some(Failure::new(code, message.unwrap_or_default())))
+}
+
+/// What a task's function raised. Lists leave it out: it is long.
+fn exception(connection: &Connection, task: TaskId) -> rusqlite::Result<Option<Box<Exception>>> {
+    let json: Option<String> = connection
+        .prepare_cached("SELECT exception FROM tasks WHERE id = ?1")?
+        .query_row([task.0], |row| row.get(0))?;
+    Ok(json.and_then(|json| serde_json::from_str(&json).ok()))
 }
 
 /// A payload as two columns: the bytes, or their hash.

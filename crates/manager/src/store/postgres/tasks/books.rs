@@ -6,9 +6,11 @@ use futures_util::{FutureExt, TryStreamExt};
 use mayfly_protocol::blob::Blob;
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::error::Failure;
+use mayfly_protocol::exception::Exception;
 use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome};
+use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use zerocopy::IntoBytes;
 
 use super::queue::{Epoch, Kind};
@@ -19,8 +21,8 @@ use crate::store::postgres::connect::Link;
 use crate::store::postgres::faults::Fault;
 use crate::store::postgres::rows::{self, json, signed, small};
 use crate::store::tasks::{
-    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, Memoized, NewTask, PAGE_BYTES,
-    Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
+    EndedTask, Ending, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, KeptOutput, Like, Memoized, NewTask,
+    PAGE_BYTES, Passed, TaskPage, TaskQuery, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries,
 };
 
 /// Reads what [`task_of`] takes.
@@ -160,6 +162,22 @@ impl TaskStore for PostgresTasks {
         self.write((tasks, usage), |link, (tasks, usage)| end(link, tasks, usage).boxed())
     }
 
+    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()> {
+        self.write(printed, |link, printed| keep_printed(link, printed).boxed())
+    }
+
+    fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>> {
+        self.read(task, |link, task| {
+            async {
+                let sql = "SELECT first, pieces FROM printed WHERE task = $1";
+                let found = link.query(sql, &[&task.0.as_slice()]).await?;
+                let Some(row) = found.first() else { return Ok(None) };
+                Ok(Some((rows::unsigned(row, 0)?, KeptOutput::unpacked(row.try_get(1)?))))
+            }
+            .boxed()
+        })
+    }
+
     fn outcomes(&self, tenant: TenantId, tag: String, after: u64, limit: u32) -> Pending<Vec<TaskOutcome>> {
         self.read((tenant, tag, after, limit), |link, (tenant, tag, after, limit)| {
             async {
@@ -186,7 +204,11 @@ impl TaskStore for PostgresTasks {
             async {
                 const ONE: &str = outcome!("FROM tasks", "WHERE id = $1 AND number IS NOT NULL");
                 let found = link.query(ONE, &[&task.0.as_slice()]).await?;
-                found.first().map(outcome_of).transpose()
+                let mut found = found.first().map(outcome_of).transpose()?;
+                if let Some(failure) = found.as_mut().and_then(|outcome| outcome.error.as_mut()) {
+                    failure.exception = exception(link, *task).await?;
+                }
+                Ok(found)
             }
             .boxed()
         })
@@ -197,10 +219,18 @@ impl TaskStore for PostgresTasks {
             async {
                 const ONE: &str = task!("WHERE id = $1");
                 let found = link.query(ONE, &[&task.0.as_slice()]).await?;
-                found.first().map(task_of).transpose()
+                let mut found = found.first().map(task_of).transpose()?;
+                if let Some((_, Some(failure))) = found.as_mut().and_then(|task| task.ended.as_mut()) {
+                    failure.exception = exception(link, *task).await?;
+                }
+                Ok(found)
             }
             .boxed()
         })
+    }
+
+    fn like(&self, like: Like) -> Pending<(Vec<TaskId>, Option<TaskId>)> {
+        self.read(like, |link, wanted| looking::like(link, wanted).boxed())
     }
 
     fn tasks(&self, query: TaskQuery) -> Pending<TaskPage> {
@@ -503,11 +533,11 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
         "UPDATE tasks SET number = new.number, attempts = new.attempts, started_at_ms = new.started_at_ms,
         ended_at_ms = new.ended_at_ms, code = new.code, message = new.message, raised = new.raised, answer = new.answer,
         answer_content = new.answer_content, arguments = NULL, arguments_content = NULL,
-        waiting_at_ms = new.waiting_at_ms, environment_at_ms = new.environment_at_ms
+        waiting_at_ms = new.waiting_at_ms, environment_at_ms = new.environment_at_ms, exception = new.exception
         FROM unnest($1::BYTEA[], $2::BIGINT[], $3::BIGINT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BYTEA[],
-        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[])
+        $8::BOOLEAN[], $9::BYTEA[], $10::BYTEA[], $11::BIGINT[], $12::BIGINT[], $13::TEXT[])
         AS new (id, number, attempts, started_at_ms, ended_at_ms, code, message, raised, answer, answer_content,
-        waiting_at_ms, environment_at_ms)
+        waiting_at_ms, environment_at_ms, exception)
         WHERE tasks.id = new.id AND tasks.number IS NULL";
     let outcomes: Vec<&TaskOutcome> = tasks.iter().map(|task| &task.outcome).collect();
     let answers: Vec<Payload> = outcomes.iter().map(|outcome| outcome.payload()).collect();
@@ -520,6 +550,8 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
     let codes: Vec<Option<i64>> = errors.iter().map(code).collect();
     let message = |error: &Option<Failure>| error.as_ref().map(|failure| failure.message.clone().into_bytes());
     let messages: Vec<Option<Vec<u8>>> = errors.iter().map(message).collect();
+    let exception = |error: &Option<Failure>| error.as_ref().and_then(Failure::exception_json);
+    let exceptions: Vec<Option<String>> = errors.iter().map(exception).collect();
     let raised: Vec<bool> = outcomes.iter().map(|outcome| outcome.raised).collect();
     let ended = match tasks.is_empty() {
         true => 0,
@@ -539,6 +571,7 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
                     &stored,
                     &numbers(tasks, |task| signed(task.waiting_at_ms)),
                     &numbers(tasks, |task| signed(task.environment_at_ms)),
+                    &exceptions,
                 ],
             )
             .await?
@@ -548,6 +581,23 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
     if ended > 0 || tasks.is_empty() {
         sharing::add_usage(link, usage).await?;
     }
+    Ok(())
+}
+
+async fn keep_printed(link: &Link, printed: &[KeptOutput]) -> Result<(), Fault> {
+    const KEEP: &str = "INSERT INTO printed
+        SELECT task, first, pieces FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[])
+        AS new (task, endpoint, first, pieces)
+        WHERE EXISTS (SELECT 1 FROM tasks WHERE id = new.task AND endpoint = new.endpoint AND number IS NOT NULL)
+        ON CONFLICT (task) DO UPDATE SET first = excluded.first, pieces = excluded.pieces";
+    let packed: Vec<Vec<u8>> = printed.iter().map(KeptOutput::packed).collect();
+    let values: [&(dyn ToSql + Sync); 4] = [
+        &ids(printed, |one| &one.task.0),
+        &ids(printed, |one| &one.endpoint.0),
+        &numbers(printed, |one| signed(one.first)),
+        &packed,
+    ];
+    link.execute(KEEP, &values).await?;
     Ok(())
 }
 
@@ -631,6 +681,15 @@ fn ran(row: &Row) -> Result<Ran, Fault> {
         function: FunctionId(rows::bytes(row, 10)?),
         endpoint: EndpointId(rows::bytes(row, 11)?),
     })
+}
+
+/// What a task's function raised. Lists leave it out: it is long.
+async fn exception(link: &Link, task: TaskId) -> Result<Option<Box<Exception>>, Fault> {
+    let sql = "SELECT exception FROM tasks WHERE id = $1";
+    let found = link.query(sql, &[&task.0.as_slice()]).await?;
+    let Some(row) = found.first() else { return Ok(None) };
+    let json: Option<&str> = row.try_get(0)?;
+    Ok(json.and_then(|json| serde_json::from_str(json).ok()))
 }
 
 /// Ids in one column.

@@ -28,6 +28,8 @@ pub async fn old(link: &Link, before_ms: u64, from: TaskId) -> Result<Passed, Fa
     let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
     link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
         .await?;
+    let sql = "DELETE FROM printed WHERE task > $1 AND task <= $2 AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = task)";
+    link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice()]).await?;
     Ok(Passed {
         next: (found.len() == FORGET).then_some(last),
         functions: functions.into_iter().collect(),
@@ -76,5 +78,8 @@ pub async fn these(
             memo: optional(row, 2)?,
         })
     };
-    gone.iter().map(one).collect()
+    let gone = gone.iter().map(one).collect::<Result<Vec<_>, Fault>>()?;
+    let sql = "DELETE FROM printed WHERE task = ANY($1)";
+    link.execute(sql, &[&ids(&gone, |one| &one.id.0)]).await?;
+    Ok(gone)
 }

@@ -8,7 +8,7 @@ use super::missing;
 use crate::store::postgres::connect::Link;
 use crate::store::postgres::faults::Fault;
 use crate::store::postgres::rows::{self, signed};
-use crate::store::tasks::{How, LOOK, TALLIED, TaskPage, TaskQuery};
+use crate::store::tasks::{How, LOOK, Like, TALLIED, TaskPage, TaskQuery};
 
 /// The last task that is looked at.
 const LAST: &str = "SELECT id FROM tasks WHERE id < $1 ORDER BY id DESC OFFSET $2 LIMIT 1";
@@ -82,6 +82,23 @@ pub async fn page(link: &Link, query: &TaskQuery) -> Result<TaskPage, Fault> {
         next: next.filter(|_| found.len() < query.limit as usize),
         tasks: found.iter().map(task_of).collect::<Result<_, _>>()?,
     })
+}
+
+/// Ids that begin or end so among the next [`LOOK`].
+pub async fn like(link: &Link, like: &Like) -> Result<(Vec<TaskId>, Option<TaskId>), Fault> {
+    const NEXT: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 ORDER BY id DESC OFFSET $3 LIMIT 1";
+    const FOUND: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 AND ($3::BYTEA IS NULL OR tenant = $3)
+        AND (encode(id, 'hex') LIKE $4 || '%' OR encode(id, 'hex') LIKE '%' || $4)";
+    let (before, from) = (like.before.0.as_slice(), like.from.0.as_slice());
+    let next = link.query(NEXT, &[&before, &from, &i64::from(LOOK - 1)]).await?;
+    let next = next.first().map(|row| rows::bytes(row, 0).map(TaskId)).transpose()?;
+    let tenant = like.tenant.as_ref().map(|tenant| tenant.0.as_slice());
+    let from = next.unwrap_or(like.from);
+    let found = link
+        .query(FOUND, &[&before, &from.0.as_slice(), &tenant, &like.digits])
+        .await?;
+    let found = found.iter().map(|row| rows::bytes(row, 0).map(TaskId));
+    Ok((found.collect::<Result<_, _>>()?, next))
 }
 
 /// How many have ended among the next [`TALLIED`] of a tag.

@@ -140,6 +140,22 @@ macro_rules! failed {
 }
 pub(super) use failed;
 
+/// What functions raised, as text, in tables of an earlier release.
+macro_rules! exceptions {
+    () => {
+        "ALTER TABLE mayfly.tasks ADD COLUMN exception TEXT;"
+    };
+}
+pub(super) use exceptions;
+
+/// What tasks printed, in tables of an earlier release.
+macro_rules! printed {
+    () => {
+        "CREATE TABLE mayfly.printed (task BYTEA PRIMARY KEY, first BIGINT NOT NULL, pieces BYTEA NOT NULL);"
+    };
+}
+pub(super) use printed;
+
 /// Which manager has the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TasksOwner {

@@ -1,0 +1,159 @@
+//! Ids as people write them: whole, or their beginning or end.
+//!
+//! Ids begin with the time, so that those of one batch begin alike: lists show the end. Managers resolve what is given
+//! against ids that the caller may see.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Code, Failure};
+use crate::ids::TaskId;
+
+/// Digits of a whole id.
+pub const DIGITS: usize = 32;
+/// Fewest digits of a beginning or an end.
+pub const MIN_DIGITS: usize = 6;
+/// Digits of the end that lists show.
+pub const SHOWN_DIGITS: usize = 12;
+/// Candidates that an error names.
+pub const MAX_CANDIDATES: usize = 8;
+
+/// An id, or a part of one: [`MIN_DIGITS`] to [`DIGITS`] hexadecimal digits in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenId {
+    digits: String,
+    value: u128,
+}
+
+/// The end of an id as lists show it: `...7409644e0db7`.
+pub fn shown(id: &impl fmt::Display) -> String {
+    let whole = id.to_string();
+    let end = whole.len().saturating_sub(SHOWN_DIGITS);
+    format!("...{}", whole.get(end..).unwrap_or(&whole))
+}
+
+impl GivenId {
+    /// The digits.
+    pub fn digits(&self) -> &str {
+        &self.digits
+    }
+
+    fn bits(&self) -> u32 {
+        4 * self.digits.len() as u32
+    }
+
+    /// The id, if this is a whole one.
+    pub fn whole<T: FromStr>(&self) -> Option<T> {
+        (self.digits.len() == DIGITS)
+            .then(|| self.digits.parse().ok())
+            .flatten()
+    }
+
+    /// Whether a whole id begins or ends so.
+    pub fn fits(&self, id: &[u8; 16]) -> bool {
+        let id = u128::from_be_bytes(*id);
+        let rest = u128::BITS - self.bits();
+        id >> rest == self.value || id << rest >> rest == self.value
+    }
+
+    /// The smallest and the greatest id that begin so.
+    pub fn range(&self) -> ([u8; 16], [u8; 16]) {
+        let low = self.value << (u128::BITS - self.bits());
+        let high = low | u128::MAX.checked_shr(self.bits()).unwrap_or(0);
+        (low.to_be_bytes(), high.to_be_bytes())
+    }
+
+    /// The one id among all that fit; `what` is what it would be the id of.
+    pub fn only<T: Copy + Ord + fmt::Display>(&self, mut found: Vec<T>, what: &str) -> Result<T, Failure> {
+        found.sort_unstable();
+        found.dedup();
+        match found[..] {
+            [one] => Ok(one),
+            [] => {
+                let text = format!("there is no {what} of yours whose id begins or ends with {self}");
+                Err(Failure::new(Code::NotFound, text))
+            }
+            _ => {
+                let shown: Vec<String> = found.iter().take(MAX_CANDIDATES).map(T::to_string).collect();
+                let more = if found.len() > MAX_CANDIDATES { ", ..." } else { "" };
+                let text = format!(
+                    "the ids of several {what}s begin or end with {self}: {}{more}; give more digits",
+                    shown.join(", ")
+                );
+                Err(Failure::new(Code::Ambiguous, text))
+            }
+        }
+    }
+}
+
+impl From<TaskId> for GivenId {
+    fn from(id: TaskId) -> Self {
+        Self {
+            digits: id.to_string(),
+            value: u128::from_be_bytes(id.0),
+        }
+    }
+}
+
+impl FromStr for GivenId {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        let digits = text.trim().trim_matches('.').to_ascii_lowercase();
+        let is_id =
+            (MIN_DIGITS..=DIGITS).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_id && let Ok(value) = u128::from_str_radix(&digits, 16) {
+            return Ok(Self { digits, value });
+        }
+        let text = crate::text::line(text, 80);
+        Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "`{text}` is no id: give its {DIGITS} hexadecimal digits, or {MIN_DIGITS} or more of its beginning or end"
+            ),
+        ))
+    }
+}
+
+impl fmt::Display for GivenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.digits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_given_whole_or_by_an_end() {
+        let id = TaskId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xdb]);
+        assert_eq!(shown(&id), "...0a0b0c0d0edb");
+        for text in ["000102", "...0c0D0eDB", &id.to_string()] {
+            let given: GivenId = text.parse().expect("an id");
+            assert!(given.fits(&id.0), "{text}");
+            assert_eq!(given.whole::<TaskId>().is_some(), text.len() == DIGITS);
+        }
+        let other: GivenId = "0c0d0eda".parse().expect("an id");
+        assert!(!other.fits(&id.0));
+        for text in ["", "00010", "xyzxyz", &"0".repeat(33)] {
+            assert_eq!(text.parse::<GivenId>().expect_err("no id").code, Code::InvalidRequest);
+        }
+        let (low, high) = "0001023".parse::<GivenId>().expect("an id").range();
+        assert_eq!((low[3], high[3], high[15]), (0x30, 0x3f, 0xff));
+    }
+
+    #[test]
+    fn ambiguous_id_lists_its_candidates() {
+        let given: GivenId = "07070707".parse().expect("an id");
+        let [one, other] = [TaskId([7; 16]), TaskId([6; 16])];
+        assert_eq!(given.only(vec![one, one], "task"), Ok(one));
+        assert_eq!(
+            given.only(Vec::<TaskId>::new(), "task").expect_err("none").code,
+            Code::NotFound
+        );
+        let failure = given.only(vec![one, other], "task").expect_err("two");
+        assert_eq!(failure.code, Code::Ambiguous);
+        assert!(failure.message.contains(&one.to_string()) && failure.message.contains(&other.to_string()));
+    }
+}

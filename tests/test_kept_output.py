@@ -1,0 +1,51 @@
+"""What tasks printed is kept with their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.managers import Manager
+from harness.programs import program, run
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+
+@pytest.fixture
+def manager(state: Path) -> Iterator[Manager]:
+    """A manager that can be killed."""
+    manager = Manager(state / "manager")
+    yield manager
+    manager.stop()
+
+
+def say(lines: int) -> int:
+    """Prints more than is kept."""
+    import sys
+
+    for line in range(lines):
+        print(f"line {line:06}")
+    print("and this", file=sys.stderr)
+    return lines
+
+
+def test_printed_output_survives_killed_manager(manager: Manager) -> None:
+    with mayfly.connect(config=manager.state) as client:
+        future = client.run(say, 20_000)
+        assert future.result(60) == 20_000
+        for _ in client.follow(future):
+            pass
+        task = future.id
+        before = client.output(task)
+    manager.again()
+    with mayfly.connect(config=manager.state) as client:
+        assert client.output(task) == before
+        assert before.endswith("line 019999\nand this\n") or "and this\n" in before
+        assert 50_000 < len(before) <= 64 << 10
+        assert client.output(task, "err") == "and this\n"
+        done = run(program(), "task", "output", task[-12:], env=manager.daemon.client_environment())
+        assert "line 019999\n" in done.stdout
+        assert client.forget([task]) == {"forgotten": 1, "left": 0}
+        with pytest.raises(mayfly.RequestError):
+            client.output(task)

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from harness.daemons import Daemon
+from harness.endpoints import endpoints_of
 from harness.leaks import wait_until
 from harness.people import Person
 from harness.programs import program, run
@@ -34,13 +35,13 @@ def carol(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Payload:
-    """What is executed where it is unpickled."""
+    """What makes a directory where it is unpickled, unless that is the worker which makes sure that it can be."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.mark,)
+        return exec, (f"import os\nif os.getpid() != {os.getpid()}: os.mkdir({self.mark!r})",)
 
 
 def honest(width: int) -> list[int]:
@@ -178,7 +179,7 @@ def hostile_error(mark: str) -> Any:
 def hostile_class(mark: str) -> Any:
     class OopsError(Exception):
         def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (mark,)
+            return Payload(mark).__reduce__()
 
     raise OopsError("no\x1b[31m")
 
@@ -313,24 +314,18 @@ def test_memoized_answer_of_another_tenants_function_stays_theirs(
         assert carol.client.task_status(future.id)["attempts"] == 1
 
 
-def test_result_of_removed_function_is_read_as_data(carol: Person, tmp_path: Path) -> None:
+def test_result_of_removed_function_is_anybodys(manager: Daemon, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    client = carol.client
-    own = client.register(hostile, name="short lived")
-    futures = [client.run(own, str(mark)) for _ in range(2)]
-    client._executor()._pool.flush(PATIENCE)
-    ids = [future.id for future in futures]
-    assert futures[0].exception(PATIENCE) is None
-    wait_until(lambda: all(client.task_status(task)["state"] == "done" for task in ids), "both end", PATIENCE)
-    client.remove_function(own)
-    assert mark.is_dir()
-    mark.rmdir()
-    with mayfly.connect(config=carol.connection) as again:
-        with pytest.raises(mayfly.Untrusted, match="trust=True"):
-            again.task(ids[1]).result(PATIENCE)
-        assert not mark.exists()
-        again.task(ids[1], trust=True).result(PATIENCE)
-        assert mark.is_dir()
+    person = Person(manager, "dora", tmp_path)
+    with person.client as client:
+        own = client.register(hostile, name="short lived")
+        future = client.run(own, str(mark))
+        task = future.id
+        wait_until(lambda: client.task_status(future)["state"] == "done", "it ends", PATIENCE)
+        assert person.ask("GET", f"/v1/tasks/{task}/outcome")[1].get("foreign") is None
+        client.remove_function(own)
+        assert person.ask("GET", f"/v1/tasks/{task}/outcome")[1]["foreign"] == [""]
+    assert not mark.exists()
 
 
 def test_outcome_names_whoever_may_have_made_it(carol: Person, bobs: dict[str, str]) -> None:
@@ -341,3 +336,45 @@ def test_outcome_names_whoever_may_have_made_it(carol: Person, bobs: dict[str, s
         status, outcome = carol.ask("GET", f"/v1/tasks/{future.id}/outcome")
         assert status == 200
         assert outcome.get("foreign") == foreign
+
+
+def test_result_from_another_tenants_endpoint_runs_nothing_here(
+    manager: Daemon, carol: Person, state: Path, tmp_path: Path
+) -> None:
+    marks = [tmp_path / str(number) for number in range(4)]
+    client = carol.client
+    own = client.register(hostile, name="my own")
+    with endpoints_of(manager, state) as make:
+        make("--share-with", "carol", "--min-blocks", "1", "--workers-per-node", "2")
+        with mayfly.Executor("here", client=client, memoize=True) as executor:
+            assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
+            with pytest.raises(mayfly.Untrusted, match=r"trust=\['default'\]"):
+                executor.submit(own, str(marks[0])).result(PATIENCE)
+            with pytest.raises(mayfly.RemoteError):
+                executor.submit(hostile_class, str(marks[0])).result(PATIENCE)
+            # As an argument at the manager's own endpoint, too.
+            bad = executor.submit(own, str(marks[0]))
+            assert isinstance(client.run(describe, bad).exception(PATIENCE), mayfly.Untrusted)
+        assert not marks[0].exists()
+        # What ran there is not remembered for here.
+        with mayfly.Executor(client=client, memoize=True) as executor:
+            future = executor.submit(own, str(marks[1]))
+            future.result(PATIENCE)
+            assert marks[1].is_dir()
+            assert client.task_status(future)["attempts"] == 1
+        with mayfly.Executor("here", client=client, trust=["default"]) as executor:
+            executor.submit(own, str(marks[2])).result(PATIENCE)
+            assert marks[2].is_dir()
+        with mayfly.Executor("here", client=client, durable=False, workers=1) as executor:
+            assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
+            assert list(executor.map(abs, range(-3, 0))) == [3, 2, 1]
+            with pytest.raises(mayfly.Untrusted, match="`default`"):
+                executor.submit(hostile, str(marks[3])).result(PATIENCE)
+            with pytest.raises(mayfly.RemoteError):
+                executor.submit(hostile_class, str(marks[3])).result(PATIENCE)
+            with pytest.raises(mayfly.RemoteError):
+                list(executor.map(hostile_class, [str(marks[3])] * 2))
+            assert not marks[3].exists()
+        with mayfly.Executor("here", client=client, durable=False, workers=1, trust=True) as executor:
+            executor.submit(hostile, str(marks[3])).result(PATIENCE)
+            assert marks[3].is_dir()

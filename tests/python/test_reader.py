@@ -28,7 +28,7 @@ pytest.importorskip("mayfly", reason="the package is not installed: make build")
 from mayfly import _worker
 from mayfly._errors import RemoteError, RemoteTraceback
 from mayfly._reader import Refused, loads
-from mayfly._trust import unpack_exception
+from mayfly._trust import distrusted, joined, trust_of, unpack_exception, untrusted
 
 
 class Reduced:
@@ -374,3 +374,25 @@ def test_exception_that_is_more_than_data_is_shown_as_text(tmp_path: pathlib.Pat
         made = unpack_exception(packed)
         assert type(made) is RemoteError, packed
     assert not pathlib.Path(mark).exists()
+
+
+def test_untrusted_result_says_whose_it_is_and_how_to_trust() -> None:
+    for owners, words in (
+        (["ann"], ("the tenant `ann`", "trust=['ann']")),
+        (["uni", "ann"], ("the tenant `ann` and the tenant `uni`", "trust=['ann', 'uni']")),
+        (["ann", ""], ("not known any more", "trust=True")),
+    ):
+        text = str(untrusted(Refused("it holds a `\x1b[31m`"), owners))
+        assert all(word in text for word in words), text
+        assert "untrusted" in text
+        assert "\x1b" not in text
+    other = KeyError("x")
+    assert untrusted(other, ["ann"]) is other
+
+
+def test_all_makers_of_a_result_must_be_trusted() -> None:
+    assert distrusted(["ann", "uni"], trust_of(["ann"])) == ["uni"]
+    assert distrusted(["ann", "uni"], joined(trust_of("ann"), trust_of(["uni"]))) == []
+    assert distrusted([""], trust_of(["ann"])) == [""]
+    assert distrusted(["ann", ""], trust_of(True)) == []
+    assert distrusted(["ann"], trust_of(False)) == ["ann"]

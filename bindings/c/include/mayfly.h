@@ -272,6 +272,8 @@ enum mf_status
     MF_ENVIRONMENT_FAILED = 42,
     // The call ended well, and its result cannot be made where it was fetched.
     MF_RESULT_UNREADABLE = 43,
+    // Another tenant may have made the result, and it holds more than data.
+    MF_UNTRUSTED = 44,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -47,8 +47,8 @@ pub(crate) async fn list_endpoints(
     Shared(control): Shared<Api>,
 ) -> Result<Response, Refusal> {
     let by = submitter(&control, &caller)?;
-    let of = (caller.role < Role::Operator).then_some(&by);
-    Ok(packed.answer(control.tasks()?.endpoints(of)))
+    let all = caller.role >= Role::Operator;
+    Ok(packed.answer(control.tasks()?.endpoints(&by, all)))
 }
 
 /// Registers a site where tasks are to run, and makes the token that its dispatcher connects with. One that is the caller's

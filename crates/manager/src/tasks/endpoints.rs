@@ -183,13 +183,12 @@ impl Tasks {
         })
     }
 
-    /// Endpoints that somebody may run tasks at, or all.
-    pub fn endpoints(&self, of: Option<&Submitter>) -> Vec<EndpointStatus> {
-        let shown = |endpoint: &Endpoint| of.is_none_or(|by| may_use(&endpoint.record, by));
+    /// Endpoints that somebody may run tasks at, or all, as they see them.
+    pub fn endpoints(&self, by: &Submitter, all: bool) -> Vec<EndpointStatus> {
+        let shown = |endpoint: &Endpoint| all || may_use(&endpoint.record, by);
         let mut statuses = self.state().endpoint_statuses(shown, &*self.tenants);
         for status in &mut statuses {
-            let of_others = |by: &Submitter| !status.owner.is_empty() && status.owner != by.name;
-            status.foreign = of.is_some_and(of_others);
+            status.foreign = !status.owner.is_empty() && status.owner != by.name;
         }
         statuses
     }

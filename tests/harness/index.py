@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import ssl
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def _normalized(name: str) -> str:
 class Index:
     """Serves the wheels of a directory by the simple API (PEP 503), as they are at each request."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tls: ssl.SSLContext | None = None) -> None:
         self.directory = directory
         #: Methods and paths of all requests so far.
         self.requests: list[tuple[str, str]] = []
@@ -76,7 +77,9 @@ class Index:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.address = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_port}"
         self.url = f"{self.address}/simple"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -100,9 +103,9 @@ class Index:
 
 
 @contextlib.contextmanager
-def serving(directory: Path) -> Iterator[Index]:
+def serving(directory: Path, tls: ssl.SSLContext | None = None) -> Iterator[Index]:
     """An index of the wheels in a directory."""
-    index = Index(directory)
+    index = Index(directory, tls)
     try:
         yield index
     finally:

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use mayfly_client::Choice;
@@ -91,6 +92,13 @@ pub struct NodeArguments {
     /// Python interpreter, or else on the PATH]
     #[arg(long, value_name = "EXE")]
     uv: Option<PathBuf>,
+    /// How long a package index may take to accept a connection, or to send anything more; `UV_HTTP_TIMEOUT` and
+    /// `UV_HTTP_CONNECT_TIMEOUT` go before it
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = values::duration)]
+    index_timeout: Duration,
+    /// How long the build of one environment may take; what cannot reach its index is tried again until then
+    #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = values::duration)]
+    environment_limit: Duration,
     /// Directory below which leases may have isolated workers read; may be repeated
     #[arg(long, value_name = "DIR")]
     readable: Vec<PathBuf>,
@@ -163,7 +171,9 @@ impl NodeArguments {
                 ),
             }
         }
-        options.uv = self.uv.as_deref().map(|uv| on_path(uv, "--uv")).transpose()?;
+        options.building.uv = self.uv.as_deref().map(|uv| on_path(uv, "--uv")).transpose()?;
+        options.building.index_timeout = self.index_timeout;
+        options.building.limit = self.environment_limit;
         if let Some(dir) = &self.environments {
             let absolute = std::path::absolute(dir).map_err(|error| {
                 Failure::new(

@@ -293,6 +293,9 @@ fn described(task: &TaskStatus, now_ms: u64) -> String {
         span(times.environment_ms, task.environment_at_ms),
         span(times.running_ms, task.started_at_ms),
     );
+    if let Some(how) = &task.building {
+        text += &format!("\n  building    {}", output::plain(how));
+    }
     if let Some(failure) = &task.error {
         let indented = |foreign: &str| output::lines(foreign).trim_end().replace('\n', "\n              ");
         text += &format!("\n  error       {}", indented(&failure.message));
@@ -416,6 +419,7 @@ mod tests {
             endpoint: "local".into(),
             tag: String::new(),
             state,
+            building: None,
             error: None,
             attempts: 1,
             priority: 0,

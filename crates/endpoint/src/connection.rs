@@ -182,7 +182,7 @@ impl Book {
             | FromDispatcher::Hello { .. }
             | FromDispatcher::Suits { .. }
             | FromDispatcher::Invited { .. }
-            | FromDispatcher::Building(_)
+            | FromDispatcher::Building { .. }
             | FromDispatcher::Printed(_)
             | FromDispatcher::Running(_)
             | FromDispatcher::Withdrawn { .. } => {}

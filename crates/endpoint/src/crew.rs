@@ -452,7 +452,7 @@ impl Crew {
                     starved = (is_full && is_held).then(|| starved.unwrap_or_else(Instant::now));
                     self.starve(&mut self.state(), starved);
                     if code == Code::EnvironmentBuilding {
-                        self.tell_building();
+                        self.tell_building(&error.0.message);
                         if self.give_up(&error) {
                             return;
                         }
@@ -475,11 +475,16 @@ impl Crew {
     }
 
     /// What waits for a worker waits for its environment.
-    fn tell_building(&self) {
+    fn tell_building(&self, how: &str) {
         let state = self.state();
         let attempts: Vec<Attempt> = state.waiting.iter().map(|task| task.assigned.attempt).collect();
         drop(state);
-        self.shared.say(FromDispatcher::Building(attempts));
+        self.shared.say(FromDispatcher::Building {
+            attempts,
+            how: how.into(),
+        });
+        // Those who look after the endpoint see it, too, until there are workers.
+        self.shared.workers_changed(0, Some(how.into()));
     }
 
     fn open(&self, workers: u16, needed: Duration) -> Result<Arc<dyn Lane>, Refusal> {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use mayfly_protocol::environment::Environment;
@@ -20,14 +20,21 @@ use mayfly_sandbox::tool::{Tool, ToolError};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{OnceCell, Semaphore};
 
+use crate::builds::Builds;
 use crate::executors::{Guests, end_unknown_children};
 use crate::package::Packages;
 use crate::runtimes;
 
 /// A lease waits no longer than this for an environment that is being built; who asks again finds it further.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A build that takes longer has failed.
-const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
+/// Where systems keep the certificates that they trust.
+const CERTIFICATE_STORES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
 /// Between two looks whether somebody else has built it.
 const LOCK_TICK: Duration = Duration::from_millis(100);
 /// Environments that are built at the same time: a slow one does not hold up the others.
@@ -38,12 +45,52 @@ const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Mayfly's package runs from here on.
 const OLDEST_PYTHON: (u32, u32) = (3, 11);
 
+/// How a node builds environments.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `uv`, where it is named.
+    pub uv: Option<PathBuf>,
+    /// How long an index may take to accept a connection, or to send anything more.
+    pub index_timeout: Duration,
+    /// How long the build of one environment may take, with all tries.
+    pub limit: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            uv: None,
+            index_timeout: Duration::from_secs(15),
+            limit: Duration::from_secs(30 * 60),
+        }
+    }
+}
+
+impl Settings {
+    /// What `uv` is told by its environment, where the node's operator does not say otherwise there.
+    fn variables(&self) -> Vec<(&'static str, String)> {
+        let timeout = self.index_timeout.as_secs().max(1).to_string();
+        let mut variables = vec![
+            ("UV_HTTP_TIMEOUT", timeout.clone()),
+            ("UV_HTTP_CONNECT_TIMEOUT", timeout),
+            // The node tries again itself, and says so meanwhile.
+            ("UV_HTTP_RETRIES", "1".into()),
+        ];
+        if CERTIFICATE_STORES.iter().any(|store| Path::new(store).is_file()) {
+            // A site's proxy may have a certificate that only this machine trusts. Older versions know the second name.
+            variables.extend([("UV_SYSTEM_CERTS", "true".into()), ("UV_NATIVE_TLS", "true".into())]);
+        }
+        variables.retain(|(name, _)| std::env::var_os(name).is_none());
+        variables
+    }
+}
+
 /// The environments of a node.
 #[derive(Debug)]
 pub struct Environments {
     dir: PathBuf,
-    /// `uv`, where it is named.
-    uv: Option<PathBuf>,
+    settings: Settings,
+    builds: Builds,
     /// Whether children of this process that nobody knows are ended.
     own_process: bool,
     closed: AtomicBool,
@@ -89,10 +136,11 @@ struct Base {
 
 impl Environments {
     /// `dir` keeps what is built, also for other nodes.
-    pub fn new(dir: PathBuf, uv: Option<PathBuf>, packages: Arc<Packages>, own_process: bool) -> Arc<Self> {
+    pub fn new(dir: PathBuf, settings: Settings, packages: Arc<Packages>, own_process: bool) -> Arc<Self> {
         Arc::new(Self {
             dir,
-            uv,
+            builds: Builds::new(settings.limit),
+            settings,
             own_process,
             closed: false.into(),
             slots: Mutex::default(),
@@ -112,6 +160,7 @@ impl Environments {
     pub fn let_go(&self) {
         let in_use = |slot: &Arc<OnceCell<Arc<Built>>>| slot.get().is_none_or(|built| Arc::strong_count(built) > 1);
         lock(&self.slots).retain(|_, slot| in_use(slot));
+        self.builds.forget();
     }
 
     /// The environment of a lease whose client's Python has this version; `pythons` are interpreters with the mayfly module.
@@ -123,15 +172,14 @@ impl Environments {
     ) -> Result<Arc<Built>, Failure> {
         environment.check()?;
         let (mine, environment, version) = (Arc::clone(self), environment.clone(), version.to_owned());
+        let hash = Arc::<OnceLock<EnvironmentHash>>::default();
+        let found = Arc::clone(&hash);
         // Goes on when whoever asked has gone: the next one finds it ready.
-        let ready = tokio::spawn(async move { mine.ready(environment, &version, pythons).await });
+        let ready = tokio::spawn(async move { mine.ready(environment, &version, pythons, &found).await });
         match tokio::time::timeout(PATIENCE, ready).await {
             Ok(Ok(ready)) => ready,
             Ok(Err(error)) => Err(Failure::new(Code::Internal, error.to_string())),
-            Err(_) => Err(Failure::new(
-                Code::EnvironmentBuilding,
-                "the node still builds the environment; try again in a moment, or wait for a place",
-            )),
+            Err(_) => Err(self.builds.told(hash.get().copied())),
         }
     }
 
@@ -140,11 +188,13 @@ impl Environments {
         environment: Environment,
         version: &str,
         pythons: Vec<PathBuf>,
+        found: &OnceLock<EnvironmentHash>,
     ) -> Result<Arc<Built>, Failure> {
         let wanted = runtimes::python_of(&environment, version).to_owned();
         let mine = Arc::clone(&self);
         let base = blocking(move || mine.base(&wanted, &pythons)).await?;
         let hash = environment.hash(&base.minor);
+        let _ = found.set(hash);
         let slot = Arc::clone(lock(&self.slots).entry(hash).or_default());
         let made = slot.get_or_try_init(|| self.build(hash, environment, base)).await;
         let made = made.cloned();
@@ -212,11 +262,19 @@ impl Environments {
         environment: Environment,
         base: Base,
     ) -> Result<Arc<Built>, Failure> {
+        self.builds.queue(hash)?;
         let _turn = self.building.acquire().await;
         let mine = Arc::clone(self);
         blocking(move || {
             let guests = Guests::arrive();
             let built = mine.build_here(hash, &environment, &base);
+            // What failed for now is remembered with its cause.
+            if !built
+                .as_ref()
+                .is_err_and(|failure| failure.code == Code::EnvironmentBuilding)
+            {
+                mine.builds.end(hash);
+            }
             drop(guests);
             if mine.own_process {
                 // What `uv` left running, if it was ended.
@@ -236,7 +294,7 @@ impl Environments {
         let locked = |how| lock_file(&used, how).map_err(|error| no_place(&place.lock, &error));
         loop {
             if locked(FlockOperation::NonBlockingLockExclusive)? && !place.is_whole() {
-                self.make(&place, environment, base)?;
+                self.make(&place, hash, environment, base)?;
             }
             // Between the two locks somebody may have removed it.
             if locked(FlockOperation::NonBlockingLockShared)? && place.is_whole() {
@@ -266,21 +324,30 @@ impl Environments {
     }
 
     /// Makes it, where nobody else is at it.
-    fn make(&self, place: &Place, environment: &Environment, base: &Base) -> Result<(), Failure> {
+    fn make(
+        &self,
+        place: &Place,
+        hash: EnvironmentHash,
+        environment: &Environment,
+        base: &Base,
+    ) -> Result<(), Failure> {
         let begin = Instant::now();
         place.remove();
         self.tidy();
         let uv = self.uv(&base.packages);
         let tool = Tool {
             name: uv.as_os_str(),
-            limit: BUILD_LIMIT,
+            limit: self.settings.limit,
             stop: &self.closed,
         };
+        let words = self.builds.run(hash).map_err(|error| no_place(&place.root, &error))?;
+        let variables = self.settings.variables();
+        let uv = |arguments: &[&str]| tool.words_into(arguments, &variables, words.try_clone()?);
         let root = place.root.display().to_string();
         let python = place.root.join("bin/python").display().to_string();
         let list = place.root.join("requirements.txt");
         let made = || {
-            tool.words(&["venv", "--quiet", "--no-project", "--python", &base.python, &root])?;
+            uv(&["venv", "--quiet", "--no-project", "--python", &base.python, &root])?;
             let lines: String = environment
                 .requirements
                 .iter()
@@ -289,9 +356,17 @@ impl Environments {
             std::fs::write(&list, lines)?;
             if !environment.requirements.is_empty() {
                 let list = list.display().to_string();
-                let install = ["pip", "install", "--quiet", "--no-progress", "--python", &python];
+                let install = [
+                    "pip",
+                    "install",
+                    "--no-progress",
+                    "--color",
+                    "never",
+                    "--python",
+                    &python,
+                ];
                 let only = ["--only-binary", ":all:", "--compile-bytecode", "--requirements", &list];
-                tool.words(&[&install[..], &only[..]].concat())?;
+                uv(&[&install[..], &only[..]].concat())?;
             }
             std::fs::write(
                 &place.note,
@@ -314,7 +389,7 @@ impl Environments {
                         "this node has no `uv` to build environments with; install it there (`pip install uv`), or start the \
                          node with --uv PATH",
                     ),
-                    other => failed(&other),
+                    other => self.builds.fail(hash, &other.to_string()),
                 })
             }
         }
@@ -323,7 +398,7 @@ impl Environments {
     /// `uv`: as it was named, or beside the interpreter that it came with, or wherever it is found.
     fn uv(&self, python: &Path) -> PathBuf {
         let beside = python.with_file_name("uv");
-        match &self.uv {
+        match &self.settings.uv {
             Some(named) => named.clone(),
             None if beside.is_file() => beside,
             None => "uv".into(),

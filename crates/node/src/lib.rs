@@ -13,6 +13,7 @@
 //! - `journal`: what must survive the node; `manager_link`: whom it tells.
 
 mod affinity;
+mod builds;
 mod channel;
 mod clock;
 mod connector;
@@ -42,6 +43,7 @@ mod trust;
 
 use std::path::PathBuf;
 
+pub use environments::Settings as EnvironmentSettings;
 pub use leases::LeaseView;
 pub use node::{Handle, Node, Status};
 pub use options::{ManagerLink, Options, Output};

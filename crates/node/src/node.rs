@@ -187,7 +187,7 @@ impl Node {
         let packages = Arc::<Packages>::default();
         let environments = Environments::new(
             options.environments_dir(),
-            options.uv.clone(),
+            options.building.clone(),
             packages.clone(),
             options.own_process,
         );

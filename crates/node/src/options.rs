@@ -9,6 +9,7 @@ use mayfly_lease::ledger::Resources;
 use mayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
 use mayfly_protocol::executor::VISIBLE_GPUS;
 
+use crate::environments::Settings;
 use crate::trust::Trust;
 
 /// What can be chosen about a node.
@@ -50,8 +51,8 @@ pub struct Options {
     /// Where environments are built and kept, which nodes of one user may share; none for `mayfly/environments` in the user's
     /// cache.
     pub environments: Option<PathBuf>,
-    /// `uv`, which builds them; none for the one beside a Python interpreter, or else wherever it is found.
-    pub uv: Option<PathBuf>,
+    /// How they are built.
+    pub building: Settings,
     /// Whether isolated workers may share the host's network.
     pub share_network: bool,
     /// Whether isolated workers without a network may be ranks of groups, which this node joins for them.
@@ -132,7 +133,7 @@ impl Options {
             shows_owner_all: false,
             images: Vec::new(),
             environments: None,
-            uv: None,
+            building: Settings::default(),
             share_network: false,
             connectors: true,
             rendezvous: Vec::new(),

@@ -293,7 +293,12 @@ pub enum FromDispatcher {
         attempts: Vec<Attempt>,
     },
     /// Executions that wait for the environment that they run in, which is being built.
-    Building(Vec<Attempt>),
+    Building {
+        /// Which.
+        attempts: Vec<Attempt>,
+        /// How that goes, in the node's words.
+        how: String,
+    },
     /// What executions print, while they do or a moment after their end.
     Printed(Vec<TaskOutput>),
     /// Executions that have been running for a while.

@@ -361,6 +361,9 @@ pub struct TaskStatus {
     pub state: TaskState,
     /// How it ended, if it did not end well.
     pub error: Option<Failure>,
+    /// In state `environment`, how the build goes: since when, what `uv` said last, or why it failed and when it is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub building: Option<String>,
     /// Executions that were begun, or may have been.
     pub attempts: u16,
     /// Higher ones run first.

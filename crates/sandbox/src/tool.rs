@@ -60,11 +60,18 @@ pub fn exists(name: &str) -> bool {
 impl Tool<'_> {
     /// Runs it and answers what it says.
     pub fn words(&self, arguments: &[&str]) -> Result<String, ToolError> {
-        self.run(arguments, |out| {
-            let mut text = String::new();
-            out.take(MOST_SAID_BYTES).read_to_string(&mut text)?;
-            Ok(text.trim().to_string())
-        })
+        self.run(arguments, all_words)
+    }
+
+    /// Runs it with these variables, has it write what it complains about into a file that others may read meanwhile, and returns
+    /// what it said.
+    pub fn words_into(
+        &self,
+        arguments: &[&str],
+        variables: &[(&str, String)],
+        complaints: File,
+    ) -> Result<String, ToolError> {
+        self.run_into(arguments, variables, complaints, all_words)
     }
 
     /// Runs it and gives its output to `read`; when that fails, so does all. It ends with this process at the latest.
@@ -75,10 +82,21 @@ impl Tool<'_> {
     ) -> Result<T, E> {
         // Not a pipe, which whatever it leaves behind would hold open.
         let complaints = rustix::fs::memfd_create("complaints", MemfdFlags::CLOEXEC).map_err(std::io::Error::from);
-        let mut complaints = File::from(complaints.map_err(ToolError::from)?);
+        let complaints = File::from(complaints.map_err(ToolError::from)?);
+        self.run_into(arguments, &[], complaints, read)
+    }
+
+    fn run_into<T, E: From<ToolError>>(
+        &self,
+        arguments: &[&str],
+        variables: &[(&str, String)],
+        mut complaints: File,
+        read: impl FnOnce(&mut ChildStdout) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut command = Command::new(self.name);
         command
             .args(arguments)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .current_dir("/")
             // What this program is to log is not what that one is to say.
             .env_remove("RUST_LOG")
@@ -157,6 +175,12 @@ impl Tool<'_> {
             why,
         }
     }
+}
+
+fn all_words(output: &mut ChildStdout) -> Result<String, ToolError> {
+    let mut text = String::new();
+    output.take(MOST_SAID_BYTES).read_to_string(&mut text)?;
+    Ok(text.trim().to_string())
 }
 
 /// Waits for the end of a program and leaves its record.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import urllib.parse
@@ -176,13 +177,29 @@ def _pylock(text: str, whence: str) -> list[str]:
     return lines
 
 
+def _uv_settings() -> dict[str, str]:
+    """What `uv` is told, as on nodes, where its user says nothing else: how long to wait, and whom to trust."""
+    settings = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_CONNECT_TIMEOUT": "15"}
+    trusted = ssl.get_default_verify_paths()
+    if trusted.cafile or trusted.capath:
+        # A site's proxy may have a certificate that only this machine trusts. Older versions know the second name.
+        settings |= {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
+    return settings
+
+
 def _uv(*arguments: str, given: str | None = None) -> str:
     """Runs `uv`, the one beside this Python if there is one."""
     beside = Path(sys.executable).with_name("uv")
     program = str(beside) if beside.is_file() else "uv"
     try:
         done = subprocess.run(
-            [program, *arguments], input=given, capture_output=True, text=True, timeout=600, check=False
+            [program, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env=_uv_settings() | os.environ,
         )
     except FileNotFoundError:
         raise FileNotFoundError("there is no program `uv` here; install it (`pip install uv`)") from None

@@ -122,7 +122,7 @@ impl Tasks {
                 FromDispatcher::Suits { function, refusal } => state.on_suits(id, function, refusal),
                 FromDispatcher::Invited { number, answer } => state.on_invited(id, number, answer),
                 FromDispatcher::Withdrawn { number, attempts } => state.on_withdrawn(id, number, attempts),
-                FromDispatcher::Building(attempts) => state.on_building(&attempts),
+                FromDispatcher::Building { attempts, how } => state.on_building(&attempts, how),
                 FromDispatcher::Printed(printed) => state.on_printed(id, &printed),
                 FromDispatcher::Running(attempts) => state.on_running(&attempts),
                 FromDispatcher::Ended(more) => ended.extend(more),
@@ -292,12 +292,16 @@ impl State {
         (places.contains(&live.place) && live.tries.attempts == attempt.number).then_some(live)
     }
 
-    fn on_building(&mut self, attempts: &[Attempt]) {
+    fn on_building(&mut self, attempts: &[Attempt], how: String) {
         let since_boot_ms = since_boot_ms();
+        let how: Arc<str> = how.chars().take(MAX_HOW_CHARS).collect();
         for attempt in attempts {
-            if let Some(live) = self.at(attempt, &[Place::Sent]) {
-                live.place = Place::Building;
-                live.environment_at_ms = live.time_ms(since_boot_ms);
+            if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
+                if live.place == Place::Sent {
+                    live.place = Place::Building;
+                    live.environment_at_ms = live.time_ms(since_boot_ms);
+                }
+                live.building = Some(Arc::clone(&how));
             }
         }
     }
@@ -312,6 +316,9 @@ impl State {
         }
     }
 }
+
+/// Of what an endpoint says about the build of an environment, so much is kept.
+const MAX_HOW_CHARS: usize = 1_024;
 
 async fn hear(tasks: Weak<Tasks>, id: EndpointId, number: u64, mut hearing: mpsc::UnboundedReceiver<FromDispatcher>) {
     let mut messages = Vec::with_capacity(AT_ONCE);

@@ -209,6 +209,8 @@ struct Live {
     submitted_at_ms: u64,
     waiting_at_ms: u64,
     environment_at_ms: u64,
+    /// How the build of its environment went, as last heard.
+    building: Option<Arc<str>>,
     started_at_ms: u64,
     arguments: Option<Payload>,
     /// What goes along with them.
@@ -665,6 +667,10 @@ impl State {
             tag: live.tag.name().into(),
             state: live.state(),
             error: None,
+            building: match live.place {
+                Place::Building => live.building.as_deref().map(Into::into),
+                _ => None,
+            },
             attempts: live.tries.attempts,
             priority: live.priority,
             submitted_at_ms: live.submitted_at_ms,
@@ -694,6 +700,7 @@ impl State {
                 TaskState::Queued
             },
             error: record.ended.as_ref().and_then(|(_, error)| error.clone()),
+            building: None,
             attempts: record.tries.attempts,
             priority: record.spec.priority,
             submitted_at_ms: record.spec.submitted_at_ms,
@@ -738,6 +745,7 @@ impl Live {
             submitted_at_ms: spec.submitted_at_ms,
             waiting_at_ms: 0,
             environment_at_ms: 0,
+            building: None,
             started_at_ms: 0,
             arguments,
             answers: Vec::new(),

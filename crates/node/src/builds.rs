@@ -1,0 +1,261 @@
+//! How the builds of environments go: since when, what `uv` said last, and when a build that failed for now is tried again.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use mayfly_protocol::error::{Code, Failure};
+use mayfly_protocol::ids::EnvironmentHash;
+use rustix::fs::MemfdFlags;
+
+/// A build that could not reach its index rests for so long, twice as long each time, and this at most.
+const FIRST_REST: Duration = Duration::from_secs(10);
+const MAX_REST: Duration = Duration::from_secs(5 * 60);
+/// How much of `uv`'s last words is read, and how much of them is told.
+const TAIL_BYTES: u64 = 1 << 10;
+const MAX_TOLD_CHARS: usize = 600;
+/// Of an environment's hash, where people read it.
+const SHOWN_DIGITS: usize = 12;
+
+/// What `uv` says when it cannot reach an index, or the index cannot answer: another try may end well.
+const PASSING: [&str; 7] = [
+    "error sending request",
+    "error decoding response body",
+    "client error (Connect)",
+    "operation timed out",
+    "server error (5",
+    "dns error",
+    "it took more than",
+];
+
+/// The builds of a node.
+#[derive(Debug)]
+pub struct Builds {
+    known: Mutex<HashMap<EnvironmentHash, Build>>,
+    /// Tries of one environment end for good after this time.
+    limit: Duration,
+}
+
+/// A build that goes on, or is to go on.
+#[derive(Debug)]
+struct Build {
+    begun: Instant,
+    rest: Duration,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Others are built first.
+    Queued,
+    /// `uv` writes its words here.
+    Running { since: Instant, words: File },
+    /// It failed for now.
+    Resting { until: Instant, why: String },
+}
+
+impl Builds {
+    pub fn new(limit: Duration) -> Self {
+        Self {
+            known: Mutex::default(),
+            limit,
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<EnvironmentHash, Build>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that an environment is to be built. An error while its last failure is recent.
+    pub fn queue(&self, hash: EnvironmentHash) -> Result<(), Failure> {
+        let now = Instant::now();
+        let mut known = self.known();
+        let build = known.entry(hash).or_insert_with(|| Build {
+            begun: now,
+            rest: FIRST_REST,
+            stage: Stage::Queued,
+        });
+        if let Stage::Resting { until, .. } = &build.stage {
+            if *until > now {
+                return Err(building(build.told(hash)));
+            }
+            build.stage = Stage::Queued;
+        }
+        Ok(())
+    }
+
+    /// Notes that its build runs now. Returns where `uv` is to write its words.
+    pub fn run(&self, hash: EnvironmentHash) -> std::io::Result<File> {
+        let words = File::from(rustix::fs::memfd_create("uv", MemfdFlags::CLOEXEC)?);
+        if let Some(build) = self.known().get_mut(&hash) {
+            let (since, words) = (Instant::now(), words.try_clone()?);
+            build.stage = Stage::Running { since, words };
+        }
+        Ok(words)
+    }
+
+    /// Forgets it: it is there, or will never be.
+    pub fn end(&self, hash: EnvironmentHash) {
+        self.known().remove(&hash);
+    }
+
+    /// Forgets builds that nobody asked for again. To be called about once a minute.
+    pub fn forget(&self) {
+        let is_asked_for = |build: &Build| match &build.stage {
+            Stage::Resting { until, .. } => until.elapsed() < MAX_REST,
+            Stage::Queued | Stage::Running { .. } => true,
+        };
+        self.known().retain(|_, build| is_asked_for(build));
+    }
+
+    /// Its build failed with these words. If that may pass, it rests; else, or after too long a time, it has failed for good.
+    pub fn fail(&self, hash: EnvironmentHash, words: &str) -> Failure {
+        let mut known = self.known();
+        let is_passing = PASSING.iter().any(|known| words.contains(known));
+        let tried = known.get_mut(&hash).filter(|build| build.begun.elapsed() < self.limit);
+        if let (true, Some(build)) = (is_passing, tried) {
+            build.stage = Stage::Resting {
+                until: Instant::now() + build.rest,
+                why: format!("cannot reach the index: {}", bounded(words)),
+            };
+            build.rest = (build.rest * 2).min(MAX_REST);
+            return building(build.told(hash));
+        }
+        known.remove(&hash);
+        let text = format!("environment {} cannot be built: {}", short(hash), bounded(words));
+        Failure::new(Code::EnvironmentFailed, text)
+    }
+
+    /// What to tell who waits for it.
+    pub fn told(&self, hash: Option<EnvironmentHash>) -> Failure {
+        let known = self.known();
+        let told = hash.and_then(|hash| known.get(&hash).map(|build| build.told(hash)));
+        building(told.unwrap_or_else(|| "the environment is being looked at".into()))
+    }
+}
+
+impl Build {
+    fn told(&self, hash: EnvironmentHash) -> String {
+        let hash = short(hash);
+        match &self.stage {
+            Stage::Queued => format!("environment {hash}: queued, others are built first"),
+            Stage::Running { since, words } => {
+                let since = since.elapsed().as_secs();
+                match last_line(words) {
+                    line if line.is_empty() => format!("environment {hash}: building since {since} s"),
+                    line => format!("environment {hash}: building since {since} s: {line}"),
+                }
+            }
+            Stage::Resting { until, why } => {
+                let left = until.saturating_duration_since(Instant::now());
+                format!(
+                    "environment {hash}: failed: {why}; will try again at {} UTC",
+                    clock_in(left)
+                )
+            }
+        }
+    }
+}
+
+fn building(text: String) -> Failure {
+    Failure::new(Code::EnvironmentBuilding, text)
+}
+
+fn short(hash: EnvironmentHash) -> String {
+    hash.to_string().chars().take(SHOWN_DIGITS).collect()
+}
+
+/// The last of somebody's words, in one line.
+fn bounded(words: &str) -> String {
+    let lines: Vec<String> = words.lines().map(plain).filter(|line| !line.is_empty()).collect();
+    let all = lines.join("; ");
+    let too_long = all.chars().count().saturating_sub(MAX_TOLD_CHARS);
+    match too_long {
+        0 => all,
+        _ => format!("...{}", all.chars().skip(too_long).collect::<String>()),
+    }
+}
+
+fn plain(line: &str) -> String {
+    line.trim().chars().filter(|letter| !letter.is_control()).collect()
+}
+
+/// The last line in a file that is still written.
+fn last_line(words: &File) -> String {
+    let length = words.metadata().map_or(0, |metadata| metadata.len());
+    let from = length.saturating_sub(TAIL_BYTES);
+    let mut tail = vec![0; (length - from) as usize];
+    // What cannot be read is not told.
+    let read = words.read_at(&mut tail, from).unwrap_or(0);
+    let text = String::from_utf8_lossy(&tail[..read]).into_owned();
+    text.lines()
+        .rev()
+        .map(plain)
+        .find(|line| !line.is_empty())
+        .unwrap_or_default()
+}
+
+/// What a clock shows in so long, in UTC.
+fn clock_in(left: Duration) -> String {
+    let at = SystemTime::now() + left;
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = since.as_secs() % (24 * 3600);
+    format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const HASH: EnvironmentHash = EnvironmentHash([7; 32]);
+    const UNREACHABLE: &str =
+        "error: Failed to fetch: `http://127.0.0.1:9/simple/six/`\n  Caused by: error sending request for url";
+
+    #[test]
+    fn running_build_tells_since_when_and_the_last_line_of_uv() {
+        let builds = Builds::new(Duration::from_secs(60));
+        builds.queue(HASH).unwrap();
+        assert!(builds.told(Some(HASH)).message.contains("queued"));
+        let mut words = builds.run(HASH).unwrap();
+        writeln!(words, "Resolved 3 packages\nPrepared\x1b[2m 1 package").unwrap();
+        let told = builds.told(Some(HASH));
+        assert_eq!(told.code, Code::EnvironmentBuilding);
+        assert!(
+            told.message.contains("building since 0 s: Prepared[2m 1 package"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn unreachable_index_is_tried_again_later_and_not_at_once() {
+        let builds = Builds::new(Duration::from_secs(60));
+        builds.queue(HASH).unwrap();
+        let failure = builds.fail(HASH, UNREACHABLE);
+        assert_eq!(failure.code, Code::EnvironmentBuilding);
+        for part in ["failed: cannot reach the index", "127.0.0.1:9", "will try again at "] {
+            assert!(failure.message.contains(part), "{failure}");
+        }
+        assert_eq!(builds.queue(HASH).unwrap_err().code, Code::EnvironmentBuilding);
+    }
+
+    #[test]
+    fn build_fails_for_good_after_its_limit_or_by_what_does_not_pass() {
+        let builds = Builds::new(Duration::ZERO);
+        builds.queue(HASH).unwrap();
+        assert_eq!(builds.fail(HASH, UNREACHABLE).code, Code::EnvironmentFailed);
+        let builds = Builds::new(Duration::from_secs(60));
+        builds.queue(HASH).unwrap();
+        let failure = builds.fail(HASH, "six was not found in the package registry");
+        assert_eq!(failure.code, Code::EnvironmentFailed);
+        assert_eq!(builds.queue(HASH), Ok(()));
+    }
+
+    #[test]
+    fn long_words_are_cut_at_their_beginning() {
+        let told = bounded(&format!("{}\nthe end", "x".repeat(5_000)));
+        assert!(told.starts_with("...") && told.ends_with("; the end") && told.len() <= MAX_TOLD_CHARS + 3);
+    }
+}

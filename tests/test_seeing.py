@@ -241,7 +241,7 @@ class TestPage:
             seen = self.see(address, tmp_path)
         (node,) = json.loads(fetch(up, "/v1/nodes"))
         assert f"{node['address']['name']} up" in seen
-        assert f"{lease.id[:12]} active default" in seen
+        assert f"...{lease.id[-12:]} active default" in seen
         assert "3 of" in seen, "warm workers leased"
         assert "warm workers leased" in seen
         assert "Time to a grant" in seen

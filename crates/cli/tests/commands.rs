@@ -234,7 +234,7 @@ fn what_is_not_understood_ends_with_status_2() {
         ("invalid_request".into(), 2)
     );
     for arguments in [
-        &["task", "show", "f1a85be3d207"][..],
+        &["task", "show", "3d207"][..],
         &["task", "result", "no id"],
         &["task", "result", ID, "--wait", "soon"],
         &["task", "result", ID, "--raw"],
@@ -257,7 +257,7 @@ fn what_is_not_understood_ends_with_status_2() {
             "{arguments:?}"
         );
     }
-    let output = run(home.path(), &["task", "show", "f1a85be3d207"]);
+    let output = run(home.path(), &["task", "show", "3d207"]);
     assert!(
         String::from_utf8_lossy(&output.stderr).contains("32 hexadecimal digits"),
         "the message shows what an id looks like"

@@ -123,7 +123,7 @@ async fn the_next_life_of_a_node_uses_what_is_whole_and_removes_the_rest() {
     let root = dir.path().canonicalize().unwrap();
     let Some(packed) = pack(&root, "first") else { return };
     let name = packed.display().to_string();
-    let first = images(&root, named(&[&name])).wanted(None).await.unwrap();
+    let first = images(&root, named(&[&name])).wanted(None, false).await.unwrap();
     std::fs::write(first.root.join("mark"), "").unwrap();
     std::fs::create_dir(root.join("images/half")).unwrap();
     std::fs::write(root.join("images/old.json"), "{}").unwrap();

@@ -294,7 +294,7 @@ impl State {
 
     fn on_building(&mut self, attempts: &[Attempt], how: String) {
         let since_boot_ms = since_boot_ms();
-        let how: Arc<str> = how.chars().take(MAX_HOW_CHARS).collect();
+        let how: Arc<str> = how.chars().take(MAX_HOW_CHARS).collect::<String>().into();
         for attempt in attempts {
             if let Some(live) = self.at(attempt, &[Place::Sent, Place::Building]) {
                 if live.place == Place::Sent {

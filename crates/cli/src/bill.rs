@@ -161,7 +161,7 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
     let mut lines = Vec::new();
     let mut after = None;
     loop {
-        let mut asked = vec![format!("from={}", arguments.from_ms())];
+        let mut asked = vec![format!("from={}", arguments.begin_ms())];
         asked.extend(arguments.until.map(|until| format!("until={until}")));
         asked.extend(arguments.tenant.as_ref().map(|name| format!("tenant={name}")));
         asked.extend(after.map(|after: String| format!("after={after}")));
@@ -177,7 +177,8 @@ fn fetch(client: &Client, arguments: &Arguments) -> Result<Vec<BillLine>, Failur
 }
 
 impl Arguments {
-    fn from_ms(&self) -> u64 {
+    /// When the billed time begins.
+    fn begin_ms(&self) -> u64 {
         let since_ms = |since: Duration| output::now_ms().saturating_sub(since.as_millis() as u64);
         self.from.or(self.since.map(since_ms)).unwrap_or(0)
     }

@@ -84,22 +84,22 @@ fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &
         options.any(|option| option.is_hide_set() && option.get_long() == name)
     };
     let is_hidden_command = |name: &str| command.find_subcommand(name).is_some_and(Command::is_hide_set);
-    let kinds: [(_, &dyn Fn(&str) -> bool); 2] = [
-        (ContextKind::SuggestedArg, &is_hidden_option),
-        (ContextKind::SuggestedSubcommand, &is_hidden_command),
-    ];
-    for (kind, is_hidden) in kinds {
-        match error.remove(kind) {
-            Some(ContextValue::String(text)) if is_hidden(&text) => {}
-            Some(ContextValue::Strings(mut texts)) => {
-                texts.retain(|text| !is_hidden(text));
-                if !texts.is_empty() {
-                    error.insert(kind, ContextValue::Strings(texts));
-                }
+    forget(error, ContextKind::SuggestedArg, is_hidden_option);
+    forget(error, ContextKind::SuggestedSubcommand, is_hidden_command);
+}
+
+/// Removes the suggestions of one kind that are hidden.
+fn forget(error: &mut clap::Error, kind: ContextKind, is_hidden: impl Fn(&str) -> bool) {
+    match error.remove(kind) {
+        Some(ContextValue::String(text)) if is_hidden(&text) => {}
+        Some(ContextValue::Strings(mut texts)) => {
+            texts.retain(|text| !is_hidden(text));
+            if !texts.is_empty() {
+                error.insert(kind, ContextValue::Strings(texts));
             }
-            Some(other) => drop(error.insert(kind, other)),
-            None => {}
         }
+        Some(other) => drop(error.insert(kind, other)),
+        None => {}
     }
 }
 

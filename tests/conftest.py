@@ -18,6 +18,7 @@ from harness.leaks import Snapshot, become_subreaper, descendants, kill
 from harness.postgres import Postgres
 from harness.programs import bin_dir
 
+pytest_plugins = ["harness.temporary"]
 Start = Callable[..., Daemon]
 
 

@@ -124,7 +124,8 @@ def test_a_manager_whose_disk_is_full_ends_when_it_is_told(manager: Manager, dis
         assert set(ended) <= {"well", "maybe_executed"}
         assert ended["well"] > 0
     executed = [path.stat().st_size for path in tmp_path.iterdir() if path.name.isdigit()]
-    assert set(executed) == {1}
+    # None twice. One that was cut off at the end may have opened its file alone.
+    assert max(executed) == 1
 
 
 def outcomes_of(batch: mayfly.Batch) -> Counter[str]:
@@ -149,7 +150,8 @@ def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: 
         # Room for arguments, not for results.
         future = client.run(double, os.urandom(22 * MIB))
         wait_until(lambda: "cannot be moved just now" in manager.daemon.output(), "there is no room", 60)
-        assert client.task_status(future.id)["state"] == "running"
+        # However little time it took.
+        wait_until(lambda: client.task_status(future.id)["state"] == "running", "the task to show as running")
         # Others go on meanwhile.
         assert client.run(pow, 2, 10).result(30) == 1024
         disk.grow(256)

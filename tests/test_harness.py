@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from harness import Snapshot, descendants, index
-from harness.leaks import descriptors, kill, memory_files, wait_until
+from harness.leaks import descriptors, die_with_parent, kill, memory_files, wait_until
+from harness.programs import ROOT
 
 
 def test_a_child_left_behind_is_seen_as_a_leak() -> None:
@@ -83,3 +84,38 @@ def test_package_tools_ask_no_public_index(tool: str, tmp_path: Path) -> None:
         index.write_wheel(tmp_path, "mayfly_test_package", "1.0")
         subprocess.run(wanted, env=proxied | index.settings(proxy.url), check=True, timeout=60)
     assert (tmp_path / "installed" / "mayfly_test_package").is_dir()
+
+
+def run_of(test: str, tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:
+    """A run of one test, and its temporary directory."""
+    (tmp_path / "test_one.py").write_text(f"import tempfile, time\ndef test_one():\n    {test}\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    plugins = ("-p", "harness.temporary", "-p", "no:cacheprovider")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", f"--rootdir={tmp_path}", *plugins, *options, tmp_path / "test_one.py"],
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    )
+    return process, temporary
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")])
+def test_run_that_leaves_a_temporary_file_fails(options: tuple[str, ...], tmp_path: Path) -> None:
+    process, temporary = run_of("tempfile.mkstemp(suffix='.key')", tmp_path, *options)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "1 passed" in said
+    assert ".key (test_one.py::test_one)" in said
+    assert os.listdir(temporary) == []
+
+
+def test_killed_run_leaves_no_temporary_file(tmp_path: Path) -> None:
+    process, temporary = run_of("tempfile.mkstemp(suffix='.key'); time.sleep(60)", tmp_path)
+    wait_until(lambda: list(temporary.glob("*/*/*.key")), "the test to begin", 30)
+    process.kill()
+    process.communicate(timeout=10)
+    wait_until(lambda: not os.listdir(temporary), "the directory to go", 30)

@@ -56,7 +56,9 @@ class Daemon:
         self.args = args
         self.host = host
         self.prefix = prefix
-        self.log = state.parent / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
+        # Beside its state, unless that is a private directory itself.
+        place = state if state.parent == Path(tempfile.gettempdir()) else state.parent
+        self.log = place / f"{state.name}-{args[0]}-{time.monotonic_ns()}.log"
         self.environment = clean_environment(**(env or {}))
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -71,6 +71,8 @@ class Endpoint:
         self._environment = manager.client_environment() | {
             "XDG_STATE_HOME": str(home),
             "MAYFLY_PYTHON": sys.executable,
+            # Nodes that a test kills leave their state there.
+            "TMPDIR": str(home),
         }
         self._environment |= variables
         self._setup = setup

@@ -18,7 +18,7 @@ use mayfly_protocol::ids::{TaskId, TenantId};
 use serde_json::json;
 
 use crate::contents::ContentArguments;
-use crate::daemon::{self, Ending, StateDir, Why};
+use crate::daemon::{self, Ending, StateDir};
 use crate::resources::NodeArguments;
 use crate::{Global, connect, output};
 
@@ -81,12 +81,22 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 }
 
 async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    let mut ending = Ending::new(arguments.parent)?;
+    let ending = Ending::new(arguments.parent)?;
     let state = StateDir::take(&connect::state_dir(arguments.state_dir.as_deref())?)?;
+    let served = serve(arguments, global, ending, &state).await;
+    if arguments.embedded {
+        // Keys are in it, and the program that it is for may have ended, too.
+        state.remove();
+    }
+    served
+}
+
+/// Runs the manager and the node until they are told to end.
+async fn serve(arguments: &Arguments, global: &Global, mut ending: Ending, state: &StateDir) -> Result<(), Failure> {
     let node_state = StateDir::take(&state.path().join("node"))?;
     let connection = Findable::at(state.path());
     let running = tokio::select! {
-        running = start(arguments, &state, &node_state) => running?,
+        running = start(arguments, state, &node_state) => running?,
         _ = ending.told() => return Ok(()),
     };
     let ready = running.describe(state.path(), global)?;
@@ -94,14 +104,10 @@ async fn up(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         Some(fd) => output::announce_on(fd, &ready)?,
         None => output::announce(&ready),
     }
-    let why = ending.told().await;
+    ending.told().await;
     tracing::info!("ending");
     ending.orderly(running.end()).await;
     drop(connection);
-    if arguments.embedded && why == Why::ParentEnded {
-        drop(node_state);
-        state.remove();
-    }
     Ok(())
 }
 

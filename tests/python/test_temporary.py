@@ -1,0 +1,67 @@
+"""What a program with a manager of its own leaves in the temporary directory: nothing, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.leaks import die_with_parent, wait_until
+from harness.programs import bin_dir
+
+PROGRAM = """
+import sys, mayfly
+with mayfly.connect() as client, client.lease(mode="warm") as lease:
+    assert lease.call(abs, -1) == 1
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def closed(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def terminated(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+def group_terminated(process: subprocess.Popen[str]) -> None:
+    """As batch systems and service managers do."""
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def group_interrupted(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C does."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [closed, killed, terminated, group_terminated, group_interrupted])
+def test_ended_program_leaves_no_temporary_file(end: Callable[[subprocess.Popen[str]], None], tmp_path: Path) -> None:
+    variables = {"TMPDIR": str(tmp_path), "MAYFLY_BIN": str(bin_dir() / "mayfly")}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        # Its keys are there.
+        assert list(tmp_path.glob("mayfly-*/connection.json"))
+        end(process)
+        process.wait(20)
+    wait_until(lambda: os.listdir(tmp_path) == [], "its temporary files to go", 20)

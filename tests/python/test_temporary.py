@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness.leaks import die_with_parent, wait_until
-from harness.programs import bin_dir
+from harness.programs import bin_dir, program, run
 
 PROGRAM = """
 import sys, mayfly
@@ -65,3 +66,15 @@ def test_ended_program_leaves_no_temporary_file(end: Callable[[subprocess.Popen[
         end(process)
         process.wait(20)
     wait_until(lambda: os.listdir(tmp_path) == [], "its temporary files to go", 20)
+
+
+def test_ephemeral_node_that_cannot_start_leaves_no_state(tmp_path: Path) -> None:
+    state = tmp_path / "node"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        node = ("node", "--standalone", "--ephemeral", "--state-dir", state, "--listen-tcp", address)
+        done = run(program(), *node, check=False)
+    assert done.returncode != 0
+    assert address in done.stderr
+    assert not state.exists()

@@ -188,12 +188,27 @@ fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
 }
 
 async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
-    let mut ending = Ending::new(None)?;
+    let ending = Ending::new(None)?;
     let path = match &arguments.state_dir {
         Some(dir) => connect::state_dir(Some(dir))?,
         None => connect::state_dir(None)?.join("node"),
     };
     let state = StateDir::take(&path)?;
+    let served = serve_with(arguments, global, ending, &state).await;
+    if arguments.ephemeral {
+        // Also where it did not come to serve: its key is there.
+        state.remove();
+    }
+    served
+}
+
+/// Runs a node until it is told to end.
+async fn serve_with(
+    arguments: &Arguments,
+    global: &Global,
+    mut ending: Ending,
+    state: &StateDir,
+) -> Result<(), Failure> {
     let (link, owner) = link(arguments, global, state.path())?.unzip();
     let owner = owner.flatten();
     let mut options = arguments.node.options(state.path().to_owned())?;
@@ -241,9 +256,6 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         () = alone => tracing::warn!("ending: the manager has not been there for too long"),
     }
     ending.orderly(node.shutdown()).await;
-    if arguments.ephemeral {
-        state.remove();
-    }
     Ok(())
 }
 

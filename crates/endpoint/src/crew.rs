@@ -609,6 +609,11 @@ impl Crew {
         if !ended.is_empty() {
             self.shared.say(FromDispatcher::Ended(ended));
         }
+        if !long.is_empty() {
+            // Until its answer is stored, a task shows as running, also one that took too little time to be told before.
+            let attempts = long.iter().map(|(one, _)| one.attempt).collect();
+            self.shared.say(FromDispatcher::Running(attempts));
+        }
         for (ended, output) in long {
             let shared = Arc::clone(&self.shared);
             let done = move |ended| shared.say(FromDispatcher::Ended(vec![ended]));

@@ -272,8 +272,16 @@ enum mf_status
     MF_ENVIRONMENT_FAILED = 42,
     // The call ended well, and its result cannot be made where it was fetched.
     MF_RESULT_UNREADABLE = 43,
+    // Others can enter the state directory, and it is not the daemon's to close.
+    MF_STATE_EXPOSED = 44,
+    // The store lacks what it had before.
+    MF_STORE_LOST = 45,
+    // The lease must be isolated, and the node isolates nothing.
+    MF_ISOLATION_UNAVAILABLE = 46,
     // Another tenant may have made the result, and it holds more than data.
-    MF_UNTRUSTED = 44,
+    MF_UNTRUSTED = 47,
+    // The beginning or end of an id is that of several.
+    MF_AMBIGUOUS = 48,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -354,27 +354,50 @@ fn table(mut lines: Vec<Line>, by: By, most: usize) -> String {
 /// Show who changed accounts, prices, nodes and other people's leases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly audit
-  mayfly audit --above 1200 --json")]
+  mayfly audit                         the last 100 entries
+  mayfly audit --limit 1000 --before 5200
+  mayfly audit --above 1200 --json     all that came after that")]
 pub struct AuditArguments {
-    /// Number of the last entry that is known already
+    /// How many entries at most, the last ones; without --above 100
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Entries before this number
+    #[arg(long, value_name = "N")]
+    before: Option<u64>,
+    /// Number of the last entry that is known already: all that came after it
     #[arg(long, value_name = "N", default_value_t = 0)]
     above: u64,
 }
 
-pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure> {
-    let client = connect::manager(global)?;
-    let mut entries: Vec<AuditEntry> = Vec::new();
-    loop {
-        let above = entries.last().map_or(arguments.above, |entry| entry.number);
+/// Entries of one request.
+const AUDIT_PAGE: u64 = 1_000;
+/// Entries that are shown where no number is named.
+const AUDIT_SHOWN: u64 = 100;
+
+/// The last entries that are wanted, a page at a time from the end.
+fn audit_entries(arguments: &AuditArguments, client: &Client) -> Result<Vec<AuditEntry>, Failure> {
+    let mut wanted = match (arguments.limit, arguments.above) {
+        (Some(limit), _) => limit,
+        (None, 0) => AUDIT_SHOWN,
+        (None, _) => u64::MAX,
+    };
+    let mut before = arguments.before.unwrap_or(u64::MAX);
+    let mut pages: Vec<Vec<AuditEntry>> = Vec::new();
+    while wanted > 0 {
+        let (above, limit) = (arguments.above, wanted.min(AUDIT_PAGE));
         let page: Vec<AuditEntry> = client
-            .get(&format!("/v1/audit?above={above}"))
+            .get(&format!("/v1/audit?above={above}&before={before}&limit={limit}"))
             .map_err(|error| error.0)?;
-        if page.is_empty() {
-            break;
-        }
-        entries.extend(page);
+        let Some(first) = page.first() else { break };
+        before = first.number;
+        wanted -= (page.len() as u64).min(wanted);
+        pages.push(page);
     }
+    Ok(pages.into_iter().rev().flatten().collect())
+}
+
+pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure> {
+    let entries = audit_entries(arguments, &connect::manager(global)?)?;
     if global.json {
         output::line(&output::json(&entries)?);
         return Ok(());

@@ -9,14 +9,15 @@ use mayfly_protocol::accounts::{
 };
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, TenantId};
+use mayfly_protocol::text;
 
-use crate::control::{Control, fresh_bearer, now_ms};
+use crate::control::{Control, fresh_bearer, now_ms, stopped};
 use crate::leases::to_its_end;
 use crate::logins::LOGIN;
 use crate::random;
 use crate::requests::Caller;
-use crate::store::{As, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord};
-use crate::world::{Account, World};
+use crate::store::{AUDIT_STEP, As, AuditPage, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord};
+use crate::world::{Account, World, millis};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.
 pub const OWN_TOKEN: &str = "connection.json";
@@ -28,6 +29,11 @@ const MOST_NAME: usize = 64;
 const MOST_PRICE: u64 = i64::MAX as u64 / 1_000_000;
 /// Lines of one page of a bill, and entries of one page of the audit log.
 pub const MOST_LINES: u32 = 1_000;
+/// Most of an audit entry's subject, and of its details, that is written down.
+const MAX_SUBJECT_BYTES: usize = 256;
+const MAX_DETAILS_BYTES: usize = 4 << 10;
+/// Between two looks for entries of the audit log that go.
+const TRIM_PERIOD: Duration = Duration::from_secs(3600);
 /// The longest life of a token that somebody asks for.
 const LONGEST_TOKEN: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -47,6 +53,34 @@ fn check_name(what: &str, name: &str) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// What is said of an action in the audit log: whole, or its beginning and its end where it is long.
+fn audit_details(details: &impl serde::Serialize) -> String {
+    let whole = serde_json::to_string(details).unwrap_or_default();
+    if whole.len() <= MAX_DETAILS_BYTES {
+        return whole;
+    }
+    // Quotes are escaped once more.
+    let part = text::bounded(&whole, MAX_DETAILS_BYTES / 4);
+    serde_json::json!({ "bytes": whole.len(), "cut": part }).to_string()
+}
+
+/// Trims the audit log for as long as the manager runs.
+pub async fn keep_audit_trimmed(control: Arc<Control>) {
+    let mut stopping = control.stopping.subscribe();
+    let mut ticks = tokio::time::interval(TRIM_PERIOD);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = stopped(&mut stopping) => return,
+        }
+        match control.trim_audit().await {
+            Ok(0) => {}
+            Ok(entries) => tracing::info!(entries, "old entries of the audit log are gone"),
+            Err(error) => tracing::warn!(%error, "the audit log cannot be trimmed; the next look tries again"),
+        }
+    }
 }
 
 fn check_prices(prices: &Prices) -> Result<(), Failure> {
@@ -96,15 +130,30 @@ impl Control {
             tenant,
             token,
             action: action.into(),
-            subject: subject.to_string(),
-            details: serde_json::to_string(details).unwrap_or_default(),
+            subject: text::bounded(&subject.to_string(), MAX_SUBJECT_BYTES),
+            details: audit_details(details),
         };
         Ok(self.store.audit(entry).wait().await?)
     }
 
-    /// Entries of the audit log above this number.
-    pub async fn audited(&self, above: u64) -> Result<Vec<AuditEntry>, Failure> {
-        Ok(self.store.audited(above, MOST_LINES).wait().await?)
+    /// A page of the audit log.
+    pub async fn audited(&self, page: AuditPage) -> Result<Vec<AuditEntry>, Failure> {
+        let limit = page.limit.clamp(1, MOST_LINES);
+        Ok(self.store.audited(AuditPage { limit, ..page }).wait().await?)
+    }
+
+    /// Forgets what is old in the audit log, or more than is to be kept.
+    pub async fn trim_audit(&self) -> Result<u64, Failure> {
+        let before_ms = now_ms().saturating_sub(millis(self.options.keep_audit));
+        let mut gone = 0;
+        loop {
+            let some = self.store.trim_audit(before_ms, self.options.most_audit_bytes);
+            let some = some.wait().await?;
+            gone += some;
+            if some < AUDIT_STEP.into() {
+                return Ok(gone);
+            }
+        }
     }
 
     /// Makes a tenant, or changes one.

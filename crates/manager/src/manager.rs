@@ -17,7 +17,7 @@ use mayfly_storage::Place;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
-use crate::accounts::{OWN_TENANT, OWN_TOKEN};
+use crate::accounts::{self, OWN_TENANT, OWN_TOKEN};
 use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms, stopped};
 use crate::error::Error;
 use crate::identity::{self, Identity};
@@ -195,6 +195,7 @@ impl Manager {
             tokio::spawn(peers::keep_present(Arc::clone(&control), for_clients));
         }
         tokio::spawn(task_owner::keep_charging(Arc::clone(&control)));
+        tokio::spawn(accounts::keep_audit_trimmed(Arc::clone(&control)));
         if let Some(common) = common {
             // The first of all managers has them when it answers for the first time.
             control.look_after_tasks(&common).await;

@@ -48,6 +48,10 @@ pub struct Options {
     pub most_content_bytes: u64,
     /// How long tasks and their outcomes are kept after their end.
     pub keep_results: Duration,
+    /// How long entries of the audit log are kept.
+    pub keep_audit: Duration,
+    /// How many bytes of them are kept.
+    pub most_audit_bytes: u64,
     /// How long the leases of a lost node are waited for before they count as lost.
     pub lease_lost_after: Duration,
     /// How long a grant may lie unused.
@@ -73,6 +77,8 @@ impl Options {
             contents: None,
             most_content_bytes: 256 << 30,
             keep_results: Duration::from_secs(7 * 24 * 3600),
+            keep_audit: Duration::from_secs(400 * 24 * 3600),
+            most_audit_bytes: 64 << 20,
             lease_lost_after: Duration::from_secs(60),
             start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),

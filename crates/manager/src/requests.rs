@@ -278,7 +278,7 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
         let packed = names(request.headers().get(CONTENT_TYPE));
         let too_long = || {
             let text = format!(
-                "the body has more than {} bytes; submit in several parts",
+                "the body is longer than this request may have, which is {} bytes at most; submit in several parts",
                 tasks::MOST_BODY_BYTES
             );
             refuse(Code::PayloadTooLarge, text)

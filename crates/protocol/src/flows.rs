@@ -52,7 +52,7 @@ pub struct FlowRequest {
     pub id: Option<FlowId>,
     /// For people.
     #[serde(default)]
-    #[schema(max_length = 256)]
+    #[schema(max_length = 128)]
     pub name: String,
     /// In an order in which each stands behind those whose results it takes.
     #[schema(min_items = 1, max_items = 100)]

@@ -21,6 +21,7 @@
 pub mod accounts;
 pub mod api;
 pub mod blob;
+pub mod bounds;
 pub mod contents;
 pub mod dispatch;
 pub mod durations;

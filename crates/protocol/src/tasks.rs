@@ -15,8 +15,10 @@ use crate::node_api::Stream;
 
 /// The content type of bodies that are not JSON.
 pub const MESSAGE_PACK: &str = "application/msgpack";
-/// Most bytes of a body that brings functions or tasks.
+/// Most bytes of a body that brings functions, tasks or flows, or names tasks.
 pub const MOST_BODY_BYTES: usize = 64 << 20;
+/// Most bytes of a body that names tenants to share with.
+pub const MAX_SHARING_BODY_BYTES: usize = 2 << 20;
 /// Most bytes of one task's result in JSON; others go by reference when they are long.
 pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 /// Most tasks in one submission.
@@ -29,8 +31,8 @@ pub const TEAM: &str = "team:";
 pub const MOST_MEMBERS: usize = 10_000;
 /// See [`MOST_MEMBERS`].
 pub const MOST_TEAMS: usize = 1_000;
-/// The longest tag, name or key.
-pub const MOST_NAME_BYTES: usize = 256;
+/// The longest name. Other texts have bounds in [`bounds`](crate::bounds).
+pub const MOST_NAME_BYTES: usize = 128;
 /// The longest that a task waits for its next execution after its function failed.
 pub const MOST_RETRY_WAIT_MS: u32 = 3_600_000;
 /// The longest that a request for outcomes is held open.
@@ -140,13 +142,15 @@ impl Default for Resources {
 pub struct FunctionRegistration {
     /// Its name; functions of one owner and name are versions, of which the last is meant by the name.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 256)]
+    #[schema(min_length = 1, max_length = 128)]
     pub name: Option<String>,
     /// What it does, for people.
     #[serde(default)]
+    #[schema(max_length = 16_384)]
     pub description: String,
     /// Its source, for people.
     #[serde(default)]
+    #[schema(max_length = 262_144)]
     pub source: String,
     /// What `code` is.
     pub form: Form,
@@ -243,6 +247,7 @@ pub struct TaskSubmission {
     pub endpoint: Option<String>,
     /// A name of the submitter's for all that belongs together; outcomes are asked for by it.
     #[serde(default)]
+    #[schema(max_length = 256)]
     pub tag: String,
     /// How to treat them.
     #[serde(default)]
@@ -694,7 +699,7 @@ pub struct AccountRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointRegistration {
     /// Its name, which no other has.
-    #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,255}$")]
+    #[schema(pattern = "^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// What it is.
     #[serde(flatten)]

@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 use super::Api;
 use crate::accounts::MOST_LINES;
 use crate::requests::{Body, Caller, NamePath, Refusal, asked, named, refuse};
-use crate::store::{BillQuery, Leases};
+use crate::store::{AuditPage, BillQuery, Leases};
 
 /// Tenants: everybody, for operators; for users their own.
 #[utoipa::path(get, path = "/v1/tenants", security(("bearer" = [])),
@@ -157,23 +157,35 @@ pub(crate) async fn show_bill(
     Ok(Json(control.bill(&caller, wanted.tenant, query).await?))
 }
 
-/// What follows the path of `GET /v1/audit`.
-#[derive(Debug, Deserialize, IntoParams)]
+/// Which entries of the audit log to show.
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Above {
-    /// Number of the last entry that is known already.
-    #[serde(default)]
+#[serde(default)]
+pub(crate) struct Entries {
+    /// Those with greater numbers: the last entry that is known already.
     above: u64,
+    /// Those with smaller numbers, the last of them: the first entry of the page that is known.
+    before: Option<u64>,
+    /// At most; 1,000 by default, and at most.
+    #[param(minimum = 1, maximum = 1_000)]
+    limit: Option<u32>,
 }
 
-/// Who changed accounts, prices, nodes and other people's leases: a thousand entries at a time. Takes an administrator.
-#[utoipa::path(get, path = "/v1/audit", params(Above), security(("bearer" = [])),
+/// Who changed accounts, prices, nodes and other people's leases, by pages, the oldest entry of a page first: the first ones, or with
+/// `before` the last ones before it. Takes an administrator.
+#[utoipa::path(get, path = "/v1/audit", params(Entries), security(("bearer" = [])),
     responses((status = 200, body = [AuditEntry]), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_audit(
     caller: Caller,
     Shared(control): Shared<Api>,
-    query: Result<Query<Above>, QueryRejection>,
+    query: Result<Query<Entries>, QueryRejection>,
 ) -> Result<Json<Vec<AuditEntry>>, Refusal> {
     caller.is(Role::Administrator)?;
-    Ok(Json(control.audited(asked(query)?.above).await?))
+    let asked = asked(query)?;
+    let page = AuditPage {
+        above: asked.above,
+        before: asked.before,
+        limit: asked.limit.unwrap_or(MOST_LINES),
+    };
+    Ok(Json(control.audited(page).await?))
 }

@@ -63,6 +63,7 @@ pub(crate) async fn register_endpoint(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let tenant = caller.bearer.tenant;
+    given.spec.check_texts()?;
     control
         .audit(&caller, "endpoint.register", &given.name, &given.spec)
         .await?;

@@ -8,10 +8,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
+use mayfly_protocol::bounds;
 use mayfly_protocol::error::Code;
 use mayfly_protocol::flows::{FlowRequest, FlowStatus};
 use mayfly_protocol::ids::FlowId;
-use mayfly_protocol::tasks::MOST_BODY_BYTES;
+use mayfly_protocol::tasks::{MOST_BODY_BYTES, MOST_NAME_BYTES};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -26,10 +27,14 @@ const MOST_ENTRIES: u32 = 1_000;
 /// Routes of flows.
 pub fn routes() -> Router<Api> {
     Router::new()
-        .route("/v1/flows", get(list_flows).post(start_flow))
+        .route(
+            "/v1/flows",
+            post(start_flow)
+                .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
+                .get(list_flows),
+        )
         .route("/v1/flows/{id}", get(show_flow))
         .route("/v1/flows/{id}/cancel", post(cancel_flow))
-        .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
 }
 
 /// The end of a path that names a flow.
@@ -46,6 +51,7 @@ pub(crate) async fn start_flow(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let by = submitter(&control, &caller)?;
+    bounds::check("the flow's name", &request.name, MOST_NAME_BYTES)?;
     let about = serde_json::json!({ "name": request.name, "steps": request.steps.len() });
     let subject = request.id.map(|id| id.to_string()).unwrap_or_default();
     control.audit(&caller, "flow.start", &subject, &about).await?;

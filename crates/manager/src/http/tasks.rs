@@ -10,13 +10,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use mayfly_protocol::accounts::Role;
 use mayfly_protocol::api::ErrorBody;
+use mayfly_protocol::bounds;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FunctionId, TaskId};
 use mayfly_protocol::short::GivenId;
 use mayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
-    MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState, TaskStatus,
-    TaskSubmission,
+    MAX_SHARING_BODY_BYTES, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
+    TaskStatus, TaskSubmission,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -30,22 +31,23 @@ use crate::tasks::{Submitter, may_run, name_of};
 /// Most entries of one answer.
 const MOST_ENTRIES: u32 = 10_000;
 
-/// Routes whose bodies may be long.
+/// Routes of functions and tasks. Few of them take long bodies.
 pub fn routes() -> Router<Api> {
+    let long = DefaultBodyLimit::max(MOST_BODY_BYTES);
+    let names = DefaultBodyLimit::max(MAX_SHARING_BODY_BYTES);
     Router::new()
-        .route("/v1/functions", get(list_functions).post(register_function))
+        .route("/v1/functions", post(register_function).layer(long).get(list_functions))
         .route("/v1/functions/{id}", get(show_function).delete(remove_function))
         .route("/v1/functions/{id}/code", get(show_code))
-        .route("/v1/functions/{id}/sharing", put(share_function))
-        .route("/v1/tasks", get(list_tasks).post(submit_tasks))
+        .route("/v1/functions/{id}/sharing", put(share_function).layer(names))
+        .route("/v1/tasks", post(submit_tasks).layer(long).get(list_tasks))
         .route("/v1/tasks/counts", get(count_tasks))
-        .route("/v1/tasks/cancel", post(cancel_tasks))
-        .route("/v1/tasks/forget", post(forget_tasks))
+        .route("/v1/tasks/cancel", post(cancel_tasks).layer(long))
+        .route("/v1/tasks/forget", post(forget_tasks).layer(long))
         .route("/v1/tasks/{id}", get(show_task))
         .route("/v1/tasks/{id}/outcome", get(show_outcome))
         .route("/v1/tasks/{id}/output", get(show_output))
         .route("/v1/outcomes", get(list_outcomes))
-        .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
 }
 
 pub fn submitter(control: &Control, caller: &Caller) -> Result<Submitter, Failure> {
@@ -82,6 +84,7 @@ pub(crate) async fn register_function(
     Document(given): Document<FunctionRegistration>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
+    given.check_texts()?;
     if let Some(name) = &given.name {
         let about = serde_json::json!({ "shared_with": given.shared_with, "bytes": given.code.len() });
         control.audit(&caller, "function.register", name, &about).await?;
@@ -176,6 +179,7 @@ pub(crate) async fn share_function(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let name = named(path)?;
+    bounds::check_shared(&sharing.shared_with)?;
     control.audit(&caller, "function.share", &name, &sharing).await?;
     let tasks = control.tasks()?;
     let function = tasks.share(caller.bearer.tenant, &name, sharing.shared_with).await?;
@@ -338,6 +342,7 @@ pub(crate) async fn cancel_tasks(
     Document(what): Document<Cancellation>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
+    what.check_texts()?;
     let tasks = control.tasks()?;
     let is_operator = caller.role >= Role::Operator;
     let whose = tasks.whose(
@@ -365,6 +370,7 @@ pub(crate) async fn forget_tasks(
     Document(what): Document<Forgetting>,
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
+    what.check_texts()?;
     let about = serde_json::json!({ "tasks": what.tasks.len(), "tag": what.tag });
     let subject = what.tag.clone().unwrap_or_default();
     control.audit(&caller, "task.forget", &subject, &about).await?;

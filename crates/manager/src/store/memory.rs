@@ -9,8 +9,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
 use super::apply::{apply, lease_of};
 use super::{
-    As, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes, Pending, Registered, Snapshot,
-    Store, TenantRecord,
+    AUDIT_ENTRY_BYTES, As, AuditPage, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes,
+    Pending, Registered, Snapshot, Store, TenantRecord,
 };
 
 /// Everything in maps behind one lock.
@@ -223,15 +223,37 @@ impl Store for MemoryStore {
 
     fn audit(&self, entry: AuditEntry) -> Pending<()> {
         let mut kept = self.kept();
-        let number = kept.audit.len() as u64 + 1;
+        let number = kept.audit.last().map_or(1, |last| last.number + 1);
         kept.audit.push(AuditEntry { number, ..entry });
         Pending::ready(Ok(()))
     }
 
-    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>> {
+    fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
         let kept = self.kept();
-        let newer = kept.audit.iter().filter(|entry| entry.number > above);
-        Pending::ready(Ok(newer.take(limit as usize).cloned().collect()))
+        let within = |entry: &&AuditEntry| entry.number > page.above && page.before.is_none_or(|n| entry.number < n);
+        let mut found: Vec<AuditEntry> = kept.audit.iter().filter(within).cloned().collect();
+        let more = found.len().saturating_sub(page.limit as usize);
+        match page.before {
+            Some(_) => drop(found.drain(..more)),
+            None => found.truncate(page.limit as usize),
+        }
+        Pending::ready(Ok(found))
+    }
+
+    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
+        let mut kept = self.kept();
+        let all = kept.audit.len();
+        let mut left = most_bytes;
+        let bytes = |entry: &AuditEntry| AUDIT_ENTRY_BYTES + (entry.subject.len() + entry.details.len()) as u64;
+        let fits = |entry: &&AuditEntry| {
+            let fits = bytes(entry) <= left;
+            left = left.saturating_sub(bytes(entry));
+            fits
+        };
+        let newest = kept.audit.iter().rev().take_while(fits).count();
+        kept.audit.drain(..all - newest);
+        kept.audit.retain(|entry| entry.at_ms >= before_ms);
+        Pending::ready(Ok((all - kept.audit.len()) as u64))
     }
 
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {

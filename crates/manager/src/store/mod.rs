@@ -316,6 +316,30 @@ pub struct BillQuery {
     pub limit: u32,
 }
 
+/// Entries of the audit log that go in one step.
+pub const AUDIT_STEP: u32 = 10_000;
+/// Bytes of an entry beside its subject and details, roughly.
+pub const AUDIT_ENTRY_BYTES: u64 = 100;
+
+/// Which entries of the audit log are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AuditPage {
+    /// With greater numbers than this.
+    pub above: u64,
+    /// With smaller numbers than this: the last of them. None for the first above the other.
+    pub before: Option<u64>,
+    /// So many at most.
+    pub limit: u32,
+}
+
+impl AuditPage {
+    /// The bound above, as a number that databases have.
+    fn below(&self) -> i64 {
+        let most = i64::MAX as u64;
+        self.before.unwrap_or(most).min(most) as i64
+    }
+}
+
 /// For whom a bearer speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum As {
@@ -481,8 +505,12 @@ pub trait Store: Notes {
     /// Writes an entry into the audit log, durably, under the next number; that of the entry given does not count.
     fn audit(&self, entry: AuditEntry) -> Pending<()>;
 
-    /// Entries of the audit log above this number, the oldest first, so many at most.
-    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>>;
+    /// A page of the audit log, the oldest entry first.
+    fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>>;
+
+    /// Forgets entries of the audit log from before this time, and the oldest that are more than so many bytes together, some at
+    /// a time. Returns how many went; there may be more if it was [`AUDIT_STEP`].
+    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64>;
 
     /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
     /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.

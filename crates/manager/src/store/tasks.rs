@@ -227,6 +227,8 @@ pub struct TaskRecord {
     pub started_at_ms: u64,
     /// When it ended.
     pub ended_at_ms: u64,
+    /// Bytes of its arguments that are with it.
+    pub inline_bytes: u64,
 }
 
 /// Which tasks are wanted, the latest first.

@@ -75,6 +75,34 @@ impl Recent {
     }
 }
 
+/// Bytes that are in the store of tasks, and count as a tenant's contents do until this is dropped.
+pub struct Inline {
+    contents: Arc<Contents>,
+    tenant: TenantId,
+    bytes: u64,
+}
+
+impl Inline {
+    /// Some of them, which count for themselves from now on.
+    pub fn split(&mut self, bytes: usize) -> Option<Self> {
+        let bytes = self.bytes.min(bytes as u64);
+        self.bytes -= bytes;
+        (bytes > 0).then(|| Self {
+            contents: Arc::clone(&self.contents),
+            tenant: self.tenant,
+            bytes,
+        })
+    }
+}
+
+impl Drop for Inline {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.contents.release(self.tenant, self.bytes);
+        }
+    }
+}
+
 /// Bytes that count as a tenant's, unless they are kept in the end.
 struct Reserved<'a> {
     contents: &'a Contents,
@@ -93,12 +121,12 @@ impl Contents {
     pub(super) fn open(
         options: &ContentOptions,
         store: Arc<dyn TaskStore>,
-        used: Vec<(TenantId, u64)>,
+        used: HashMap<TenantId, u64>,
     ) -> Result<Self, Failure> {
         Ok(Self {
             objects: Objects::open(&options.place)?,
             store,
-            used: Mutex::new(used.into_iter().collect()),
+            used: Mutex::new(used),
             most_bytes: options.most_bytes,
             kept: options.kept,
             recent: Mutex::default(),
@@ -120,6 +148,40 @@ impl Contents {
             bytes: self.used().get(&tenant).copied().unwrap_or_default(),
             most_bytes: self.most_bytes,
         }
+    }
+
+    /// Counts bytes that a tenant is about to have in the store of tasks.
+    pub(super) fn hold(self: &Arc<Self>, tenant: TenantId, bytes: usize) -> Result<Inline, Failure> {
+        self.take(tenant, bytes)?;
+        Ok(self.held(tenant, bytes as u64))
+    }
+
+    /// Counts bytes that a tenant has in the store of tasks already.
+    pub(super) fn held(self: &Arc<Self>, tenant: TenantId, bytes: u64) -> Inline {
+        Inline {
+            contents: Arc::clone(self),
+            tenant,
+            bytes,
+        }
+    }
+
+    /// Counts more bytes as a tenant's, if it may have them.
+    fn take(&self, tenant: TenantId, bytes: usize) -> Result<(), Failure> {
+        let most = self.most_bytes;
+        let mut used = self.used();
+        let used = used.entry(tenant).or_default();
+        let more = used.saturating_add(bytes as u64);
+        if more > most {
+            let text = format!(
+                "the content store holds {most} bytes for a tenant, and yours has {used}; forget results that you have fetched, \
+                 by `mayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
+                 an hour after their last use, and arguments when their tasks end",
+                told(self.kept)
+            );
+            return Err(Failure::new(Code::QuotaExceeded, text));
+        }
+        *used = more;
+        Ok(())
     }
 
     fn release(&self, tenant: TenantId, bytes: u64) {
@@ -271,20 +333,7 @@ impl Contents {
 
 impl Reserved<'_> {
     fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
-        let most = self.contents.most_bytes;
-        let mut used = self.contents.used();
-        let used = used.entry(self.tenant).or_default();
-        let more = used.saturating_add(bytes as u64);
-        if more > most {
-            let text = format!(
-                "the content store holds {most} bytes for a tenant, and yours has {used}; forget results that you have fetched, \
-                 by `mayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
-                 an hour after their last use",
-                told(self.contents.kept)
-            );
-            return Err(Failure::new(Code::QuotaExceeded, text));
-        }
-        *used = more;
+        self.contents.take(self.tenant, bytes)?;
         self.bytes += bytes as u64;
         Ok(())
     }
@@ -363,7 +412,7 @@ mod tests {
             most_bytes,
             kept: Duration::from_secs(7 * 24 * 3600),
         };
-        let contents = Contents::open(&options, store, Vec::new()).unwrap();
+        let contents = Contents::open(&options, store, HashMap::new()).unwrap();
         (directory, contents)
     }
 

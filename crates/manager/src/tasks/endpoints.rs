@@ -78,7 +78,10 @@ impl Tasks {
 
     /// Its owner says what an endpoint is, by the configuration that its daemon began with.
     pub(super) fn on_spec(self: &Arc<Self>, state: &mut State, id: EndpointId, spec: EndpointSpec) {
-        let unknown = state.unknown_team(&spec.shared_with);
+        let unknown = match spec.check_texts() {
+            Ok(()) => state.unknown_team(&spec.shared_with),
+            Err(failure) => Some(failure),
+        };
         let Some(endpoint) = state.endpoints.get_mut(&id) else {
             return;
         };
@@ -87,7 +90,7 @@ impl Tasks {
             return;
         }
         if let Some(failure) = unknown {
-            endpoint.trouble = Some(format!("it is shared as before: {}", failure.message));
+            endpoint.trouble = Some(format!("it is as before: {}", failure.message));
             return;
         }
         tracing::info!(endpoint = endpoint.record.name, "its owner has changed what it is");

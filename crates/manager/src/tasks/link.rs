@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
+use mayfly_protocol::bounds::MAX_MESSAGE_BYTES;
 use mayfly_protocol::contents::Payload;
 use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EndpointId;
+use mayfly_protocol::text;
 use mayfly_tasks::{Fate, Terms, fate, next_wait};
 use tokio::sync::mpsc;
 
@@ -93,7 +95,7 @@ impl Tasks {
         };
         let mut ended = Vec::new();
         let mut came = None;
-        for message in messages.drain(..) {
+        for mut message in messages.drain(..) {
             if !is_current(&state) {
                 // A newer connection of the same dispatcher says all of it again.
                 return;
@@ -101,6 +103,7 @@ impl Tasks {
             let Some(endpoint) = state.endpoints.get_mut(&id) else {
                 return;
             };
+            bound_texts(&mut message);
             match message {
                 FromDispatcher::Hello { instance, holds, .. } => {
                     came = (endpoint.instance != Some(instance)).then_some(instance);
@@ -336,5 +339,40 @@ async fn hear(tasks: Weak<Tasks>, id: EndpointId, number: u64, mut hearing: mpsc
         endpoint.link = None;
         (endpoint.room, endpoint.workers) = (0, 0);
         endpoint.trouble = None;
+    }
+}
+
+/// Cuts texts of a site's that are longer than anybody reads: they are kept, and shown to others.
+fn bound_texts(message: &mut FromDispatcher) {
+    let cut = |text: &mut String| {
+        if text.len() > MAX_MESSAGE_BYTES {
+            *text = text::bounded(text, MAX_MESSAGE_BYTES);
+        }
+    };
+    match message {
+        FromDispatcher::Workers { trouble, .. } => trouble.iter_mut().for_each(cut),
+        FromDispatcher::Blocks { blocks, trouble } => {
+            trouble.iter_mut().for_each(cut);
+            for block in blocks {
+                [&mut block.name, &mut block.job, &mut block.words]
+                    .into_iter()
+                    .for_each(cut);
+            }
+        }
+        FromDispatcher::Suits {
+            refusal: Some(failure), ..
+        }
+        | FromDispatcher::Invited {
+            answer: Err(failure), ..
+        }
+        | FromDispatcher::Unmapped { failure, .. }
+        | FromDispatcher::Watching {
+            trouble: Some(failure), ..
+        } => cut(&mut failure.message),
+        FromDispatcher::Ended(ended) => {
+            let failures = ended.iter_mut().filter_map(|one| one.error.as_mut());
+            failures.map(|failure| &mut failure.message).for_each(cut);
+        }
+        _ => {}
     }
 }

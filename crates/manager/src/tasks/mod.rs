@@ -213,6 +213,8 @@ struct Live {
     building: Option<Arc<str>>,
     started_at_ms: u64,
     arguments: Option<Payload>,
+    /// What of them is in the store of tasks, and counts as its tenant's until it has ended.
+    inline: Option<contents::Inline>,
     /// What goes along with them.
     answers: Vec<Payload>,
     /// Tasks before it that have not ended, and why it is not to be executed when one of them ended.
@@ -361,19 +363,23 @@ impl Tasks {
         tenants: Box<dyn Tenants>,
     ) -> Result<Arc<Self>, Failure> {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
-        let used = std::mem::take(&mut snapshot.contents);
+        let mut used: HashMap<TenantId, u64> = std::mem::take(&mut snapshot.contents).into_iter().collect();
+        for task in &snapshot.tasks {
+            let used = used.entry(task.spec.tenant).or_default();
+            *used = used.saturating_add(task.inline_bytes);
+        }
         tenants.charge(snapshot.costs.clone());
         let kept = contents.kept;
-        let contents = Contents::open(contents, Arc::clone(&store), used)?;
+        let contents = Arc::new(Contents::open(contents, Arc::clone(&store), used)?);
         let (finishing, finished) = mpsc::unbounded_channel();
-        let mut state = State::remembered(snapshot);
+        let mut state = State::remembered(snapshot, &contents);
         state.triggers = triggers::Triggers::remembered(store.triggers().within(LOAD_DEADLINE).await?);
         let flows = store.live_flows().within(LOAD_DEADLINE).await?;
         state.teams = sharing::Teams::remembered(store.teams().within(LOAD_DEADLINE).await?);
         let tasks = Arc::new(Self {
             state: Mutex::new(state),
             store,
-            contents: Arc::new(contents),
+            contents,
             finishing,
             trouble: Mutex::default(),
             flow_bytes: Mutex::default(),
@@ -551,7 +557,7 @@ fn late() -> Failure {
 }
 
 impl State {
-    fn remembered(snapshot: TaskSnapshot) -> Self {
+    fn remembered(snapshot: TaskSnapshot, contents: &Arc<Contents>) -> Self {
         let mut state = Self {
             last_number: snapshot.last_number,
             published: snapshot.last_number,
@@ -575,7 +581,7 @@ impl State {
             .map(|record| (record.spec.id, record.spec.after.clone()))
             .collect();
         for record in snapshot.tasks {
-            state.remember(record);
+            state.remember(record, contents);
         }
         let endings = snapshot.endings.into_iter().collect();
         for (task, before) in after {
@@ -585,7 +591,9 @@ impl State {
     }
 
     /// A task that had not ended when the manager did.
-    fn remember(&mut self, TaskRecord { spec, tries, .. }: TaskRecord) {
+    fn remember(&mut self, record: TaskRecord, contents: &Arc<Contents>) {
+        let inline = contents.held(record.spec.tenant, record.inline_bytes);
+        let TaskRecord { spec, tries, .. } = record;
         let Some(function) = self.functions.get(&spec.function).cloned() else {
             tracing::error!(task = %spec.id, function = %spec.function, "a task without its function is left alone");
             return;
@@ -606,7 +614,14 @@ impl State {
             endpoint.queue.push(spec.tenant, spec.priority, spec.id);
         }
         let id = spec.id;
-        self.live_on(id, Live::new(spec, function, tag, tries, place, None));
+        let live = Live::new(spec, function, tag, tries, place, None);
+        self.live_on(
+            id,
+            Live {
+                inline: Some(inline),
+                ..live
+            },
+        );
     }
 
     /// One more that has not ended.
@@ -748,6 +763,7 @@ impl Live {
             building: None,
             started_at_ms: 0,
             arguments,
+            inline: None,
             answers: Vec::new(),
             before: after::Before::default(),
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mayfly_lease::Cost;
 use mayfly_protocol::accounts::Prices;
 use mayfly_protocol::api;
+use mayfly_protocol::bounds;
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId};
 use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
@@ -245,6 +246,7 @@ impl Tasks {
 
     /// Refuses to share with teams that there are not: whoever made them later would be let in.
     pub(super) fn check_shared(&self, shared_with: &[String]) -> Result<(), Failure> {
+        bounds::check_shared(shared_with)?;
         self.state().unknown_team(shared_with).map_or(Ok(()), Err)
     }
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use mayfly_protocol::api::{MOST_RANKS, Runtime};
+use mayfly_protocol::bounds::{self, MAX_FUNCTION_BYTES, MAX_TAG_BYTES};
 use mayfly_protocol::contents::{Content, Payload};
 use mayfly_protocol::dispatch::Ended;
 use mayfly_protocol::entry_point::Words;
@@ -11,8 +12,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
 use mayfly_protocol::tasks::{
-    Accepted, FunctionRegistration, JSON_CALL, MOST_NAME_BYTES, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput,
-    TaskSubmission,
+    Accepted, FunctionRegistration, JSON_CALL, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
 };
 use sha2::{Digest, Sha256};
 
@@ -20,7 +20,7 @@ use super::after::{self, Endings};
 use super::finish::unexecuted;
 use super::memo::{Key, Turn};
 use super::names;
-use super::{CACHED_BYTES, Live, Place, State, Tasks, cancelled_before};
+use super::{CACHED_BYTES, Contents, Live, Place, State, Tasks, cancelled_before};
 use crate::control::{now_ms, since_boot_ms};
 use crate::random;
 use crate::store::StoreError;
@@ -69,7 +69,7 @@ impl Tasks {
             // Its image need have no Python.
             given.runtime = Runtime::Native;
         }
-        named("the function's name", given.name.as_deref().unwrap_or("-"))?;
+        given.check_texts()?;
         if given.name.as_deref() == Some("") {
             return Err(Failure::new(
                 Code::InvalidRequest,
@@ -93,6 +93,13 @@ impl Tasks {
         };
         let described = serde_json::to_vec(&(&given.name, &spec))
             .map_err(|error| Failure::new(Code::InvalidRequest, error.to_string()))?;
+        if described.len() > MAX_FUNCTION_BYTES {
+            let text = format!(
+                "what is said of the function has {} bytes; {MAX_FUNCTION_BYTES} are allowed: shorten its environment",
+                described.len()
+            );
+            return Err(Failure::new(Code::TooLarge, text));
+        }
         let mut id = Sha256::new();
         for part in [&tenant.0[..], &hash.0, &described] {
             id.update((part.len() as u64).to_le_bytes());
@@ -162,7 +169,7 @@ impl Tasks {
     /// Accepts tasks: when this returns they are on the disk, and will end in one outcome each.
     pub async fn submit(self: &Arc<Self>, by: Submitter, mut submission: TaskSubmission) -> Result<Accepted, Failure> {
         self.tenants.may_spend(by.tenant)?;
-        named("the tag", &submission.tag)?;
+        bounds::check("the tag", &submission.tag, MAX_TAG_BYTES)?;
         if submission.options.retry_wait_ms > MOST_RETRY_WAIT_MS {
             let text = format!(
                 "retry_wait_ms is {}; {MOST_RETRY_WAIT_MS} are allowed, which is an hour",
@@ -216,7 +223,7 @@ impl Tasks {
                 // Those that have not ended are here: whoever ends meanwhile tells those that wait for it.
                 let unknown = state.unknown(by.tenant, &before, &endings);
                 if unknown.is_empty() {
-                    return state.admit(by, submission, ids, &endings);
+                    return state.admit(by, submission, ids, &endings, &self.contents);
                 }
                 unknown
             };
@@ -306,7 +313,6 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
         Words::read(&given.code).map_err(|text| Failure::new(Code::LoadFailed, text))?;
     }
     if let Some(image) = &given.image {
-        named("the image's name", image)?;
         if image.is_empty() {
             let text = "the image's name is empty; leave it out, or name one";
             return Err(Failure::new(Code::InvalidRequest, text));
@@ -369,6 +375,7 @@ impl State {
         submission: TaskSubmission,
         ids: &[TaskId],
         endings: &Endings,
+        contents: &Arc<Contents>,
     ) -> Result<(Option<Admitted>, EndpointId), Failure> {
         let function = self.function_for(by, submission.function)?;
         let endpoint = self.endpoint_for(by, submission.endpoint.as_deref())?;
@@ -394,6 +401,8 @@ impl State {
         if new.iter().any(|(_, input)| input.with_answers) && !matches!(function.spec.form, Form::Python { .. }) {
             return Err(after::no_answers());
         }
+        let inline: usize = new.iter().map(|(_, input)| input.arguments.len()).sum();
+        let mut inline = contents.hold(by.tenant, inline)?;
         let at = self.endpoints.get_mut(&endpoint);
         let at_once = at.is_some_and(|at| {
             // What may be answered from memory is looked up when it is accepted.
@@ -444,7 +453,7 @@ impl State {
             // With answers, all of it is read when it is its turn.
             let arguments = ((fits || at_once) && !spec.with_answers).then(|| given.clone());
             self.cached_bytes += arguments.as_ref().map_or(0, Payload::bytes_here);
-            let live = Live::new(
+            let mut live = Live::new(
                 spec.clone(),
                 Arc::clone(&function),
                 Arc::clone(&tag),
@@ -452,6 +461,7 @@ impl State {
                 Place::Accepting,
                 arguments,
             );
+            live.inline = inline.split(given.bytes_here());
             self.live_on(id, live);
             self.wait_for(id, &spec.after, endings);
             tasks.push(NewTask {
@@ -556,16 +566,6 @@ pub(super) fn plainly_named(what: &str, name: &str, most: usize) -> Result<(), F
     Err(Failure::new(Code::InvalidRequest, text))
 }
 
-pub(super) fn named(what: &str, name: &str) -> Result<(), Failure> {
-    if name.len() <= MOST_NAME_BYTES {
-        return Ok(());
-    }
-    Err(Failure::new(
-        Code::InvalidRequest,
-        format!("{what} has {} bytes; {MOST_NAME_BYTES} are allowed", name.len()),
-    ))
-}
-
 /// The id of each task: given, or of its key, or new; new ones begin with the time.
 fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure> {
     let mut seen = HashSet::with_capacity(tasks.len());
@@ -575,7 +575,7 @@ fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure>
         let id = match (&task.id, &task.key) {
             (Some(id), None) => *id,
             (None, Some(key)) => {
-                named("an idempotency key", key)?;
+                bounds::check("an idempotency key", key, MAX_TAG_BYTES)?;
                 of_key(tenant, key)
             }
             (None, None) => {

@@ -15,6 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
 use mayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
@@ -25,7 +26,7 @@ use tokio::sync::Notify;
 
 pub use set::Maker;
 
-use super::submit::{Submitter, first_half, named};
+use super::submit::{Submitter, first_half};
 use super::{State, Tasks};
 use crate::control::now_ms;
 use crate::random;
@@ -163,7 +164,11 @@ fn flow_of(trigger: TriggerId, number: u64, at_ms: u64) -> FlowId {
 impl Tasks {
     /// Something happened that its trigger's function is to hear of. When this returns, it is on the disk.
     pub async fn fire(self: &Arc<Self>, trigger: TriggerId, heard: Heard) -> Result<EventTaken, Failure> {
-        named("the event's key", heard.key.as_deref().unwrap_or_default())?;
+        bounds::check(
+            "the event's key",
+            heard.key.as_deref().unwrap_or_default(),
+            MAX_TAG_BYTES,
+        )?;
         let event = heard.written(now_ms())?;
         {
             let state = self.state();

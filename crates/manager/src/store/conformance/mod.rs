@@ -552,6 +552,37 @@ async fn the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_
     assert_eq!(ids(BillQuery { after, limit: 3, ..all }).await, [3, 4, 5]);
 }
 
+async fn audit_log_keeps_the_newest_entries_within_its_bounds(store: &dyn Store) {
+    let entry = |at_ms, bytes| AuditEntry {
+        number: 0,
+        at_ms,
+        tenant: TENANT,
+        token: "0102".into(),
+        action: "tenant.set".into(),
+        subject: "a".into(),
+        details: "x".repeat(bytes),
+    };
+    for (at_ms, bytes) in [(1, 10), (2, 10), (3, 5_000), (4, 1_000), (5, 1_000)] {
+        store.audit(entry(at_ms, bytes)).wait().await.unwrap();
+    }
+    let numbers = async || {
+        let page = AuditPage {
+            above: 0,
+            before: None,
+            limit: 100,
+        };
+        let entries = store.audited(page).wait().await.unwrap();
+        entries.iter().map(|entry| entry.number).collect::<Vec<_>>()
+    };
+    assert_eq!(store.trim_audit(2, 1 << 20).wait().await, Ok(1));
+    assert_eq!(numbers().await, [2, 3, 4, 5]);
+    assert_eq!(store.trim_audit(0, 4_000).wait().await, Ok(2));
+    assert_eq!(numbers().await, [4, 5]);
+    assert_eq!(store.trim_audit(0, 4_000).wait().await, Ok(0));
+    store.audit(entry(6, 1)).wait().await.unwrap();
+    assert_eq!(numbers().await, [4, 5, 6]);
+}
+
 async fn the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept(store: &dyn Store) {
     let entry = |subject: &str| AuditEntry {
         number: 0,
@@ -569,8 +600,12 @@ async fn the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept(store: 
         number: 2,
         ..entry("b")
     };
-    assert_eq!(store.audited(1, 1).wait().await, Ok(vec![b]));
-    assert_eq!(store.audited(0, 100).wait().await.unwrap().len(), 3);
+    let page = |above, before, limit| AuditPage { above, before, limit };
+    assert_eq!(store.audited(page(1, None, 1)).wait().await, Ok(vec![b.clone()]));
+    assert_eq!(store.audited(page(0, None, 100)).wait().await.unwrap().len(), 3);
+    assert_eq!(store.audited(page(0, Some(3), 1)).wait().await, Ok(vec![b]));
+    let last = store.audited(page(0, Some(u64::MAX), 2)).wait().await.unwrap();
+    assert_eq!(last.iter().map(|entry| entry.number).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(load(store).await.prices, Prices::default());
     store.prices(PRICES).wait().await.unwrap();
     assert_eq!(load(store).await.prices, PRICES);
@@ -613,7 +648,8 @@ suite!(
     lease_ends_with_the_token_that_replaces_its_own_or_with_none,
     what_is_booked_is_charged_to_its_tenant_once_at_the_leases_own_prices,
     the_bill_has_every_lease_of_its_time_in_order_and_goes_on_where_a_page_ended,
-    the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept
+    the_audit_log_numbers_its_entries_and_the_sites_prices_are_kept,
+    audit_log_keeps_the_newest_entries_within_its_bounds
 );
 
 fn open(directory: &Path) -> SqliteStore {

@@ -42,8 +42,8 @@ use self::reader::Reader;
 use self::rows::{json, lease_columns, node_columns, signed, tenant_columns};
 use self::writer::{Action, What, Write};
 use super::{
-    Adopted, As, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note, Noted, Notes, Peer, Pending, Presence,
-    Registered, Snapshot, Store, StoreError, TenantRecord,
+    AUDIT_ENTRY_BYTES, AUDIT_STEP, Adopted, As, AuditPage, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note,
+    Noted, Notes, Peer, Pending, Presence, Registered, Snapshot, Store, StoreError, TenantRecord,
 };
 use crate::random;
 
@@ -458,9 +458,23 @@ impl Store for PostgresStore {
         })
     }
 
-    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>> {
+    fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
         self.reader
-            .read(move |link| async move { reader::audited(&link, above, limit).await }.boxed())
+            .read(move |link| async move { reader::audited(&link, page).await }.boxed())
+    }
+
+    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
+        const TRIM: &str = "DELETE FROM audit WHERE number IN (SELECT number FROM audit WHERE at_ms < $1 OR number <= (
+            SELECT coalesce(max(number), 0) FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + $3::BIGINT)
+            OVER (ORDER BY number DESC) AS total FROM audit) AS sums WHERE total > $2::BIGINT) ORDER BY number LIMIT $4)";
+        self.alone(move |link| {
+            async move {
+                let (before_ms, most) = (signed(before_ms), signed(most_bytes));
+                let (each, step) = (signed(AUDIT_ENTRY_BYTES), i64::from(AUDIT_STEP));
+                Ok(link.execute(TRIM, &[&before_ms, &most, &each, &step]).await?)
+            }
+            .boxed()
+        })
     }
 
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {

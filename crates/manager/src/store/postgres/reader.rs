@@ -13,7 +13,7 @@ use super::connect::{Address, Link};
 use super::faults::Fault;
 use super::rows::{self, lease_columns, node_columns, signed, tenant_columns};
 use super::{FIRST_WAIT, STATEMENT_DEADLINE};
-use crate::store::{BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WRITE_DEADLINE};
+use crate::store::{AuditPage, BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WRITE_DEADLINE};
 
 /// Reads whatever is asked, one after the other.
 #[derive(Clone)]
@@ -141,10 +141,20 @@ pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fau
 }
 
 /// See [`crate::store::Store::audited`].
-pub async fn audited(link: &Link, above: u64, limit: u32) -> Result<Vec<AuditEntry>, Fault> {
-    let sql = "SELECT number, at_ms, tenant, token, action, subject, details FROM audit WHERE number > $1
-        ORDER BY number LIMIT $2";
-    let found = link.query(sql, &[&signed(above), &i64::from(limit)]).await?;
+pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fault> {
+    // An earlier release bounded no texts.
+    macro_rules! entries {
+        () => {
+            "SELECT number, at_ms, tenant, token, action, left(subject, 4096), left(details, 8192) FROM audit
+             WHERE number > $1 AND number < $2 ORDER BY number"
+        };
+    }
+    let sql = match page.before {
+        None => concat!(entries!(), " LIMIT $3"),
+        Some(_) => concat!("SELECT * FROM (", entries!(), " DESC LIMIT $3) AS last ORDER BY number"),
+    };
+    let (above, below, limit) = (signed(page.above), page.below(), i64::from(page.limit));
+    let found = link.query(sql, &[&above, &below, &limit]).await?;
     let entry = |row: &tokio_postgres::Row| {
         Ok(AuditEntry {
             number: rows::unsigned(row, 0)?,

@@ -283,7 +283,15 @@ async fn a_server_that_restarts_costs_time_and_nothing_else() {
         })
         .await;
     }
-    let entries = a.audited(0, 100).wait().await.unwrap();
+    let entries = a
+        .audited(AuditPage {
+            above: 0,
+            before: None,
+            limit: 100,
+        })
+        .wait()
+        .await
+        .unwrap();
     assert_eq!(entries.len(), 4, "each is written once");
 }
 

@@ -20,8 +20,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
-    As, Bearer, BillQuery, Booked, Change, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes, Pending, Registered,
-    Snapshot, Store, StoreError, TenantRecord,
+    AUDIT_ENTRY_BYTES, AUDIT_STEP, As, AuditPage, Bearer, BillQuery, Booked, Change, LeaseRecord, Leases, NodeRecord,
+    Note, Noted, Notes, Pending, Registered, Snapshot, Store, StoreError, TenantRecord,
 };
 
 pub use tasks::SqliteTasks;
@@ -313,14 +313,19 @@ impl Store for SqliteStore {
         })
     }
 
-    fn audited(&self, above: u64, limit: u32) -> Pending<Vec<AuditEntry>> {
+    fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
         self.write(false, move |transaction| {
+            // An earlier release bounded no texts.
+            let entries =
+                "SELECT number, at_ms, tenant, token, action, substr(subject, 1, 4096), substr(details, 1, 8192)
+                FROM audit WHERE number > ?1 AND number < ?2 ORDER BY number";
+            let sql = match page.before {
+                None => format!("{entries} LIMIT ?3"),
+                Some(_) => format!("SELECT * FROM ({entries} DESC LIMIT ?3) ORDER BY number"),
+            };
             transaction
-                .prepare_cached(
-                    "SELECT number, at_ms, tenant, token, action, subject, details FROM audit WHERE number > ?1
-                     ORDER BY number LIMIT ?2",
-                )?
-                .query_map(params![signed(above), limit], |row| {
+                .prepare_cached(&sql)?
+                .query_map(params![signed(page.above), page.below(), page.limit], |row| {
                     Ok(AuditEntry {
                         number: unsigned(row, 0)?,
                         at_ms: unsigned(row, 1)?,
@@ -332,6 +337,24 @@ impl Store for SqliteStore {
                     })
                 })?
                 .collect()
+        })
+    }
+
+    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
+        self.write(false, move |transaction| {
+            let gone = transaction
+                .prepare_cached(
+                    "DELETE FROM audit WHERE number IN (SELECT number FROM audit WHERE at_ms < ?1 OR number <= (
+                     SELECT coalesce(max(number), 0) FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + ?3)
+                     OVER (ORDER BY number DESC) AS total FROM audit) WHERE total > ?2) ORDER BY number LIMIT ?4)",
+                )?
+                .execute(params![
+                    signed(before_ms),
+                    signed(most_bytes),
+                    signed(AUDIT_ENTRY_BYTES),
+                    AUDIT_STEP
+                ])?;
+            Ok(gone as u64)
         })
     }
 

@@ -609,7 +609,7 @@ fn endpoint_of(row: &Row<'_>) -> rusqlite::Result<EndpointRecord> {
 pub(super) const TASK: &str =
     "id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
     attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-    waiting_at_ms, environment_at_ms, retry_wait_ms, memo";
+    waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(length(arguments), 0)";
 
 pub(super) fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     let number: Option<i64> = row.get(13)?;
@@ -641,6 +641,7 @@ pub(super) fn task_of(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
         environment_at_ms: unsigned(row, 21)?,
         started_at_ms: unsigned(row, 16)?,
         ended_at_ms: unsigned(row, 17)?,
+        inline_bytes: unsigned(row, 24)?,
     })
 }
 

@@ -31,7 +31,7 @@ macro_rules! task {
         concat!(
             "SELECT id, tenant, function, endpoint, tag, priority, walltime_ms, repeatable, deadline_at_ms, submitted_at_ms,
              attempts, retries_left, faults, number, code, message, started_at_ms, ended_at_ms, after, with_answers,
-             waiting_at_ms, environment_at_ms, retry_wait_ms, memo FROM tasks ",
+             waiting_at_ms, environment_at_ms, retry_wait_ms, memo, coalesce(octet_length(arguments), 0)::BIGINT FROM tasks ",
             $($which),+
         )
     };
@@ -655,6 +655,7 @@ pub(super) fn task_of(row: &Row) -> Result<TaskRecord, Fault> {
         environment_at_ms: rows::unsigned(row, 21)?,
         started_at_ms: rows::unsigned(row, 16)?,
         ended_at_ms: rows::unsigned(row, 17)?,
+        inline_bytes: rows::unsigned(row, 24)?,
     })
 }
 

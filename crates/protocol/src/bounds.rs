@@ -39,9 +39,8 @@ pub fn check_shared(shared_with: &[String]) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let most = TEAM.len() + MOST_NAME_BYTES;
-    let each = shared_with.iter();
-    each.map(|name| check("a name that it is shared with", name, most))
-        .collect()
+    let mut each = shared_with.iter();
+    each.try_for_each(|name| check("a name that it is shared with", name, most))
 }
 
 impl FunctionRegistration {

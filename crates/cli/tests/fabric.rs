@@ -33,7 +33,7 @@ impl Site {
         let home = tempfile::tempdir().unwrap();
         let mut process = Command::new(support::mayfly())
             .args(["up", "--listen", "127.0.0.1:0", "--json", "--state-dir"])
-            .arg(home.path())
+            .arg(home.path().join("state"))
             .args(options)
             .env("HOME", home.path())
             .stdin(Stdio::null())
@@ -44,7 +44,7 @@ impl Site {
         BufReader::new(process.stdout.as_mut().unwrap())
             .read_line(&mut ready)
             .unwrap();
-        let client = Client::connect(Some(&home.path().join("connection.json"))).unwrap();
+        let client = Client::connect(Some(&home.path().join("state/connection.json"))).unwrap();
         Some(Self {
             process,
             client,

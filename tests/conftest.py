@@ -7,6 +7,7 @@ started is ended when it ends, and the test fails if anything was left: a proces
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ Start = Callable[..., Daemon]
 
 def pytest_configure(config: pytest.Config) -> None:
     become_subreaper()
+    # A shell that starts pytest in the background has it, and all that it starts, ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Clients that look for a daemon find the programs under test, and no manager of the person who runs the tests.
     kept = ("MAYFLY_BIN_DIR", "MAYFLY_CACHE", "MAYFLY_CHAOS_S")
     for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in kept]:

@@ -136,7 +136,10 @@ def test_inline_arguments_count_as_contents(start: Callable[..., Daemon], state:
     wait_until(lambda: submit() == (201, ""), "there is room again")
 
 
-def test_memory_of_the_manager_stays_low_under_long_texts(manager: Daemon, alice: Person) -> None:
+def test_long_descriptions_are_refused_and_leave_no_memory_behind(manager: Daemon, alice: Person) -> None:
+    before = most_memory(manager.pid)
     for _ in range(5):
-        alice.ask("POST", "/v1/functions", function(description="x" * 40 * MIB))
-    assert most_memory(manager.pid) < 1 << 30
+        status, answer = alice.ask("POST", "/v1/functions", function(description="x" * 40 * MIB))
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    # A body and what is parsed of it, and not one of each request.
+    assert most_memory(manager.pid) - before < 200 * MIB

@@ -14,6 +14,7 @@ import pytest
 from harness.daemons import Daemon
 from harness.endpoints import endpoints_of
 from harness.leaks import wait_until
+from harness.managers import manager_here
 from harness.people import Person
 from harness.programs import program, run
 
@@ -24,6 +25,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 #: Seconds until a task has ended.
 PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[Daemon]:
+    """One that isolates nobody, so that what is executed in a worker shows."""
+    with manager_here("--run-tenants-as-me") as manager:
+        yield manager
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,16 @@ What is expected to differ stands in `DIFFERENT`, with the reason, and in docs/g
 from __future__ import annotations
 
 import multiprocessing
+import sys
+import test
 import unittest
 from typing import Any
 
 import pytest
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+# An interpreter may come without most of its tests. Debian has those of its own Python, of the same minor version perhaps.
+test.__path__.append(f"/usr/lib/python{sys.version_info.major}.{sys.version_info.minor}/test")
 theirs = pytest.importorskip("test.test_concurrent_futures", reason="this Python is installed without its own tests")
 if not hasattr(theirs, "ExecutorMixin"):
     pytest.skip("since Python 3.12 these tests are others", allow_module_level=True)

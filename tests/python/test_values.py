@@ -137,6 +137,7 @@ def test_what_cannot_be_pickled_is_an_error_of_the_caller(lease):
 def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MAYFLY_LOCAL_MODULES", "only_here")
     import only_here
 
     with pytest.raises(mayfly.LoadError, match="only_here") as caught:

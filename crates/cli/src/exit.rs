@@ -81,25 +81,36 @@ fn forget_hidden(error: &mut clap::Error, arguments: &[OsString], mut command: &
     let is_hidden_option = |text: &str| {
         let name = text.trim_start_matches('-').split([' ', '=']).next();
         let mut options = command.get_arguments();
-        options.any(|option| option.is_hide_set() && option.get_long() == name)
+        options.any(|option| (option.is_hide_set() || option.is_hide_short_help_set()) && option.get_long() == name)
     };
     let is_hidden_command = |name: &str| command.find_subcommand(name).is_some_and(Command::is_hide_set);
-    forget(error, ContextKind::SuggestedArg, is_hidden_option);
-    forget(error, ContextKind::SuggestedSubcommand, is_hidden_command);
+    let hidden_option = forget(error, ContextKind::SuggestedArg, is_hidden_option);
+    let hidden_command = forget(error, ContextKind::SuggestedSubcommand, is_hidden_command);
+    if hidden_option || hidden_command {
+        // The usage shows what was suggested.
+        let usage = command.clone().render_usage();
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    }
 }
 
-/// Removes the suggestions of one kind that are hidden.
-fn forget(error: &mut clap::Error, kind: ContextKind, is_hidden: impl Fn(&str) -> bool) {
+/// Removes the suggestions of one kind that are hidden. Returns whether there were any.
+fn forget(error: &mut clap::Error, kind: ContextKind, is_hidden: impl Fn(&str) -> bool) -> bool {
     match error.remove(kind) {
-        Some(ContextValue::String(text)) if is_hidden(&text) => {}
+        Some(ContextValue::String(text)) if is_hidden(&text) => true,
         Some(ContextValue::Strings(mut texts)) => {
+            let all = texts.len();
             texts.retain(|text| !is_hidden(text));
-            if !texts.is_empty() {
+            let left = texts.len();
+            if left > 0 {
                 error.insert(kind, ContextValue::Strings(texts));
             }
+            left < all
         }
-        Some(other) => drop(error.insert(kind, other)),
-        None => {}
+        Some(other) => {
+            error.insert(kind, other);
+            false
+        }
+        None => false,
     }
 }
 

@@ -240,7 +240,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 /// Says how a grant differs from what was asked for.
 fn show_notice(grant: &Grant) {
     if let Some(notice) = &grant.notice {
-        eprintln!("Note: {notice}.");
+        eprintln!("Note: {}.", output::plain(notice));
     }
 }
 

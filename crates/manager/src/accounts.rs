@@ -1,6 +1,7 @@
 //! Tenants, tokens, prices, bills, and the record of who changed them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mayfly_lease::{State, quota};
@@ -34,6 +35,8 @@ const MAX_SUBJECT_BYTES: usize = 256;
 const MAX_DETAILS_BYTES: usize = 4 << 10;
 /// Between two looks for entries of the audit log that go.
 const TRIM_PERIOD: Duration = Duration::from_secs(3600);
+/// After so many new entries the next look comes at once: they take some 40 MiB at most.
+const TRIM_AFTER_ENTRIES: u64 = 10_000;
 /// The longest life of a token that somebody asks for.
 const LONGEST_TOKEN: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -73,6 +76,7 @@ pub async fn keep_audit_trimmed(control: Arc<Control>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
+            () = control.audit_is_long.notified() => {}
             _ = stopped(&mut stopping) => return,
         }
         match control.trim_audit().await {
@@ -133,7 +137,11 @@ impl Control {
             subject: text::bounded(&subject.to_string(), MAX_SUBJECT_BYTES),
             details: audit_details(details),
         };
-        Ok(self.store.audit(entry).wait().await?)
+        self.store.audit(entry).wait().await?;
+        if (self.audit_entries.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(TRIM_AFTER_ENTRIES) {
+            self.audit_is_long.notify_one();
+        }
+        Ok(())
     }
 
     /// A page of the audit log.

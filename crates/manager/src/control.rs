@@ -1,6 +1,6 @@
 //! The heart: what the HTTP API, the nodes' connections and the clock all act on.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use mayfly_telemetry as telemetry;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
 use tracing::Instrument;
 
@@ -91,6 +91,12 @@ pub struct Control {
     pub waiting: Arc<AtomicU64>,
     /// True once it ends.
     pub stopping: watch::Sender<bool>,
+    /// Whether leases are being ended whose bearers are over.
+    is_ending: AtomicBool,
+    /// Entries that this manager has added to the audit log.
+    pub audit_entries: AtomicU64,
+    /// Told when those are so many that the log wants trimming.
+    pub audit_is_long: Notify,
     world: Mutex<World>,
 }
 
@@ -117,6 +123,9 @@ impl Control {
             journal,
             metrics: Metrics::default(),
             history: History::default(),
+            is_ending: AtomicBool::new(false),
+            audit_entries: AtomicU64::new(0),
+            audit_is_long: Notify::new(),
             // A watcher that falls this far behind is told to connect anew.
             events: broadcast::channel(1_024).0,
             rooms: watch::channel(0).0,
@@ -420,7 +429,13 @@ impl Control {
             self.on_lease_ended(lease, state);
         }
         let control = Arc::clone(self);
-        tokio::spawn(async move { control.end_what_is_over().await });
+        // One at a time: a node that does not answer is not asked again every second.
+        if !control.is_ending.swap(true, Ordering::AcqRel) {
+            tokio::spawn(async move {
+                control.end_what_is_over().await;
+                control.is_ending.store(false, Ordering::Release);
+            });
+        }
         for node in back {
             tracing::info!(%node, "gets leases again");
             self.tell(Event::NodeUp { node });

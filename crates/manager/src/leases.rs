@@ -332,7 +332,12 @@ impl Control {
         let (address, epoch, until_ms) = {
             let world = self.world();
             let bearer = record.bearer.and_then(|hash| world.bearers.get(&hash));
-            let until_ms = bearer.map_or(u64::MAX, |bearer| bearer.expires_at_ms);
+            let until_ms = match (record.bearer, bearer) {
+                (None, _) => u64::MAX,
+                (_, Some(bearer)) => bearer.expires_at_ms,
+                // It was revoked a moment ago.
+                _ => now_ms(),
+            };
             let node = world
                 .nodes
                 .get(&record.node)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::EnvironmentHash;
+use mayfly_protocol::text;
 use rustix::fs::MemfdFlags;
 
 /// A build that could not reach its index rests for so long, twice as long each time, and this at most.
@@ -179,7 +180,7 @@ fn bounded(words: &str) -> String {
 }
 
 fn plain(line: &str) -> String {
-    line.trim().chars().filter(|letter| !letter.is_control()).collect()
+    text::line(line.trim(), text::MAX_FIELD_BYTES)
 }
 
 /// The last line in a file that is still written.

@@ -2,11 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::MAX_MESSAGE_BYTES;
 use crate::exception::Exception;
 use crate::text;
-
-/// Longest message of a failure that a peer sends, in bytes.
-const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $slug:literal, $http:literal, $retry:ident;)*) => {

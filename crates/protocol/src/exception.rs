@@ -14,7 +14,7 @@ pub const MARK: &[u8; 8] = b"mayfly.x";
 /// Longest name of a type, in bytes.
 pub const MAX_TYPE_BYTES: usize = 256;
 /// Longest message, in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 3 << 10;
+pub const MAX_EXCEPTION_MESSAGE_BYTES: usize = 3 << 10;
 /// Longest traceback, in bytes.
 pub const MAX_TRACEBACK_BYTES: usize = 12 << 10;
 /// Longest text before it is read and cut: JSON may escape each of a worker's 10,200 characters by twelve.
@@ -51,7 +51,7 @@ impl Exception {
     pub fn bounded(self) -> Self {
         Self {
             kind: text::bounded(&self.kind, MAX_TYPE_BYTES),
-            message: text::bounded(&self.message, MAX_MESSAGE_BYTES),
+            message: text::bounded(&self.message, MAX_EXCEPTION_MESSAGE_BYTES),
             traceback: text::bounded(&self.traceback, MAX_TRACEBACK_BYTES),
         }
     }

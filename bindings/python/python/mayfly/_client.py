@@ -629,9 +629,9 @@ class Client:
         self._known_endpoints |= {str(endpoint[key]) for endpoint in known for key in ("name", "id")}
         if name in self._known_endpoints:
             return
-        names = ", ".join(repr(endpoint["name"]) for endpoint in known) or "none"
+        names = ", ".join(f"`{endpoint['name']}`" for endpoint in known) or "none"
         raise RequestError(
-            f"there is no endpoint {name!r} that you may use. There are: {names}. `client.endpoints()` and "
+            f"there is no endpoint `{name}` that you may use. There are: {names}. `client.endpoints()` and "
             "`mayfly endpoint list` show them",
             "not_found",
         )

@@ -42,7 +42,7 @@ _UNSURE_NS = 2_000_000_000
 #: Checks are apart by so many times what one takes, within these bounds.
 _PAUSE_FACTOR = 20
 _MIN_PAUSE_NS = 1_000_000
-_MAX_PAUSE_NS = 20_000_000
+_MAX_PAUSE_NS = 2_000_000_000
 #: Modules that are part of the interpreter's surroundings, wherever they lie.
 _NEVER = re.compile(r"(mayfly|cloudpickle|sitecustomize|usercustomize|debugpy|_?pydev.*|__main__|__mp_main__)$")
 
@@ -370,7 +370,7 @@ def _read(path: str) -> Seen | None:
             content = file.read(MAX_CODE_BYTES + 1)
     except OSError:
         return None
-    if about is None or about != _stat(path) or time.time_ns() - max(about[:2]) < _UNSURE_NS:
+    if about is None or about != _stat(path) or abs(time.time_ns() - max(about[:2])) < _UNSURE_NS:
         about = None
     return Seen(about, content, hashlib.sha256(content).digest(), imports(content, path))
 

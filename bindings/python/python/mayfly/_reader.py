@@ -17,13 +17,14 @@ from mayfly._reader_parts import Part, Parts, Refused, expect, named, text_of
 
 __all__ = ["Refused", "loads"]
 
-#: Values in a key of a dictionary or an element of a set: hashing nested tuples that share parts can take for ever.
+#: Values in a key of a dictionary or an element of a set: hashing or comparing nested ones that share parts can take for ever.
 MAX_KEY_PARTS = 1_000
+_NESTED = (tuple, frozenset)
 
 
 def _check_key(key: Any) -> None:
-    """Refuses a key that takes long to hash."""
-    if type(key) is not tuple:
+    """Refuses a key that takes long to hash, or to compare with another."""
+    if type(key) not in _NESTED:
         return
     left, count = [key], 0
     while left:
@@ -31,7 +32,7 @@ def _check_key(key: Any) -> None:
         count += len(one)
         if count > MAX_KEY_PARTS:
             raise Refused(f"it has a key of more than {MAX_KEY_PARTS} parts")
-        left.extend(part for part in one if type(part) is tuple)
+        left.extend(part for part in one if type(part) in _NESTED)
 
 
 class Machine:

@@ -112,7 +112,8 @@ fn make_private(path: &Path) -> Result<(), Failure> {
             );
             return Err(Failure::new(Code::StateExposed, text));
         }
-        let mode = found.mode() & 0o700;
+        // A directory of a group's quota keeps its group.
+        let mode = found.mode() & 0o7700;
         directory
             .set_permissions(Permissions::from_mode(mode | 0o700))
             .map_err(failed)?;

@@ -13,6 +13,7 @@ use utoipa::IntoParams;
 
 use super::Api;
 use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named};
+use crate::tasks::check_team;
 
 /// Routes of teams and usage.
 pub fn routes() -> Router<Api> {
@@ -46,6 +47,7 @@ pub(crate) async fn set_team(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let name = named(path)?;
+    check_team(&name, &spec)?;
     control.audit(&caller, "team.set", &name, &spec).await?;
     let team: Team = control.tasks()?.set_team(caller.bearer.tenant, name, spec).await?;
     Ok(packed.answer(team))

@@ -331,8 +331,8 @@ pub(crate) async fn count_tasks(
 }
 
 /// Cancels tasks: those that wait end at once, those that run are ended, unless only those that wait are wanted
-/// (`only_waiting`). Whether a task waits is decided by whoever has it: one that is counted as ended never begins. One's own, or, for operators, and for the owner of the
-/// endpoint that is named, everybody's.
+/// (`only_waiting`). Whoever has a task decides whether it waits: one that is counted as ended never begins. Callers cancel their
+/// own; operators, and the owner of the endpoint that is named, everybody's.
 #[utoipa::path(post, path = "/v1/tasks/cancel", request_body = Cancellation, security(("bearer" = [])),
     responses((status = 200, body = Cancelled), (status = "default", body = ErrorBody)))]
 pub(crate) async fn cancel_tasks(

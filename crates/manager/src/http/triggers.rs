@@ -24,7 +24,7 @@ use super::Api;
 use super::tasks::submitter;
 use crate::control::Control;
 use crate::requests::{Body, Caller, NamePath, Packed, Refusal, asked, named, refuse};
-use crate::tasks::{Heard, Maker};
+use crate::tasks::{Heard, Maker, check_trigger_lengths};
 
 /// Most events of one answer.
 const MOST_ENTRIES: u32 = 1_000;
@@ -63,6 +63,7 @@ pub(crate) async fn set_trigger(
 ) -> Result<Response, Refusal> {
     caller.changes_as(Role::User)?;
     let tasks = control.tasks()?;
+    check_trigger_lengths(&given)?;
     control
         .audit(&caller, "trigger.set", &given.name, &audited(&given.spec))
         .await?;

@@ -164,9 +164,12 @@ impl Tasks {
             if state.later.contains_key(&task.outcome.id) {
                 awaited.push((task.outcome.id, task.outcome.error.clone().map(Failure::short)));
             }
-            // Whoever follows a tag gets the exception itself; its text is for those who ask for one task.
+            // Whoever follows a tag gets the pickled exception. Its text is for those who ask for one task, and for functions
+            // that are called in JSON, which have no other.
             let mut outcome = task.outcome;
-            outcome.error = outcome.error.map(Failure::short);
+            if outcome.raised {
+                outcome.error = outcome.error.map(Failure::short);
+            }
             live.tag.add(outcome);
             if !told.last().is_some_and(|last| Arc::ptr_eq(last, &live.tag)) {
                 told.push(live.tag);

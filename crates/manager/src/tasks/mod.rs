@@ -73,9 +73,10 @@ use crate::store::{LOAD_DEADLINE, StoreError};
 pub use contents::Contents;
 pub use endpoints::LOCAL;
 pub use link::Conversation;
+pub use sharing::check_team;
 pub use submit::{Submitter, may_run};
 use tag::Tag;
-pub use triggers::{Heard, Maker};
+pub use triggers::{Heard, Maker, check_trigger_lengths};
 
 /// Arguments of waiting tasks that are kept in memory; those of others are read again when it is their turn.
 const CACHED_BYTES: usize = 64 << 20;
@@ -146,6 +147,8 @@ struct State {
     started_at_ms: u64,
     /// Tasks that have ended, and whose output is not in the store as it is in memory.
     unkept: HashSet<(EndpointId, TaskId)>,
+    /// Those that are being written there now.
+    keeping: HashSet<(EndpointId, TaskId)>,
     /// Bumped whenever tasks have printed.
     printed: watch::Sender<u64>,
     /// The greatest number that was given to an outcome.

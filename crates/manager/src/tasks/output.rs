@@ -160,8 +160,14 @@ impl State {
         outputs.next().map(|output| output.read(from))
     }
 
-    /// Some of what is not in the store yet.
+    /// Some of what is not in the store yet. What was forgotten meanwhile is no more to be kept.
     fn take_unkept(&mut self) -> Vec<KeptOutput> {
+        let endpoints = &self.endpoints;
+        let is_there = |(endpoint, task): &(EndpointId, TaskId)| {
+            let endpoint = endpoints.get(endpoint);
+            endpoint.is_some_and(|endpoint| endpoint.outputs.knows(*task))
+        };
+        self.unkept.retain(is_there);
         let some: Vec<_> = self.unkept.iter().take(KEPT_AT_ONCE).copied().collect();
         let kept = some.into_iter().filter_map(|(endpoint, task)| {
             self.unkept.remove(&(endpoint, task));
@@ -174,7 +180,15 @@ impl State {
                 pieces,
             })
         });
-        kept.collect()
+        let kept: Vec<_> = kept.collect();
+        self.keeping = kept.iter().map(|one| (one.endpoint, one.task)).collect();
+        kept
+    }
+
+    /// Whether the store has all that is known of what a task printed.
+    fn is_kept(&self, task: TaskId) -> bool {
+        let mut endpoints = self.endpoints.keys();
+        !endpoints.any(|id| self.unkept.contains(&(*id, task)) || self.keeping.contains(&(*id, task)))
     }
 }
 
@@ -185,25 +199,26 @@ impl Tasks {
         let mut ended_at_ms = task.ended_at_ms;
         let mut printed = self.state().printed.subscribe();
         loop {
-            let found = {
+            let (found, is_kept) = {
                 let state = self.state();
                 if ended_at_ms == 0 && !state.live.contains_key(&task.id) {
                     ended_at_ms = now_ms();
                 }
-                state.printed_from(task.id, from)
+                (state.printed_from(task.id, from), state.is_kept(task.id))
             };
             let found = match found {
                 None if ended_at_ms > 0 => self.kept_output(task.id, from).await?,
                 found => found,
             };
             let (first, pieces) = found.unwrap_or_else(|| (from, Vec::new()));
+            // Nobody hears that it is over before it can be read again after a restart.
             let is_last = ended_at_ms > 0 && now_ms().abs_diff(ended_at_ms) > LATE.as_millis() as u64;
             let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-            if !pieces.is_empty() || is_last || Instant::now() >= until {
+            if !pieces.is_empty() || (is_last && is_kept) || Instant::now() >= until {
                 return Ok(TaskPrinted {
                     from: first,
                     next: first + bytes as u64,
-                    over: is_last && pieces.is_empty(),
+                    over: is_last && is_kept && pieces.is_empty(),
                     pieces,
                 });
             }
@@ -231,13 +246,15 @@ pub async fn keep(tasks: Weak<Tasks>) {
                 break;
             }
             let written = tasks.store.keep_printed(some.clone()).wait().await;
+            let again = some.iter().map(|one| (one.endpoint, one.task));
+            let mut state = tasks.state();
+            state.keeping.clear();
             match written {
                 Ok(()) => {}
                 Err(StoreError::Moved) => return,
                 Err(error) => {
                     tracing::debug!(%error, "what tasks printed is not written yet");
-                    let again = some.iter().map(|one| (one.endpoint, one.task));
-                    tasks.state().unkept.extend(again);
+                    state.unkept.extend(again);
                     break;
                 }
             }

@@ -142,6 +142,24 @@ impl State {
     }
 }
 
+/// Checks the name, the description and the members of a team.
+///
+/// # Errors
+/// `InvalidRequest` for one that is too long, and for too many members.
+pub fn check_team(name: &str, spec: &TeamSpec) -> Result<(), Failure> {
+    plainly_named("a team", name, MOST_NAME)?;
+    if spec.description.chars().count() > MOST_DESCRIPTION {
+        let text = format!("a description has {MOST_DESCRIPTION} characters at most");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    let too_long = |text: &String| text.len() > MOST_NAME_BYTES;
+    if spec.members.len() > MOST_MEMBERS || spec.members.iter().any(too_long) {
+        let text = format!("a team has {MOST_MEMBERS} members at most, each with a name of {MOST_NAME_BYTES} bytes");
+        return Err(Failure::new(Code::InvalidRequest, text));
+    }
+    Ok(())
+}
+
 impl Tasks {
     /// A tenant, for whom something is submitted.
     pub fn submitter(&self, tenant: TenantId) -> Submitter {
@@ -157,19 +175,9 @@ impl Tasks {
         name: String,
         mut spec: TeamSpec,
     ) -> Result<Team, Failure> {
-        plainly_named("a team", &name, MOST_NAME)?;
+        check_team(&name, &spec)?;
         spec.members.sort_unstable();
         spec.members.dedup();
-        if spec.description.chars().count() > MOST_DESCRIPTION {
-            let text = format!("a description has {MOST_DESCRIPTION} characters at most");
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
-        let too_long = |text: &String| text.len() > MOST_NAME_BYTES;
-        if spec.members.len() > MOST_MEMBERS || spec.members.iter().any(too_long) {
-            let text =
-                format!("a team has {MOST_MEMBERS} members at most, each with a name of {MOST_NAME_BYTES} bytes");
-            return Err(Failure::new(Code::InvalidRequest, text));
-        }
         {
             let state = self.state();
             let own = state.teams.all.values();

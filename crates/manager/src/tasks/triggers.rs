@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
-pub use set::Maker;
+pub use set::{Maker, check_trigger_lengths};
 
 use super::submit::{Submitter, first_half};
 use super::{State, Tasks};

@@ -217,9 +217,13 @@ fn keep_private(path: &Path) -> Result<(), StoreError> {
     for suffix in ["", "-wal", "-shm"] {
         let mut beside = path.as_os_str().to_owned();
         beside.push(suffix);
-        match std::fs::set_permissions(beside, Permissions::from_mode(0o600)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
+        // Some file systems have no modes to set.
+        let is_open = |found: std::fs::Metadata| found.permissions().mode() & 0o077 != 0;
+        match std::fs::metadata(&beside).map(is_open) {
+            Ok(true) => std::fs::set_permissions(&beside, Permissions::from_mode(0o600)).map_err(failed)?,
+            Ok(false) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::tasks::TaskState;
+use mayfly_protocol::tasks::{MOST_NAME_BYTES, TaskState};
 use mayfly_protocol::triggers::{
     EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
@@ -18,9 +18,6 @@ use crate::tasks::State;
 use crate::tasks::endpoints::NOBODY;
 use crate::tasks::submit::plainly_named;
 use crate::{hash, random};
-
-/// Longest name: a part of paths, and of tags.
-const MOST_NAME: usize = 128;
 
 /// Who makes a trigger.
 #[derive(Debug, Clone)]
@@ -106,6 +103,22 @@ impl State {
     }
 }
 
+/// Checks how long the name and the description of a trigger are.
+///
+/// # Errors
+/// `InvalidRequest` or `PayloadTooLarge`.
+pub fn check_trigger_lengths(given: &TriggerRegistration) -> Result<(), Failure> {
+    plainly_named("a trigger", &given.name, MOST_NAME_BYTES)?;
+    let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
+    if bytes > MOST_SPEC_BYTES {
+        let text = format!(
+            "a trigger of {bytes} bytes; {MOST_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
+        );
+        return Err(Failure::new(Code::PayloadTooLarge, text));
+    }
+    Ok(())
+}
+
 impl Tasks {
     /// Makes a trigger, or changes one; answers its token, too.
     pub async fn set_trigger(
@@ -114,14 +127,7 @@ impl Tasks {
         given: TriggerRegistration,
     ) -> Result<(String, TriggerStatus), Failure> {
         let now_ms = now_ms();
-        plainly_named("a trigger", &given.name, MOST_NAME)?;
-        let bytes = serde_json::to_vec(&given.spec).map_or(usize::MAX, |json| json.len());
-        if bytes > MOST_SPEC_BYTES {
-            let text = format!(
-                "a trigger of {bytes} bytes; {MOST_SPEC_BYTES} are allowed: name large arguments, and have the function read them"
-            );
-            return Err(Failure::new(Code::PayloadTooLarge, text));
-        }
+        check_trigger_lengths(&given)?;
         let left_ms = maker.expires_at_ms.saturating_sub(now_ms);
         if given.valid_for_ms > left_ms {
             let text = format!(

@@ -107,7 +107,8 @@ def wait_for(gate: str) -> None:
 def test_revoked_token_ends_requests_that_wait(person: Owner, tmp_path: Path) -> None:
     carol = person("carol")
     gate = tmp_path / "gate"
-    task = carol.client.run(wait_for, str(gate))
+    # Accepted when this returns.
+    task = carol.client.map(wait_for, [str(gate)]).futures[0]
     heard: list[tuple[int, Any]] = []
     waiting = threading.Thread(
         target=lambda: heard.append(carol.ask("GET", f"/v1/tasks/{task.id}/outcome?wait_ms=25000"))

@@ -64,7 +64,7 @@ PLAIN: list[Any] = [
         {"a": {1: (2,)}},
         set(),
         {1, 2},
-        frozenset("ab"),
+        frozenset({1, 2}),
     ),
     *(range(1, 9, 2), slice(1, None, 2), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
     *(collections.deque([1, 2], 5), collections.deque(), collections.defaultdict(list, a=[1])),

@@ -276,7 +276,7 @@ pub(crate) async fn list_leases(
 }
 
 /// One lease.
-#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/leases/{id}", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_lease(
     caller: Caller,
@@ -287,7 +287,7 @@ pub(crate) async fn show_lease(
 }
 
 /// Counts a lease's length anew from now, and answers a grant with a token to match.
-#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path)), request_body = RenewRequest,
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), request_body = RenewRequest,
     security(("bearer" = [])), responses((status = 200, body = Grant), (status = "default", body = ErrorBody)))]
 pub(crate) async fn renew_lease(
     caller: Caller,
@@ -301,7 +301,7 @@ pub(crate) async fn renew_lease(
 }
 
 /// Gives a lease back.
-#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(delete, path = "/v1/leases/{id}", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn release_lease(
     caller: Caller,
@@ -314,7 +314,7 @@ pub(crate) async fn release_lease(
 
 /// Takes a lease away from its holder: one's own, or, for operators, anybody's. Answers when it has ended and its last bill is
 /// booked. Running calls may go on for `grace` seconds; clients are told at once, and nothing new begins.
-#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path), Grace), security(("bearer" = [])),
+#[utoipa::path(post, path = "/v1/leases/{id}/revoke", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$"), Grace), security(("bearer" = [])),
     responses((status = 200, body = LeaseStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn revoke_lease(
     caller: Caller,

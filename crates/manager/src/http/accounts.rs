@@ -185,7 +185,14 @@ pub(crate) async fn show_audit(
     let page = AuditPage {
         above: asked.above,
         before: asked.before,
-        limit: asked.limit.unwrap_or(MOST_LINES),
+        limit: match asked.limit.unwrap_or(MOST_LINES) {
+            0 => return Err(refuse(Code::InvalidRequest, "a page of no entries; ask for 1 to 1,000")),
+            limit if limit > MOST_LINES => {
+                let text = format!("a page of {limit} entries; ask for 1 to {MOST_LINES}");
+                return Err(refuse(Code::InvalidRequest, text));
+            }
+            limit => limit,
+        },
     };
     Ok(Json(control.audited(page).await?))
 }

@@ -390,7 +390,7 @@ async fn task_at(control: &Control, caller: &Caller, path: NamePath) -> Result<T
 }
 
 /// One task.
-#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = String, Path)), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$")), security(("bearer" = [])),
     responses((status = 200, body = TaskStatus), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_task(
     caller: Caller,
@@ -415,7 +415,7 @@ pub fn patience(wait_ms: u64) -> Duration {
 }
 
 /// How one task ended. While it has not, and the wait is over, that is `timed_out`.
-#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = String, Path), Patience), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}/outcome", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$"), Patience), security(("bearer" = [])),
     responses((status = 200, body = TaskOutcome), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_outcome(
     caller: Caller,
@@ -450,7 +450,7 @@ pub struct Reading {
 }
 
 /// What a task prints on standard output and error: the last 64 KiB, for as long as its outcome is kept.
-#[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = String, Path), Reading), security(("bearer" = [])),
+#[utoipa::path(get, path = "/v1/tasks/{id}/output", params(("id" = String, Path, pattern = r"^(\.\.\.)?[0-9a-fA-F]{6,32}$"), Reading), security(("bearer" = [])),
     responses((status = 200, body = TaskPrinted), (status = "default", body = ErrorBody)))]
 pub(crate) async fn show_output(
     caller: Caller,

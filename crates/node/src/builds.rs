@@ -225,7 +225,8 @@ mod tests {
         let told = builds.told(Some(HASH));
         assert_eq!(told.code, Code::EnvironmentBuilding);
         assert!(
-            told.message.contains("building since 0 s: Prepared[2m 1 package"),
+            told.message
+                .contains("building since 0 s: Prepared\\u{1b}[2m 1 package"),
             "{told}"
         );
     }

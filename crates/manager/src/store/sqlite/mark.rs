@@ -98,7 +98,7 @@ pub fn compare(known: Known, connection: &Connection, is_new: bool) -> Result<Ma
     // The mark is synced when it is opened, so that what it counts must be on the disk before: tables, upgrades and the log of a
     // manager that was killed are not, where commits are not synced.
     connection
-        .query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))
+        .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         .map_err(broken)?;
     Ok(known.open(count))
 }

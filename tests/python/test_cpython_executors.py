@@ -14,7 +14,7 @@ import pytest
 import test
 
 mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
-# An interpreter may come without most of its tests. Debian has those of its own, which may be of the same minor version.
+# An interpreter may come without most of its tests. Debian has those of its own, perhaps of the same minor version.
 test.__path__.append(f"/usr/lib/python{sys.version_info.major}.{sys.version_info.minor}/test")
 theirs = pytest.importorskip("test.test_concurrent_futures", reason="this Python is installed without its own tests")
 if not hasattr(theirs, "ExecutorMixin"):

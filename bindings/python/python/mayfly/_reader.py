@@ -17,7 +17,7 @@ from mayfly._reader_parts import Part, Parts, Refused, expect, named, text_of
 
 __all__ = ["Refused", "loads"]
 
-#: Values in a key of a dictionary or an element of a set: nested ones that share parts can take for ever to hash or compare.
+#: Values in a key of a dictionary or an element of a set. Nested ones that share parts can take for ever to compare.
 MAX_KEY_PARTS = 1_000
 _NESTED = (tuple, frozenset)
 

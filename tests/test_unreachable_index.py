@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from harness import index as package_index
 from harness.certificates import certify
@@ -53,6 +54,10 @@ def running(directory: Path, index: str, *options: str, prefix: tuple[str, ...] 
         daemon.stop()
 
 
+# Workers of an environment have no pytest, which this file imports.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
 def imported() -> str:
     import mayfly_test_package
 
@@ -87,7 +92,7 @@ def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: 
 
 def test_index_that_refuses_connections_fails_for_good_at_the_limit(directory: Path) -> None:
     with (
-        running(directory, NOWHERE, "--environment-limit", "1s") as site,
+        running(directory, NOWHERE, "--environment-limit", "5s") as site,
         mayfly.connect(config=site.state) as client,
         pytest.raises(mayfly.Error, match=r"127\.0\.0\.1:9") as failed,
     ):

@@ -53,6 +53,6 @@ def test_what_only_durable_tasks_have_is_refused(client: mayfly.Client) -> None:
             mayfly.Executor(client=client, durable=False, **options)
     with pytest.raises(ValueError, match="workers"):
         mayfly.Executor(client=client, workers=2)
-    with pytest.raises(mayfly.Error, match="no endpoint 'cluster'"):
+    with pytest.raises(mayfly.Error, match="no endpoint `cluster`"):
         mayfly.Executor(client=client, durable=False, endpoint="cluster")
     assert len(client.leases()) == before

@@ -167,7 +167,7 @@ def test_unknown_endpoint_is_refused_when_it_is_named(client: mayfly.Client, man
     ]
     for call in calls:
         with pytest.raises(
-            mayfly.RequestError, match=r"no endpoint 'nope'.* There are: 'local'.*client.endpoints"
+            mayfly.RequestError, match=r"no endpoint `nope`.* There are: `local`.*client.endpoints"
         ) as no:
             call()
         assert no.value.code == "not_found"

@@ -142,7 +142,7 @@ impl Default for Resources {
 pub struct FunctionRegistration {
     /// Its name; functions of one owner and name are versions, of which the last is meant by the name.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 128)]
+    #[schema(min_length = 1, max_length = 128, pattern = "^[^/@]*$")]
     pub name: Option<String>,
     /// What it does, for people.
     #[serde(default)]

@@ -157,7 +157,7 @@ def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: 
         disk.grow(256)
         assert len(future.result(60)) == 44 * MIB
         # Arguments wait for room as well.
-        disk.grow(96)
+        filling = disk.fill(left=30 * MIB)
         late = client.run(len, os.urandom(60 * MIB))
-        disk.grow(512)
+        filling.unlink()
         assert late.result(60) == 60 * MIB

@@ -215,6 +215,7 @@ def test_what_managers_ask_each_other_is_of_one_trace(start: Any, state: Path, s
 def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path, server: Postgres) -> None:
     site = Site(start, state, server.database(), nodes=2)
     a, b = site.managers
+    site.all_up(a)
     a.cli("tenant", "set", "astro", "--workers", "5")
     token = state / "astro.json"
     b.cli("token", "create", "laptop", "--tenant", "astro", "--output", str(token))

@@ -222,7 +222,8 @@ def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_b
         with mayfly.connect(config=astro_at) as astro, mayfly.connect(config=manager.state) as owner:
             assert (cost(astro), of_astro()["spent_on_tasks"], of_astro()["spent"]) == (before, before, before)
             manager.daemon.cli("tenant", "set", "astro", "--budget", str(before // 10**9 + 30))
-            futures = [astro.batch(endpoint="here").submit(sleep, 0.5) for _ in range(40)]
+            # At once: what comes after the budget is spent would be refused.
+            futures = astro.map(sleep, [0.5] * 40, endpoint="here").futures
             wait_until(lambda: of_astro()["spent"] > of_astro()["budget"], "the budget is spent", 60)
             with pytest.raises(mayfly.Error, match="has spent"):
                 astro.batch(endpoint="here").submit(double, 1).result(30)

@@ -361,6 +361,18 @@ def test_own_exception_of_python_is_made_again_and_others_are_text() -> None:
     assert "\x1b" not in made.__cause__.text  # type: ignore[union-attr]
 
 
+def test_own_exception_of_python_travels_alike_where_a_library_pickles_it_in_its_own_way() -> None:
+    class Odd(Exception):
+        pass
+
+    copyreg.pickle(LookupError, lambda error: (Odd, error.args))
+    try:
+        made = unpack_exception(_worker.pack_exception(LookupError("no", 3)))
+    finally:
+        del copyreg.dispatch_table[LookupError]
+    assert (type(made), made.args) == (LookupError, ("no", 3))
+
+
 def test_exception_that_is_more_than_data_is_shown_as_text(tmp_path: pathlib.Path) -> None:
     mark = _marked(tmp_path)
     inner = pickle.dumps(Reduced(os.mkdir, (mark,)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import io
 import os
 import pickle
 import sys
@@ -256,10 +258,10 @@ def pack_exception(error: BaseException) -> bytes:
     kind = type(error)
     # By name, too: the caller may not have its class.
     about = (kind.__module__, kind.__qualname__, _text(error)), describe_exception(error)
-    for dumps in (pickle.dumps, cloudpickle.dumps):
+    for dumps in (_dumps_exception, cloudpickle.dumps):
         try:
             pickled: bytes = dumps(error, 5)
-            if b"__main__" in pickled and dumps is pickle.dumps:
+            if b"__main__" in pickled and dumps is _dumps_exception:
                 continue
             # Many an exception is pickled without complaint and cannot be made again.
             pickle.loads(pickled)
@@ -267,6 +269,21 @@ def pack_exception(error: BaseException) -> bytes:
             continue
         return pickle.dumps((pickled, *about), 5)
     return pickle.dumps((None, *about), 5)
+
+
+def _dumps_exception(error: BaseException, protocol: int) -> bytes:
+    """`pickle.dumps`, which for Python's own exceptions heeds no library that registers another way to pickle them.
+
+    The caller may not have that library, and reads nothing of it where it does not trust the function.
+    """
+    kind = type(error)
+    if kind.__module__ != "builtins" or kind not in copyreg.dispatch_table:
+        return pickle.dumps(error, protocol)
+    packed = io.BytesIO()
+    pickler = pickle.Pickler(packed, protocol)
+    pickler.dispatch_table = {one: way for one, way in copyreg.dispatch_table.items() if one is not kind}
+    pickler.dump(error)
+    return packed.getvalue()
 
 
 def _text(error: BaseException) -> str:

@@ -369,6 +369,10 @@ fn root_is_not_needed() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("tests");
     fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    // Where it may make files of its own.
+    let temporary = dir.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o1777)).unwrap();
     let done = std::process::Command::new(copy)
         .args([
             "--skip",
@@ -382,6 +386,7 @@ fn root_is_not_needed() {
         ])
         .current_dir("/")
         .env_remove("RUST_BACKTRACE")
+        .env("TMPDIR", &temporary)
         .uid(65_534)
         .gid(65_534)
         .output()

@@ -252,6 +252,36 @@ print(client.run(helper2.g).result(60))
     assert ran == "1"
 
 
+def test_child_forked_during_a_check_checks_code_itself(tmp_path: Path) -> None:
+    Project(tmp_path)
+    program = """
+import os, signal, threading
+import helper2
+from mayfly import _code
+digest = _code.own.check().digest
+looking, go_on = threading.Event(), threading.Event()
+def gather():
+    _code.own._files.clear()
+    looking.set()
+    go_on.wait(30)
+gathers, _code.own._gather = _code.own._gather, gather
+_code.own._modules, _code.own.due_ns = None, 0
+thread = threading.Thread(target=_code.own.check)
+thread.start()
+looking.wait(30)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    _code.own._gather = gathers
+    is_same = _code.own.check().digest == digest
+    os._exit(0 if is_same and len(_code.own._files) == 2 else 1)
+go_on.set()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run(sys.executable, "-W", "ignore", "-c", program, cwd=tmp_path).stdout.strip() == "0"
+
+
 def test_check_of_unchanged_code_takes_less_than_a_millisecond(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("pack/__init__.py", "")

@@ -142,6 +142,14 @@ class OwnCode:
                 self._modules = None
                 self.due_ns = 0
 
+    def after_fork(self) -> None:
+        """Makes the child of a fork able to check: no thread is left there to release the lock, or to end its check."""
+        if self._lock.locked():
+            self._modules = None
+            self._last = None
+            self.due_ns = 0
+        self._lock = threading.Lock()
+
     def _look(self) -> None:
         modules = _imported_so_far()
         if modules == self._modules and not self._has_changed():
@@ -376,3 +384,4 @@ def _read(path: str) -> Seen | None:
 
 
 own = OwnCode()
+os.register_at_fork(after_in_child=own.after_fork)

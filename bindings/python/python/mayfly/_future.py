@@ -11,7 +11,7 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mayfly import _worker
-from mayfly._errors import Cancelled, Error, InitializerFailed
+from mayfly._errors import Cancelled, Error, InitializerFailed, RemoteTraceback
 from mayfly._native import Call, Failure, Foreign, Pool, Task, Tasks
 from mayfly._trust import NOBODY, Trust, joined, opened
 
@@ -150,20 +150,15 @@ class Future(cf.Future[T]):
 
     def _accept(self, outcome: Any) -> None:
         """Takes in what the call ended with, once."""
-        error = outcome.error if type(outcome) is Failure else None
-        result = None
-        if type(outcome) is Foreign:
-            try:
-                outcome = opened(outcome, joined(self._trust, self._lease._trust))
-            except BaseException as raised:
-                error = raised
-        if error is None:
-            result = outcome
-            if self._decode is not None:
-                try:
-                    result = self._decode(outcome)
-                except BaseException as raised:
-                    error = raised
+        try:
+            result, error = self._read(outcome)
+        except KeyboardInterrupt:
+            # The next caller reads the outcome.
+            self._unread = outcome
+            if (made := self._made) is not None:
+                with made:
+                    made.notify_all()
+            raise
         with _lock:
             made = self._made
             if made is None:
@@ -182,6 +177,24 @@ class Future(cf.Future[T]):
                     waiter.add_exception(self)
             made.notify_all()
         self._invoke_callbacks()
+
+    def _read(self, outcome: Any) -> tuple[Any, BaseException | None]:
+        """Returns the result, and what to raise in its place. Raises `KeyboardInterrupt` on Ctrl-C in this program."""
+        if type(outcome) is Failure:
+            return None, outcome.error
+        try:
+            if type(outcome) is Foreign:
+                outcome = opened(outcome, joined(self._trust, self._lease._trust))
+            return outcome if self._decode is None else self._decode(outcome), None
+        except BaseException as raised:
+            # The function itself may have raised a `KeyboardInterrupt`, which is its outcome.
+            if isinstance(raised, KeyboardInterrupt) and not isinstance(raised.__cause__, RemoteTraceback):
+                raise
+            return None, raised
+
+    def _take_unread(self) -> Any:
+        """Takes the outcome that an interrupted thread did not read; `Ellipsis` if there is none."""
+        return self.__dict__.pop("_unread", Ellipsis)
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         if self._state in _DONE:
@@ -204,19 +217,27 @@ class Future(cf.Future[T]):
                 if self._state in _DONE:
                     return
                 raise cf.TimeoutError
+            if outcome is Ellipsis:
+                outcome = self._take_unread()
             if outcome is not Ellipsis:
                 self._accept(outcome)
                 return
         if self._state in _DONE:
             return
-        # Another thread took the outcome and is about to say so.
+        # Another thread took the outcome: it finishes the future, or leaves the outcome unread if it is interrupted.
         condition = self._condition
         with condition:
             while self._state not in _DONE:
+                outcome = self._take_unread()
+                if outcome is not Ellipsis:
+                    break
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise cf.TimeoutError
                 condition.wait(left)
+            else:
+                return
+        self._accept(outcome)
 
     def result(self, timeout: float | None = None) -> T:
         """The call's result; waits for it. Raises what the function raised.
@@ -249,6 +270,8 @@ class Future(cf.Future[T]):
         """Takes the outcome if it is here."""
         if self._state not in _DONE:
             outcome = self._call.take(self._pool, self._raw)
+            if outcome is Ellipsis:
+                outcome = self._take_unread()
             if outcome is not NotImplemented and outcome is not Ellipsis:
                 self._accept(outcome)
 

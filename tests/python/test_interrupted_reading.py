@@ -1,0 +1,96 @@
+"""Ctrl-C while a future reads what its call ended with."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+from mayfly import _future
+from mayfly._errors import RemoteTraceback
+from mayfly._future import Future
+
+
+class Call:
+    """A call that has ended with 7, which one thread can take."""
+
+    id = 1
+
+    def __init__(self) -> None:
+        self.left: list[Any] = [7]
+
+    def take(self, pool: Any, raw: bool) -> Any:
+        return self.left.pop() if self.left else ...
+
+    def wait(self, pool: Any, limit: float | None, raw: bool) -> Any:
+        return self.take(pool, raw)
+
+    def notify(self) -> None:
+        pass
+
+
+class Lease:
+    """Where the call is."""
+
+    _trust = _future.NOBODY
+
+    def _watch(self, future: Any) -> None:
+        pass
+
+
+def interrupted_once(value: int) -> int:
+    """Is interrupted the first time it is asked for a value."""
+    if not hasattr(interrupted_once, "done"):
+        interrupted_once.done = True  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+    return value
+
+
+@pytest.fixture
+def future() -> Future[int]:
+    interrupted_once.__dict__.clear()
+    return Future(Call(), None, Lease(), interrupted_once)  # type: ignore[arg-type]
+
+
+def test_interrupt_while_a_result_is_read_is_raised(future: Future[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        future.done()
+    with pytest.raises(KeyboardInterrupt):
+        Future(Call(), None, Lease(), raise_interrupt).exception()  # type: ignore[arg-type]
+
+
+def raise_interrupt(value: int) -> int:
+    raise KeyboardInterrupt
+
+
+def test_result_is_there_after_an_interrupt(future: Future[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result(0) == 7
+    assert future.exception() is None
+
+
+def test_waiting_thread_reads_what_an_interrupted_one_left(future: Future[int]) -> None:
+    call: Any = future._call
+    call.left, found = [], []
+    thread = threading.Thread(target=lambda: found.append(future.result(30)))
+    thread.start()
+    while future._made is None:
+        thread.join(0.001)
+    call.left = [7]
+    with pytest.raises(KeyboardInterrupt):
+        future.done()
+    thread.join(30)
+    assert found == [7]
+
+
+def test_interrupt_that_a_function_raised_is_its_exception(future: Future[int]) -> None:
+    def raised(value: int) -> int:
+        raise KeyboardInterrupt from RemoteTraceback("there")
+
+    future._decode = raised
+    assert future.done()
+    assert isinstance(future.exception(), KeyboardInterrupt)

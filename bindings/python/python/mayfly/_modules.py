@@ -22,6 +22,9 @@ from typing import Any
 
 #: Directories of code that nobody has used for so long are removed.
 _KEPT_S = 7 * 86_400.0
+#: Directories that a worker has begun to write and not finished for so long are removed: it was killed.
+_KEPT_PART_S = 3_600.0
+_PART = "part-"
 
 
 class Bundle:
@@ -120,26 +123,36 @@ def _extract(bundle: Bundle) -> str:
         os.utime(directory)
         return directory
     _tidy(root)
-    part = tempfile.mkdtemp(dir=root, prefix="part-")
-    for name, content in bundle.files.items():
-        path = os.path.join(part, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(content)
-    # Where another worker was faster, its directory is the same.
-    with contextlib.suppress(OSError):
+    part = tempfile.mkdtemp(dir=root, prefix=_PART)
+    try:
+        for name, content in bundle.files.items():
+            path = os.path.join(part, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
         os.rename(part, directory)
-    return directory if os.path.isdir(directory) else part
+    except BaseException as error:
+        _remove(part)
+        # Where another worker was faster, its directory is the same.
+        if not isinstance(error, OSError) or not os.path.isdir(directory):
+            raise
+    return directory
 
 
 def _tidy(root: str) -> None:
-    from shutil import rmtree
-
+    """Removes what no worker uses any more."""
     with os.scandir(root) as entries:
         for entry in entries:
+            kept_s = _KEPT_PART_S if entry.name.startswith(_PART) else _KEPT_S
             with contextlib.suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT_S:
-                    rmtree(entry.path, ignore_errors=True)
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > kept_s:
+                    _remove(entry.path)
+
+
+def _remove(directory: str) -> None:
+    from shutil import rmtree
+
+    rmtree(directory, ignore_errors=True)
 
 
 class _Loader(SourceFileLoader):

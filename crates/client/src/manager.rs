@@ -108,7 +108,7 @@ impl Endpoint {
             Some(traceparent) => request.header("traceparent", traceparent),
             None => request,
         };
-        let limit = Some(REQUEST_LIMIT + question.longer);
+        let limit = Some(question.limit + question.longer);
         let no_request = |error| Error::new(Code::InvalidRequest, format!("this is no request: {error}"));
         let response = match &question.body {
             Some(body) => {
@@ -210,6 +210,8 @@ struct Question<'a> {
     path: &'a str,
     authorization: &'a str,
     body: Option<Cow<'a, [u8]>>,
+    /// How long an answer may take, and so much longer where there are many bytes.
+    limit: Duration,
     longer: Duration,
     /// Most that may be answered.
     most_bytes: u64,
@@ -269,6 +271,7 @@ impl ManagerClient {
             path,
             authorization: &self.authorization,
             body: None,
+            limit: REQUEST_LIMIT,
             longer: Duration::ZERO,
             most_bytes: MOST_ANSWER_BYTES,
             traceparent: self.traceparent.as_deref(),
@@ -362,9 +365,24 @@ impl ManagerClient {
 
     /// `POST path`, with bytes in what is sent and answered.
     pub fn post_packed<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
+        self.post_packed_within(REQUEST_LIMIT, path, body)
+    }
+
+    /// As [`ManagerClient::post_packed`]. Each manager has so long to answer.
+    pub fn post_packed_within<T: DeserializeOwned>(
+        &self,
+        limit: Duration,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Error> {
         let body = rmp_serde::to_vec_named(body);
         let body = body.map_err(|error| Error::new(Code::InvalidRequest, format!("this is no request: {error}")))?;
-        self.ask(Format::MessagePack, Method::POST, path, Some(body), Duration::ZERO)
+        let said = self.ask_for(Question {
+            body: Some(Cow::Owned(body)),
+            limit,
+            ..self.question(Format::MessagePack, Method::POST, path)
+        })?;
+        Format::MessagePack.read(&said)
     }
 
     /// `GET path`.

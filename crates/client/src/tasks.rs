@@ -26,6 +26,10 @@ use outbox::Outbox;
 
 /// How long a manager that does not answer is tried before what was submitted, or registered, fails.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a manager that accepts no task is waited for before those to be cancelled are left alone.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a manager has to answer what is cancelled. It asks endpoints itself, for 5 s.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -188,6 +192,24 @@ impl Tasks {
         true
     }
 
+    /// As [`Tasks::flush`], for as long as the manager accepts some within `patience`.
+    fn flush_while_accepted(&self, patience: Duration) -> bool {
+        let mut state = self.inner.state();
+        let mut sent = state.outbox.sent();
+        let mut until = Instant::now() + patience;
+        while !state.outbox.is_empty() {
+            if std::mem::replace(&mut sent, state.outbox.sent()) != state.outbox.sent() {
+                until = Instant::now() + patience;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = wait(&self.inner.sent, state, left);
+        }
+        true
+    }
+
     /// Waits for the outcome of a task and takes it; none when the time is over. One that was taken, or that is not of this
     /// session, is an error.
     pub fn wait(&self, task: TaskId, limit: Duration) -> Result<Option<TaskOutcome>, Error> {
@@ -319,31 +341,44 @@ impl Tasks {
         }
     }
 
-    /// Cancels those of these tasks that no worker has been given yet. Those that run go on.
+    /// Cancels those of these tasks that no worker has been given yet. Those that run go on. Fails with `unreachable` when the
+    /// manager accepts none of the tasks that were submitted for 5 s, or does not answer for 10 s: then they may run.
     pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
-        self.end_tasks(tasks, true)
+        self.cancel_within(CANCEL_PATIENCE, CANCEL_LIMIT, tasks)
+    }
+
+    fn cancel_within(&self, patience: Duration, limit: Duration, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
+        // What the manager has not been told of, it cannot cancel.
+        if !self.flush_while_accepted(patience) {
+            let text = format!(
+                "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? `mayfly status` tells",
+                self.inner.manager.url()
+            );
+            return Err(Error::new(Code::Unreachable, text));
+        }
+        let what = Cancellation {
+            tasks,
+            only_waiting: true,
+            ..Cancellation::default()
+        };
+        self.inner.manager.post_packed_within(limit, "/v1/tasks/cancel", &what)
     }
 
     /// Ends tasks: those that wait, and those that run.
     pub fn kill(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
-        self.end_tasks(tasks, false)
+        // What the manager has not been told of, it cannot end.
+        self.flush(PATIENCE);
+        let what = Cancellation {
+            tasks,
+            ..Cancellation::default()
+        };
+        self.inner.manager.post_packed("/v1/tasks/cancel", &what)
     }
 
     /// Cancels all tasks that wait and whose outcomes are not here, as by [`Tasks::cancel`].
     pub fn cancel_all(&self) -> Result<Cancelled, Error> {
         let waiting = self.inner.state().waiting.iter().copied().collect();
         self.cancel(waiting)
-    }
-
-    fn end_tasks(&self, tasks: Vec<TaskId>, only_waiting: bool) -> Result<Cancelled, Error> {
-        // What the manager has not been told of, it cannot end.
-        self.flush(PATIENCE);
-        let what = Cancellation {
-            tasks,
-            only_waiting,
-            ..Cancellation::default()
-        };
-        self.inner.manager.post_packed("/v1/tasks/cancel", &what)
     }
 
     /// Ends the waits for this session's tasks, not the tasks. What was submitted is sent first, for so long.
@@ -514,4 +549,46 @@ pub fn encoded(text: &str) -> String {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use mayfly_protocol::api::Connection;
+
+    use super::*;
+
+    /// Tasks of a manager that takes connections and never answers.
+    fn tasks_of_a_silent_manager() -> (Tasks, TcpListener) {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let manager = ManagerClient::new(&Connection {
+            manager: format!("http://{}", silent.local_addr().unwrap()),
+            ca_pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
+            token: String::new(),
+            others: Vec::new(),
+        });
+        let tasks = Tasks::open(Arc::new(manager.unwrap()), TasksOptions::default()).unwrap();
+        (tasks, silent)
+    }
+
+    #[test]
+    fn cancelling_gives_up_on_a_silent_manager_soon() {
+        let (tasks, _silent) = tasks_of_a_silent_manager();
+        let task = TaskId([1; 16]);
+        let since = Instant::now();
+        let patience = Duration::from_millis(200);
+        let refused = tasks.cancel_within(patience, patience, vec![task]).unwrap_err();
+        assert_eq!(refused.code(), Code::Unreachable);
+        // The same where there are tasks that it has not accepted.
+        tasks
+            .inner
+            .state()
+            .outbox
+            .push(task, FunctionId([2; 16]), Arc::default(), Blob::default(), Vec::new());
+        let refused = tasks.cancel_within(patience, patience, vec![task]).unwrap_err();
+        assert_eq!(refused.code(), Code::Unreachable);
+        assert!(refused.0.message.contains("accepted no task"), "{refused}");
+        assert!(since.elapsed() < Duration::from_secs(10));
+    }
 }

@@ -304,12 +304,13 @@ class Future(cf.Future[T]):
         """Cancels the call or task unless it runs: returns whether it will never run. See `kill`.
 
         It runs from when a worker has been given it. That is decided where the call is, at the manager or the endpoint,
-        so that one for which this returns True certainly never begins.
+        so that one for which this returns True certainly never begins. Returns False for a durable task whose manager
+        cannot be reached within 5 s, or does not answer within 10 s: it may run.
         """
         if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
             return True
         self._look()
-        if self._state in _DONE or not self._call.cancel():
+        if self._state in _DONE or not self._cancel_call():
             return False
         condition = self._condition
         with condition:
@@ -321,6 +322,15 @@ class Future(cf.Future[T]):
             condition.notify_all()
         self._invoke_callbacks()
         return True
+
+    def _cancel_call(self) -> bool:
+        try:
+            cancelled: bool = self._call.cancel()
+        except Error as error:
+            if error.code != "unreachable":
+                raise
+            return False
+        return cancelled
 
     def kill(self) -> bool:
         """Ends the call or task even if it runs, with its worker; calls that wait behind it go elsewhere.

@@ -59,6 +59,8 @@ pub struct Outbox {
     /// Their ids follow each other.
     unsent: VecDeque<Unsent>,
     bytes: usize,
+    /// How many left so far.
+    sent: u64,
     /// Whose arguments nobody has begun to store.
     to_store: VecDeque<TaskId>,
 }
@@ -66,6 +68,11 @@ pub struct Outbox {
 impl Outbox {
     pub fn is_empty(&self) -> bool {
         self.unsent.is_empty()
+    }
+
+    /// How many tasks left so far, accepted or refused.
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Whether a task with so many bytes of arguments has to wait.
@@ -150,6 +157,7 @@ impl Outbox {
 
     /// The first ones are sent, or never will be.
     fn remove(&mut self, count: usize) {
+        self.sent += count as u64;
         self.bytes -= self
             .unsent
             .drain(..count)

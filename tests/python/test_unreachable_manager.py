@@ -1,0 +1,47 @@
+"""Futures whose manager is away."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+
+pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+from mayfly._errors import Error, error_for
+from mayfly._future import Future
+from mayfly._trust import NOBODY
+
+
+class Call:
+    """A task that runs, and whose manager fails with this error."""
+
+    id = "1"
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def take(self, pool: Any, raw: bool) -> Any:
+        return NotImplemented
+
+    def cancel(self) -> NoReturn:
+        raise error_for(self.code, "told")
+
+
+class Lease:
+    _trust = NOBODY
+
+
+def future(code: str) -> Future[Any]:
+    return Future(Call(code), None, Lease())  # type: ignore[arg-type]
+
+
+def test_task_is_not_cancelled_while_its_manager_is_unreachable() -> None:
+    task = future("unreachable")
+    assert task.cancel() is False
+    assert not task.cancelled()
+
+
+def test_other_errors_of_cancelling_are_raised() -> None:
+    with pytest.raises(Error, match="told"):
+        future("unauthorized").cancel()

@@ -14,6 +14,7 @@ import pickle
 import random
 import struct
 import subprocess
+import sys
 import time
 import uuid
 import zoneinfo
@@ -316,6 +317,45 @@ def test_key_that_takes_for_ever_to_hash_is_refused() -> None:
         with pytest.raises(Refused):
             loads(hostile)
     assert time.monotonic() - start < 10
+
+
+def colliding_keys(form: int) -> bytes:
+    """A pickle of a dictionary, a set or a frozen set of numbers that have the same hash."""
+    keys = []
+    for number in range(60_000):
+        packed = (number * sys.hash_info.modulus).to_bytes(12, "little")
+        keys.append(b"\x8a\x0c" + packed)
+    whole = [
+        b"}(" + b"".join(key + b"N" for key in keys) + b"u.",
+        b"\x8f(" + b"".join(keys) + b"\x90.",
+        b"(" + b"".join(keys) + b"\x91.",
+    ]
+    return b"\x80\x04" + whole[form]
+
+
+@pytest.mark.parametrize("form", [0, 1, 2], ids=["dictionary", "set", "frozen set"])
+def test_keys_chosen_to_collide_are_refused_in_linear_time(form: int) -> None:
+    start = time.thread_time()
+    with pytest.raises(Refused, match="too long to read"):
+        loads(colliding_keys(form))
+    assert time.thread_time() - start < 20
+
+
+def test_large_dictionaries_and_sets_of_data_are_read() -> None:
+    many = range(200_000)
+    for value in (
+        dict.fromkeys(many),
+        {str(number): number for number in many},
+        {(number, "x"): number for number in many},
+        {number / 7 for number in many},
+        {number << 40 for number in many},
+        frozenset(uuid.UUID(int=number << 64) for number in range(20_000)),
+    ):
+        start = time.thread_time()
+        packed = pickle.dumps(value, 5)
+        assert loads(packed) == value
+        # Far from where it would be refused.
+        assert time.thread_time() - start < 1 + len(packed) * 0.5e-6
 
 
 def test_damaged_pickle_is_read_or_refused_and_nothing_else() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import struct
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,13 +20,18 @@ __all__ = ["Refused", "loads"]
 
 #: Values in a key of a dictionary or an element of a set. Nested ones that share parts can take for ever to compare.
 MAX_KEY_PARTS = 1_000
+#: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
+#: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every process,
+#: so that no rule for single keys tells such keys from data.
+MAX_TIME_S = 1.0
+MAX_TIME_S_PER_BYTE = 0.5e-6
+#: Plain keys between two looks at the clock.
+_UNTIMED_KEYS = 256
 _NESTED = (tuple, frozenset)
 
 
-def _check_key(key: Any) -> None:
+def _check_parts(key: Any) -> None:
     """Refuses a key that takes long to hash, or to compare with another."""
-    if type(key) not in _NESTED:
-        return
     left, count = [key], 0
     while left:
         one = left.pop()
@@ -45,6 +51,8 @@ class Machine:
         self.marks: list[list[Any]] = []
         self.memo: list[Any] = []
         self.buffers = iter(buffers)
+        self.untimed = 0
+        self.until = time.thread_time() + MAX_TIME_S + MAX_TIME_S_PER_BYTE * len(data)
 
     def read(self) -> Any:
         """The value."""
@@ -122,6 +130,17 @@ class Machine:
         """A text of so many bytes."""
         self.stack.append(str(self.take(length), "utf-8", "surrogatepass"))
 
+    def check_key(self, key: Any) -> None:
+        """Refuses a key that takes long to hash or to compare, and keys that collide."""
+        self.untimed += 1
+        is_nested = type(key) in _NESTED
+        if is_nested:
+            _check_parts(key)
+        if is_nested or self.untimed >= _UNTIMED_KEYS:
+            self.untimed = 0
+            if time.thread_time() > self.until:
+                raise Refused(f"its {len(self.data)} bytes take too long to read: many of its keys have the same hash")
+
     # The operations
 
     def mark(self) -> None:
@@ -185,22 +204,25 @@ class Machine:
         self.values(given)
         for at in range(0, len(given), 2):
             key = given[at]
-            _check_key(key)
+            self.check_key(key)
             into[key] = given[at + 1]
 
     def additems(self) -> None:
         items = self.values(self.marked())
         into = self.stack[-1]
         expect(type(into) is set)
-        for item in items:
-            _check_key(item)
-            into.add(item)
+        self.add_to(into, items)
 
     def frozenset(self) -> None:
-        items = self.values(self.marked())
+        into: set[Any] = set()
+        self.add_to(into, self.values(self.marked()))
+        self.stack.append(frozenset(into))
+
+    def add_to(self, into: set[Any], items: list[Any]) -> None:
+        """Puts items into a set."""
         for item in items:
-            _check_key(item)
-        self.stack.append(frozenset(items))
+            self.check_key(item)
+            into.add(item)
 
     def tuple_of(self, count: int) -> None:
         items = tuple(self.stack[-count:])

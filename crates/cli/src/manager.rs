@@ -1,14 +1,13 @@
 //! `mayfly manager`: the control plane alone, and tokens with which nodes join it.
 
-use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use mayfly_manager::{Manager, Options, StoreKind, oidc};
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::private;
 use serde_json::json;
 
 use crate::contents::ContentArguments;
@@ -159,21 +158,7 @@ fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
 
 /// Writes a secret for this user alone.
 pub fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
-    let write = || {
-        // A file that is there may be one that others can read.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
-        file.write_all(text.as_bytes())?;
-        file.write_all(b"\n")
-    };
-    write().map_err(|error| {
+    private::write(path, format!("{text}\n").as_bytes()).map_err(|error| {
         Failure::new(
             Code::StoreFailed,
             format!("{} cannot be written: {error}; choose another place", path.display()),

@@ -1,13 +1,14 @@
 //! The manager's keys: a certificate authority and a server certificate for TLS, an Ed25519 key for tokens. Made at
 //! first start, kept in the state directory with mode 0600, and used again ever after.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use mayfly_lease::SigningKey;
+use mayfly_sandbox::private;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
@@ -194,25 +195,7 @@ fn read_text(path: &Path) -> Result<Option<String>, Error> {
         .transpose()
 }
 
-/// Writes a file that only its owner can read, all of it or nothing, also when power fails.
+/// Writes a file that only this user can read, all of it or nothing, also when power fails.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let beside = PathBuf::from(beside);
-    let write = || {
-        // A leftover of a crash may have another mode; only a file made here is known to have this one.
-        match std::fs::remove_file(&beside) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file: File = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().map_err(|source| file(path, source))
+    private::write(path, bytes).map_err(|source| file(path, source))
 }

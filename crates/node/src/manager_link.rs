@@ -12,6 +12,7 @@ use mayfly_protocol::api::{ManagerMessage, NodeMessage};
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{LeaseId, PublicKey};
 use mayfly_protocol::node_api::HeldLease;
+use mayfly_sandbox::private;
 use mayfly_telemetry as telemetry;
 use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::tungstenite::{self, Message};
@@ -19,7 +20,6 @@ use tracing::Instrument;
 
 use crate::leases::{Durations, Origin};
 use crate::managers::Managers;
-use crate::node::state_dir::write_private;
 use crate::node::{Connection, Node, Wanted};
 use crate::{ManagerLink, clock, trust};
 
@@ -177,7 +177,7 @@ async fn register(
                 managers: told,
             } => {
                 if let Some(credential) = credential {
-                    write_private(&node.credential_path(), credential.as_bytes())?;
+                    private::write(&node.credential_path(), credential.as_bytes())?;
                 }
                 trust(node, signing_keys);
                 managers.learn(told);

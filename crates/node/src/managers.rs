@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use mayfly_protocol::api::ManagerAddress;
+use mayfly_sandbox::private;
 
 use crate::ManagerLink;
 use crate::node::random;
-use crate::node::state_dir::write_private;
 
 /// They stand here, in the node's state directory.
 const FILE: &str = "managers.json";
@@ -88,7 +88,7 @@ impl Managers {
         self.now = 0;
         self.set(told);
         let written = serde_json::to_vec(&self.all).map_err(std::io::Error::other);
-        if let Err(error) = written.and_then(|json| write_private(&self.path, &json)) {
+        if let Err(error) = written.and_then(|json| private::write(&self.path, &json)) {
             tracing::warn!(%error, "the other managers are known until this node ends, and not longer");
         }
     }

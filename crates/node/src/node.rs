@@ -8,8 +8,6 @@ mod rights;
 pub(crate) mod state_dir;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -22,7 +20,7 @@ use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::hello::Token;
 use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
 use mayfly_protocol::node_api::HeldLease;
-use mayfly_sandbox::{Spawner, descriptors};
+use mayfly_sandbox::{Spawner, descriptors, private};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
@@ -36,7 +34,7 @@ use crate::journal::{self, Journal};
 use crate::leases::{Direct, Granted, LeaseView, Origin, Run};
 use crate::leases::{Durations, add_durations};
 use crate::metrics;
-use crate::node::state_dir::{id_of, load_key, make_private, write_private};
+use crate::node::state_dir::{id_of, load_key, make_private};
 use crate::package::Packages;
 use crate::pool::Pool;
 use crate::{NodeError, Options, affinity, clock, door, listener, manager_link, policy, runtimes, supervisor};

@@ -15,6 +15,7 @@ pub mod descriptors;
 pub mod filter;
 pub mod image;
 pub mod isolation;
+pub mod private;
 mod spawn;
 pub mod tool;
 pub mod umask;

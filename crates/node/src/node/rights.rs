@@ -116,6 +116,6 @@ impl Node {
             "holder_seed": hex::encode(seed),
             "node": self.address,
         });
-        write_private(&path, text.to_string().as_bytes()).map_err(|error| NodeError::State { path, error })
+        private::write(&path, text.to_string().as_bytes()).map_err(|error| NodeError::State { path, error })
     }
 }

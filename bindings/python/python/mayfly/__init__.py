@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mayfly._batch import Batch
+    from mayfly._broken import InitializerFailed, WorkerDied
     from mayfly._checkpoint import Checkpoint
     from mayfly._client import Client, connect
     from mayfly._command import Command, CommandError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         Forked,
         FunctionError,
         GroupError,
-        InitializerFailed,
         LeaseError,
         LoadError,
         RemoteError,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         StateLost,
         TagInUse,
         Untrusted,
-        WorkerDied,
     )
     from mayfly._flow import Flow, Step
     from mayfly._future import Future
@@ -111,6 +110,7 @@ __all__ = [
 # Imported when they are used: workers start from this package too, and need none of it.
 _WHERE = {
     "_batch": ("Batch",),
+    "_broken": ("InitializerFailed", "WorkerDied"),
     "_checkpoint": ("Checkpoint",),
     "_client": ("Client", "connect"),
     "_command": ("Command", "CommandError"),

@@ -6,8 +6,18 @@ from __future__ import annotations
 import builtins
 import pickle
 import sys
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+
+#: Made where they are first needed. Pickles of earlier releases look for them here.
+_BROKEN = ("InitializerFailed", "WorkerDied")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BROKEN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mayfly import _broken
+
+    return getattr(_broken, name)
 
 
 class Error(Exception):
@@ -55,8 +65,8 @@ class LoadError(Error):
     """The function could not be loaded by the worker."""
 
 
-class InitializerFailed(LoadError, BrokenProcessPool):
-    """The initializer of an executor raised in a worker. The executor takes no more calls."""
+class InitializerError(LoadError):
+    """An `InitializerFailed`, for those who look for it where there may be none."""
 
 
 class CallError(Error):
@@ -65,13 +75,6 @@ class CallError(Error):
 
 class FunctionError(CallError):
     """A C function reported an error of its own."""
-
-
-class WorkerDied(CallError, BrokenProcessPool):
-    """The worker ended. ``maybe_executed`` says that the call may have run, and was not run twice.
-
-    A ``BrokenProcessPool``, for programs that look for that; the lease goes on with another worker.
-    """
 
 
 class DeadlineExceeded(CallError):
@@ -131,6 +134,8 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
+#: Codes of `WorkerDied`.
+_DIED = ("maybe_executed", "not_executed")
 _FAMILIES: dict[str, type[Error]] = {
     "invalid_request": RequestError,
     "not_found": RequestError,
@@ -162,8 +167,6 @@ _FAMILIES: dict[str, type[Error]] = {
     "unknown_function": LoadError,
     "function_error": FunctionError,
     "output_overflow": CallError,
-    "maybe_executed": WorkerDied,
-    "not_executed": WorkerDied,
     "deadline_exceeded": DeadlineExceeded,
     "state_lost": StateLost,
     "cancelled": Cancelled,
@@ -183,6 +186,10 @@ _FAMILIES: dict[str, type[Error]] = {
 
 def error_for(code: str, message: str) -> Error:
     """The exception for a code."""
+    if code in _DIED:
+        from mayfly._broken import WorkerDied
+
+        return WorkerDied(message, code)
     return _FAMILIES.get(code, Error)(message, code)
 
 

@@ -11,7 +11,7 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mayfly import _worker
-from mayfly._errors import Cancelled, Error, InitializerFailed, RemoteTraceback
+from mayfly._errors import Cancelled, Error, InitializerError, RemoteTraceback
 from mayfly._native import Call, Failure, Foreign, Pool, Task, Tasks
 from mayfly._trust import NOBODY, Trust, joined, opened
 
@@ -205,7 +205,7 @@ class Future(cf.Future[T]):
         self._result = result
         self._exception = error
         self._state = FINISHED
-        if type(error) is InitializerFailed:
+        if isinstance(error, InitializerError):
             self._lease._broken = error
 
     def _await(self, timeout: float | None) -> None:
@@ -381,11 +381,11 @@ class Watching:
 
     _watched: dict[int | str, Future[Any]]
     #: Why it takes no more calls, if an initializer failed.
-    _broken: InitializerFailed | None = None
+    _broken: InitializerError | None = None
 
     def _check_whole(self) -> None:
         if self._broken is not None:
-            raise InitializerFailed(self._broken.message, self._broken.code)
+            raise type(self._broken)(self._broken.message, self._broken.code)
 
     def _watch(self, future: Future[Any]) -> None:
         self._watched[future._call.id] = future

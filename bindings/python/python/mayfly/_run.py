@@ -17,7 +17,7 @@ import cloudpickle
 
 from mayfly import _checkpoint, _storage
 from mayfly._client import Client, connect
-from mayfly._errors import ConnectionFailed, Error, GroupError, LeaseError, WorkerDied
+from mayfly._errors import ConnectionFailed, Error, GroupError, LeaseError
 from mayfly._future import Future
 from mayfly._gang import Gang
 
@@ -103,16 +103,18 @@ def run(
 
 #: Seconds that a run which starts again waits for room, unless its lease says otherwise.
 RESTART_WAIT = 60.0
-#: What happens to a run from outside, rather than by what it does.
-LOST = (ConnectionFailed, GroupError, LeaseError, WorkerDied)
 
 
 def restarting(once: Callable[[dict[str, Any]], T], lease: dict[str, Any], restarts: int) -> T:
     """Does something on a new lease each time that it was lost by no fault of its own, so often at most."""
+    from mayfly._broken import WorkerDied
+
+    # What happens to a run from outside, rather than by what it does.
+    lost = (ConnectionFailed, GroupError, LeaseError, WorkerDied)
     for left in range(restarts, 0, -1):
         try:
             return once(lease)
-        except LOST as error:
+        except lost as error:
             if isinstance(error, GroupError) and error.code != "rank_lost":
                 raise
             again = "once more" if left == 1 else f"up to {left} times more"

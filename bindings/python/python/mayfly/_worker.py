@@ -151,7 +151,7 @@ class Initialized:
 
     @staticmethod
     def _failure(text: str) -> Exception:
-        from mayfly._errors import InitializerFailed
+        from mayfly._broken import InitializerFailed
 
         return InitializerFailed(
             f"the initializer of this executor failed: {text}; make another executor", "load_failed"

@@ -1,0 +1,45 @@
+"""What importing the package brings along."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+from harness.programs import run_python
+
+mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+
+#: Modules that take long to import, and that no client needs before it fails.
+SLOW = ("concurrent.futures.process", "multiprocessing")
+
+
+@pytest.mark.parametrize("names", ["connect, Executor, Future", "Lease, Batch, Environment"])
+def test_import_of_a_client_leaves_slow_modules_alone(names: str) -> None:
+    program = f"""
+    import sys
+    from mayfly import {names}
+    print(*[name for name in {SLOW!r} if name in sys.modules])
+    """
+    assert run_python(program).stdout.split() == []
+
+
+def test_worker_that_died_is_a_broken_process_pool() -> None:
+    from mayfly._errors import error_for
+
+    for code in ("maybe_executed", "not_executed"):
+        died = error_for(code, "told")
+        assert type(died) is mayfly.WorkerDied
+        assert isinstance(died, BrokenProcessPool)
+        assert isinstance(died, mayfly.CallError)
+        again = pickle.loads(pickle.dumps(died))
+        assert (type(again), again.code) == (mayfly.WorkerDied, code)
+    assert issubclass(mayfly.InitializerFailed, BrokenProcessPool)
+    assert issubclass(mayfly.InitializerFailed, mayfly.LoadError)
+
+
+def test_unknown_name_of_an_error_is_an_attribute_error() -> None:
+    from mayfly import _errors
+
+    with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
+        _ = _errors.Unknown

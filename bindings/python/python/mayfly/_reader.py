@@ -21,8 +21,8 @@ __all__ = ["Refused", "loads"]
 #: Values in a key of a dictionary or an element of a set. Nested ones that share parts can take for ever to compare.
 MAX_KEY_PARTS = 1_000
 #: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
-#: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every process,
-#: so that no rule for single keys tells such keys from data.
+#: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every
+#: process, so that no rule for single keys tells such keys from data.
 MAX_TIME_S = 1.0
 MAX_TIME_S_PER_BYTE = 0.5e-6
 #: Plain keys between two looks at the clock.

@@ -19,7 +19,7 @@ from harness.leaks import Snapshot, become_subreaper, descendants, kill
 from harness.postgres import Postgres
 from harness.programs import bin_dir
 
-pytest_plugins = ["harness.temporary"]
+pytest_plugins = ["harness.temporary", "harness.tenants"]
 Start = Callable[..., Daemon]
 
 

@@ -37,30 +37,6 @@ def manager() -> Iterator[Daemon]:
         yield manager
 
 
-@pytest.fixture(scope="module")
-def people(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Person]]:
-    directory = tmp_path_factory.mktemp("people")
-    made = {name: Person(manager, name, directory) for name in ("alice", "bob", "carol")}
-    yield made
-    for person in made.values():
-        person.client.close()
-
-
-@pytest.fixture
-def alice(people: dict[str, Person]) -> Person:
-    return people["alice"]
-
-
-@pytest.fixture
-def bob(people: dict[str, Person]) -> Person:
-    return people["bob"]
-
-
-@pytest.fixture
-def carol(people: dict[str, Person]) -> Person:
-    return people["carol"]
-
-
 def whisper(path: str) -> bytes:
     """Prints a secret, waits until it may end, and answers another."""
     print("alice's secret", flush=True)
@@ -209,7 +185,7 @@ def test_a_function_is_run_by_those_it_is_shared_with_and_by_nobody_else(people:
     def shared(*whom: str) -> set[str]:
         # Each its own function: the same one again would be the same, with those it was shared with first.
         function = people["alice"].client.register(lambda number, _whom=whom: 2 * number, name="double", share=whom)
-        return {name for name, person in people.items() if runs(person, function)}
+        return {name for name in ("alice", "bob", "carol") if runs(people[name], function)}
 
     assert shared() == {"alice"}
     assert shared("bob") == {"alice", "bob"}

@@ -139,6 +139,24 @@ class Person(Observer):
         return str(next(one["id"] for one in tokens if one["tenant"] == self.name and one["name"] == "laptop"))
 
 
+class People(dict[str, Person]):
+    """Tenants of one manager by their names, each made when it is first asked for."""
+
+    def __init__(self, manager: Daemon, directory: Path) -> None:
+        super().__init__()
+        self.manager = manager
+        self.directory = directory
+
+    def __missing__(self, name: str) -> Person:
+        made = self[name] = Person(self.manager, name, self.directory)
+        return made
+
+    def close(self) -> None:
+        """Closes their clients."""
+        for person in self.values():
+            person.client.close()
+
+
 def _decoded(body: bytes) -> Any:
     try:
         return json.loads(body or b"null")

@@ -1,0 +1,43 @@
+"""Fixtures: tenants of the manager that a module's own fixture ``manager`` started, which live as long as that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.daemons import Daemon
+from harness.people import Observer, People, Person
+
+
+@pytest.fixture(scope="module")
+def people(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
+    """Tenants by their names."""
+    pytest.importorskip("mayfly", reason="the package is not installed: make build")
+    people = People(manager, tmp_path_factory.mktemp("people"))
+    yield people
+    people.close()
+
+
+@pytest.fixture
+def alice(people: People) -> Person:
+    """A tenant, who is attacked in tests of attacks."""
+    return people["alice"]
+
+
+@pytest.fixture
+def bob(people: People) -> Person:
+    """Another tenant."""
+    return people["bob"]
+
+
+@pytest.fixture
+def carol(people: People) -> Person:
+    """A third tenant."""
+    return people["carol"]
+
+
+@pytest.fixture
+def observer(manager: Daemon) -> Observer:
+    """Reaches the manager's port and has no token."""
+    return Observer(manager)

@@ -1,0 +1,62 @@
+//! What counts as unsafe in foreign text stands in three languages. It is the same in all of them.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use mayfly_protocol::text::is_unsafe;
+
+/// Prints the characters that the Python package escapes, as numbers.
+const LIST_PYTHON: &str = "
+import runpy, sys
+print(*runpy.run_path(sys.argv[1])['_UNSAFE'])
+";
+
+fn unsafe_in_rust() -> BTreeSet<u32> {
+    ('\0'..=char::MAX).filter(|c| is_unsafe(*c)).map(u32::from).collect()
+}
+
+fn unsafe_in_python() -> BTreeSet<u32> {
+    let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
+    let output = Command::new(python)
+        .args(["-c", LIST_PYTHON])
+        .arg(mayfly_testkit::root().join("bindings/python/python/mayfly/_text.py"))
+        .output()
+        .expect("Python runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8(output.stdout).expect("Python prints numbers");
+    listed
+        .split_whitespace()
+        .map(|code| code.parse().expect("a number"))
+        .collect()
+}
+
+/// What stands in the class of the page's regular expression: characters `\uXXXX`, and ranges of them.
+fn unsafe_in_page() -> BTreeSet<u32> {
+    let page = mayfly_testkit::root().join("crates/manager/page/page.js");
+    let page = std::fs::read_to_string(page).expect("the page's script is there");
+    let (_, rest) = page.split_once("const UNSAFE = /[").expect("the page has the class");
+    let (class, _) = rest.split_once("]/g;").expect("the class ends");
+    let mut found = BTreeSet::new();
+    let mut ranges = class.split("\\u");
+    assert_eq!(ranges.next(), Some(""), "every character is escaped");
+    let mut begun = None;
+    for code in ranges {
+        let (digits, is_begin) = code.strip_suffix('-').map_or((code, false), |digits| (digits, true));
+        let end = u32::from_str_radix(digits, 16).expect("four digits");
+        if is_begin {
+            begun = Some(end);
+        } else {
+            found.extend(begun.take().unwrap_or(end)..=end);
+        }
+    }
+    found
+}
+
+#[test]
+fn unsafe_characters_are_the_same_in_rust_python_and_the_page() {
+    let rust = unsafe_in_rust();
+    assert_eq!(unsafe_in_page(), rust);
+    // Python shows texts of several lines.
+    let lines = BTreeSet::from(['\n', '\t'].map(u32::from));
+    assert_eq!(unsafe_in_python(), &rust - &lines);
+}

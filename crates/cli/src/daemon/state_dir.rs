@@ -6,8 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use mayfly_protocol::error::{Code, Failure};
+use mayfly_sandbox::private::is_unchangeable;
 use mayfly_sandbox::umask;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 /// Present in every directory that a daemon took.
@@ -18,6 +19,8 @@ const OWN_FILES: [&str; 4] = [LOCK, "endpoint.toml", "manager.db", "node.key"];
 const LOST_AND_FOUND: &str = "lost+found";
 /// Everybody but the owner.
 const OTHERS: u32 = 0o077;
+/// Everybody but the owner and the group.
+const STRANGERS: u32 = 0o007;
 /// Only owners remove what is in it, so it is meant for many, such as /tmp.
 const STICKY: u32 = 0o1000;
 
@@ -44,6 +47,8 @@ impl StateDir {
         make_private(path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // Where the directory belongs to another user, they may have made it.
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut lock = options.open(path.join(LOCK)).map_err(unusable)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -99,28 +104,62 @@ fn unusable(path: &Path, error: &std::io::Error) -> Failure {
 /// Keeps others out of the directory, and out of what an earlier release left readable in it. Refuses a directory that is not
 /// this daemon's to close.
 fn make_private(path: &Path) -> Result<(), Failure> {
+    let user = rustix::process::geteuid().as_raw();
+    make_private_for(user, path, |directory, mode| {
+        directory.set_permissions(Permissions::from_mode(mode))
+    })
+}
+
+/// As [`make_private`], for a user and a way to change the mode of a directory.
+fn make_private_for(
+    user: u32,
+    path: &Path,
+    change_mode: impl Fn(&File, u32) -> std::io::Result<()>,
+) -> Result<(), Failure> {
     let failed = |error: std::io::Error| unusable(path, &error);
     // By its descriptor, so that what is looked at is what is changed.
     let directory = File::open(path).map_err(failed)?;
     let found = directory.metadata().map_err(failed)?;
     if found.mode() & OTHERS != 0 {
         if let Some(why) = not_ours(path, &found).map_err(failed)? {
-            let (path, mode) = (path.display(), found.mode() & 0o7777);
             let text = format!(
-                "the state directory {path} has mode {mode:04o}, so that others can enter it, and {why}; name a directory below \
-                 it by --state-dir, or run `chmod 700 {path}` if it is for Mayfly alone"
+                "{why}; name a directory below it by --state-dir, or run `chmod 700 {}` if it is for Mayfly alone",
+                path.display()
             );
-            return Err(Failure::new(Code::StateExposed, text));
+            return Err(exposed(path, found.mode(), &text));
         }
         // A directory of a group's quota keeps its group.
-        let mode = found.mode() & 0o7700;
-        directory
-            .set_permissions(Permissions::from_mode(mode | 0o700))
-            .map_err(failed)?;
+        let changed = change_mode(&directory, found.mode() & 0o7700 | 0o700);
+        let why = match changed {
+            Err(error) if is_unchangeable(&error) => error.to_string(),
+            Err(error) => return Err(failed(error)),
+            // Some file systems without modes say this.
+            Ok(()) => "its file system has no modes".to_owned(),
+        };
+        // Of the file system, whatever it said.
+        let mode = directory.metadata().map_err(failed)?.mode();
+        if mode & STRANGERS != 0 {
+            let text = format!(
+                "its mode cannot be changed: {why}; name a directory below it by --state-dir, have its owner run `chmod 700 {}`, \
+                 or mount a file system without modes with umask=077",
+                path.display()
+            );
+            return Err(exposed(path, mode, &text));
+        }
+        let was = format!("{:04o}", found.mode() & 0o7777);
+        if mode & OTHERS == 0 {
+            tracing::warn!(directory = %path.display(), was, "others could enter the state directory; it has mode 0700 now");
+        } else {
+            tracing::warn!(
+                directory = %path.display(), mode = was, why,
+                "the group of the state directory can enter it, and its mode cannot be changed"
+            );
+        }
+    }
+    if found.uid() != user {
         tracing::warn!(
-            directory = %path.display(),
-            was = format!("{:04o}", found.mode() & 0o7777),
-            "others could enter the state directory; it has mode 0700 now"
+            directory = %path.display(), owner = found.uid(),
+            "the state directory belongs to another user, who can read and replace what is in it"
         );
     }
     for entry in std::fs::read_dir(path).map_err(failed)? {
@@ -129,11 +168,14 @@ fn make_private(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+fn exposed(path: &Path, mode: u32, why: &str) -> Failure {
+    let (path, mode) = (path.display(), mode & 0o7777);
+    let text = format!("the state directory {path} has mode {mode:04o}, so that others can enter it, and {why}");
+    Failure::new(Code::StateExposed, text)
+}
+
 /// Why a directory must stay as open as it is; none where a daemon may close it.
 fn not_ours(path: &Path, found: &Metadata) -> std::io::Result<Option<&'static str>> {
-    if found.uid() != rustix::process::geteuid().as_raw() {
-        return Ok(Some("it belongs to another user"));
-    }
     if found.mode() & STICKY != 0 {
         return Ok(Some("it is shared by many users"));
     }
@@ -163,7 +205,11 @@ fn narrow(path: &Path) -> std::io::Result<()> {
     if !is_kept || found.mode() & OTHERS == 0 || found.uid() != rustix::process::geteuid().as_raw() {
         return Ok(());
     }
-    std::fs::set_permissions(path, Permissions::from_mode(found.mode() & 0o7700))
+    match std::fs::set_permissions(path, Permissions::from_mode(found.mode() & 0o7700)) {
+        // Nobody else enters the directory.
+        Err(error) if is_unchangeable(&error) => Ok(()),
+        narrowed => narrowed,
+    }
 }
 
 #[cfg(test)]
@@ -218,5 +264,53 @@ mod tests {
         let refused = make_private(directory.path()).unwrap_err();
         assert_eq!(refused.code, Code::StateExposed);
         assert_eq!(mode(directory.path()), 0o1777);
+    }
+
+    /// As [`make_private_for`] does where the mode of the directory cannot be changed.
+    fn make_private_without_modes(directory: &Path, mode: u32, errno: Errno) -> Result<(), Failure> {
+        std::fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        make_private_for(user, directory, |_, _| Err(errno.into()))
+    }
+
+    #[test]
+    fn unchangeable_directory_that_strangers_cannot_enter_is_taken() {
+        let directory = open_directory(&[]);
+        for errno in [Errno::PERM, Errno::ROFS, Errno::NOTSUP] {
+            make_private_without_modes(directory.path(), 0o2770, errno).unwrap();
+            assert_eq!(mode(directory.path()), 0o2770);
+        }
+    }
+
+    #[test]
+    fn unchangeable_directory_that_strangers_enter_is_refused_with_advice() {
+        let directory = open_directory(&[]);
+        let refused = make_private_without_modes(directory.path(), 0o2777, Errno::PERM).unwrap_err();
+        assert_eq!(refused.code, Code::StateExposed);
+        for advice in ["--state-dir", "chmod 700", "umask=077"] {
+            assert!(refused.message.contains(advice), "{refused}");
+        }
+        // Some file systems say that they did it.
+        let user = rustix::process::geteuid().as_raw();
+        let refused = make_private_for(user, directory.path(), |_, _| Ok(())).unwrap_err();
+        assert_eq!(refused.code, Code::StateExposed);
+    }
+
+    #[test]
+    fn directory_that_fails_to_be_closed_otherwise_is_unusable() {
+        let directory = open_directory(&[]);
+        let refused = make_private_without_modes(directory.path(), 0o770, Errno::IO).unwrap_err();
+        assert_eq!(refused.code, Code::StoreFailed);
+    }
+
+    #[test]
+    fn directory_of_another_owner_is_closed_and_taken_by_root() {
+        let directory = open_directory(&["manager.db"]);
+        // As root sees it: another's, whose mode it may change.
+        let root = rustix::process::geteuid().as_raw() + 1;
+        let change_mode = |directory: &File, mode| directory.set_permissions(Permissions::from_mode(mode));
+        make_private_for(root, directory.path(), change_mode).unwrap();
+        assert_eq!(mode(directory.path()), 0o700);
+        make_private_for(root, directory.path(), |_, _| unreachable!("nobody else can enter it")).unwrap();
     }
 }

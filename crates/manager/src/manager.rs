@@ -285,7 +285,15 @@ async fn own_token(
                 ..bearer
             };
             store.keep(bearer.clone()).wait().await?;
-            snapshot.bearers.retain(|bearer| bearer.name != name);
+            let (replaced, others): (Vec<_>, Vec<_>) =
+                snapshot.bearers.into_iter().partition(|known| known.name == name);
+            snapshot.bearers = others;
+            // The store has done the same.
+            for lease in &mut snapshot.leases {
+                if replaced.iter().any(|old| lease.bearer == Some(old.hash)) {
+                    lease.bearer = Some(bearer.hash);
+                }
+            }
             snapshot.bearers.push(bearer);
             token
         }
@@ -448,5 +456,33 @@ impl Handle {
         }
         self.0.control.give_up_tasks().await;
         self.0.control.journal.drained().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::LeaseRecord;
+    use crate::store::conformance;
+
+    #[tokio::test]
+    async fn leases_follow_the_token_of_a_lost_connection_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("connection.json");
+        let store = MemoryStore::default();
+        let own = async |snapshot| {
+            own_token(&path, OWN_TOKEN, "https://m", "-", &store, snapshot)
+                .await
+                .unwrap()
+        };
+        let (first, mut snapshot) = own(Snapshot::default()).await;
+        snapshot.leases.push(LeaseRecord {
+            bearer: Some(hash(&first.token)),
+            ..conformance::record()
+        });
+        std::fs::remove_file(&path).unwrap();
+        let (second, snapshot) = own(snapshot).await;
+        assert_ne!(first.token, second.token);
+        assert_eq!(snapshot.leases[0].bearer, Some(hash(&second.token)));
     }
 }

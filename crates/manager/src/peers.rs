@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::control::{Control, SHOWN_MS, Told, now_ms, stopped};
 use crate::identity;
 use crate::relay::Roads;
-use crate::store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot};
+use crate::store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRecord};
 use crate::world::{Node, World};
 
 /// How often a manager says that it lives.
@@ -280,20 +280,7 @@ impl Control {
             // Nobody may be watching.
             News::Event(event, tenant) => drop(self.events.send(Told { event, tenant })),
             News::Everything(all) => {
-                let Snapshot {
-                    nodes,
-                    bearers,
-                    tenants,
-                    prices,
-                    ..
-                } = *all;
-                let mut world = self.world();
-                for record in nodes {
-                    world.on_node(self.peers.me, record);
-                }
-                world.bearers.replace_stored(bearers);
-                world.prices = prices;
-                drop(world);
+                let tenants = self.world().on_everything(self.peers.me, *all);
                 tenants.into_iter().for_each(|record| self.on_tenant(record));
             }
         }
@@ -317,6 +304,36 @@ impl World {
             free.gpus = free.gpus.saturating_add(node.free.gpus);
         }
         free
+    }
+
+    /// Takes over what the store has, all at once. Returns the tenants in it.
+    fn on_everything(&mut self, me: PublicKey, all: Snapshot) -> Vec<TenantRecord> {
+        let Snapshot {
+            nodes,
+            leases,
+            bearers,
+            tenants,
+            prices,
+        } = all;
+        for record in nodes {
+            self.on_node(me, record);
+        }
+        self.bearers.replace_stored(bearers);
+        for stored in leases {
+            // The store moved the lease to another token when its own was replaced, or was revoked without its leases. A token
+            // that is good stays: the change that it came with may be on its way to the store.
+            if !self.is_over(stored.bearer)
+                && self
+                    .leases
+                    .get(&stored.lease)
+                    .is_some_and(|record| self.is_over(record.bearer))
+                && let Some(record) = self.leases.get_mut(&stored.lease)
+            {
+                record.bearer = stored.bearer;
+            }
+        }
+        self.prices = prices;
+        tenants
     }
 
     /// Somebody changed a node's row. What is older than what is known here says nothing.
@@ -437,5 +454,58 @@ pub async fn hear(control: Arc<Control>, mut news: mpsc::Receiver<News>) {
             },
             () = stopped(&mut stopping) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::{self, LEASE, TENANT};
+    use crate::store::{As, Bearer, LeaseRecord};
+
+    const OLD: [u8; 32] = [1; 32];
+    const NEW: [u8; 32] = [2; 32];
+
+    fn bearer(hash: [u8; 32]) -> Bearer {
+        Bearer {
+            hash,
+            speaks: As::Client(mayfly_protocol::accounts::Role::User),
+            tenant: TENANT,
+            name: "laptop".into(),
+            read_only: false,
+            node: None,
+            expires_at_ms: u64::MAX,
+        }
+    }
+
+    fn snapshot(bearers: &[[u8; 32]], lease_bearer: Option<[u8; 32]>) -> Snapshot {
+        Snapshot {
+            bearers: bearers.iter().copied().map(bearer).collect(),
+            leases: vec![LeaseRecord {
+                bearer: lease_bearer,
+                ..conformance::record()
+            }],
+            ..Snapshot::default()
+        }
+    }
+
+    /// What a lease of the old token ends with after everything was read again.
+    fn bearer_after(read: Snapshot) -> Option<[u8; 32]> {
+        let mut world = World::remembered(snapshot(&[OLD], Some(OLD)), Instant::now());
+        world.on_everything(PublicKey([9; 32]), read);
+        world.leases[&LEASE].bearer
+    }
+
+    #[test]
+    fn lease_ends_with_the_token_that_replaced_its_own_meanwhile() {
+        assert_eq!(bearer_after(snapshot(&[NEW], Some(NEW))), Some(NEW));
+        // Revoked without its leases.
+        assert_eq!(bearer_after(snapshot(&[], None)), None);
+    }
+
+    #[test]
+    fn lease_keeps_a_token_that_is_good_or_was_revoked() {
+        assert_eq!(bearer_after(snapshot(&[OLD, NEW], Some(NEW))), Some(OLD));
+        assert_eq!(bearer_after(snapshot(&[NEW], Some(OLD))), Some(OLD));
     }
 }

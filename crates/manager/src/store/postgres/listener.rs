@@ -78,7 +78,8 @@ async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Re
     let mut everything = true;
     loop {
         if std::mem::take(&mut everything) {
-            let snapshot = read_all(&link, me, None).await?;
+            // Of leases those that live: what they end with may have changed too.
+            let snapshot = read_all(&link, me, u64::MAX).await?;
             if news.send(News::Everything(Box::new(snapshot))).await.is_err() {
                 return Ok(());
             }

@@ -292,7 +292,7 @@ impl Store for PostgresStore {
     fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
         let me = self.me;
         self.reader
-            .read(move |link| async move { reader::read_all(&link, me, Some(ended_after_ms)).await }.boxed())
+            .read(move |link| async move { reader::read_all(&link, me, ended_after_ms).await }.boxed())
     }
 
     fn register(&self, address: NodeAddress, capacity: Capacity, ended_after_ms: u64) -> Pending<Option<Registered>> {

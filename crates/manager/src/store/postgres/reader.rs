@@ -78,25 +78,22 @@ impl Reader {
     }
 }
 
-/// All that a manager keeps in memory; leases only if it is said since when, and only those of its nodes.
-pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: Option<u64>) -> Result<Snapshot, Fault> {
+/// All that a manager keeps in memory, of leases those of its nodes that live or ended after this time.
+pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result<Snapshot, Fault> {
     let nodes = link
         .query(concat!("SELECT ", node_columns!(), " FROM nodes"), &[])
         .await?;
-    let leases = match ended_after_ms {
-        None => Vec::new(),
-        Some(since_ms) => {
-            let sql = concat!(
-                "SELECT ",
-                lease_columns!(),
-                " FROM leases WHERE (ended_at_ms = 0 OR ended_at_ms >= $1)
-                AND node IN (SELECT id FROM nodes WHERE manager = $2)"
-            );
-            link.query(sql, &[&signed(since_ms), &me.0.as_slice()]).await?
-        }
-    };
     let sql = "SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers";
     let bearers = link.query(sql, &[]).await?;
+    // After the bearers: a lease may then end with a bearer of which news follow, and not with one that was replaced before.
+    let sql = concat!(
+        "SELECT ",
+        lease_columns!(),
+        " FROM leases WHERE (ended_at_ms = 0 OR ended_at_ms >= $1)
+        AND node IN (SELECT id FROM nodes WHERE manager = $2)"
+    );
+    let since_ms = signed(ended_after_ms);
+    let leases = link.query(sql, &[&since_ms, &me.0.as_slice()]).await?;
     let tenants = link
         .query(concat!("SELECT ", tenant_columns!(), " FROM tenants"), &[])
         .await?;

@@ -202,6 +202,25 @@ async fn managers_hear_what_the_others_change() {
 }
 
 #[tokio::test]
+async fn who_listens_anew_reads_what_live_leases_end_with() {
+    let Some(database) = database() else { return };
+    let a = database.store(1).await;
+    let (old, new) = (client(1, "laptop"), client(2, "laptop"));
+    a.keep(old).wait().await.unwrap();
+    register(&a, address(1)).await;
+    a.note(under(1, vec![offered()])).wait().await.unwrap();
+    a.keep(new.clone()).wait().await.unwrap();
+    drop(a);
+    let a = database.store(1).await;
+    let mut news = a.news().expect("taken once");
+    let has_new = |news: &News| match news {
+        News::Everything(all) => all.leases.len() == 1 && all.leases[0].bearer == Some(new.hash),
+        _ => false,
+    };
+    heard(&mut news, has_new).await;
+}
+
+#[tokio::test]
 async fn the_nodes_of_a_silent_manager_are_adopted_once() {
     let Some(database) = database() else { return };
     let (a, b, c) = (

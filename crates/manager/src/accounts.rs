@@ -275,9 +275,8 @@ impl Control {
             ..bearer
         };
         self.store.keep(bearer.clone()).wait().await?;
-        let mut world = self.world();
-        world.keep(bearer.clone());
-        self.new_token(&world, token, &bearer)
+        self.keep_bearer(bearer.clone());
+        self.new_token(&self.world(), token, &bearer)
     }
 
     /// What is said of a new token, this once with its secret.
@@ -341,7 +340,7 @@ impl Control {
             let here = control.world().leases.values().filter(its).count();
             control.store.revoke(hash, leases).wait().await?;
             if leases == Leases::Keep {
-                control.world().rebind(hash, None);
+                control.rebind(hash, None);
             }
             let ended = control.on_revoked(hash).await;
             let (leases_ended, leases_kept) = match leases {

@@ -156,7 +156,7 @@ impl Control {
         };
         let allowed = Allowed {
             tenant,
-            bearer: lessee.bearer,
+            bearer: world.current(lessee.bearer),
             until_ms: lessee.until_ms,
             claims: Some(claims),
             total,
@@ -364,11 +364,15 @@ impl Control {
         Ok(Some(record))
     }
 
-    async fn write_start(&self, node: NodeId, record: LeaseRecord) {
+    async fn write_start(&self, node: NodeId, mut record: LeaseRecord) {
         let lease = record.lease;
-        let epoch = self.world().epoch(node);
-        let change = Change::Offered(Box::new(record));
-        match self.journal.ask(Note { node, epoch, change }).await {
+        let written = {
+            let world = self.world();
+            record.bearer = world.current(record.bearer);
+            let (epoch, change) = (world.epoch(node), Change::Offered(Box::new(record)));
+            self.journal.ask(Note { node, epoch, change })
+        };
+        match written.await {
             Ok(()) => self.world().tell_node(&node, ManagerMessage::Adopted { lease }),
             Err(StoreError::Quota(quota)) => {
                 tracing::warn!(%lease, %quota, "a lease that started is more than its tenant may have of all managers; it ends");

@@ -146,7 +146,7 @@ impl Control {
     pub async fn token_for_dispatcher(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, A_YEAR);
-        self.world().keep(bearer);
+        self.keep_bearer(bearer);
         Ok(token)
     }
 
@@ -168,13 +168,12 @@ impl Control {
     pub async fn token_for_guest(&self, tenant: TenantId, name: &str) -> Result<String, Failure> {
         self.know(tenant, name).await?;
         let (token, bearer) = fresh_bearer(As::Client(Role::User), tenant, None, HALF_A_DAY);
-        let mut world = self.world();
         let now_ms = now_ms();
-        world
+        self.world()
             .bearers
             .retain(|other| other.expires_at_ms > now_ms || !other.name.starts_with(GUEST));
         // Of its own name: one of the same would take the place of another that is in use.
-        world.keep(Bearer {
+        self.keep_bearer(Bearer {
             name: format!("{GUEST}{}", hex::encode(random::<16>())),
             ..bearer
         });

@@ -45,16 +45,18 @@ impl Journal {
         let _ = self.send(None).await;
     }
 
-    async fn send(&self, note: Option<Note>) -> Result<(), StoreError> {
+    /// Is in the queue when this returns; the future waits for the write.
+    fn send(&self, note: Option<Note>) -> impl Future<Output = Result<(), StoreError>> + use<> {
         let (reply, answer) = oneshot::channel();
         // The task only ends after the last sender, so that this cannot fail while anybody can call it.
         let _ = self.entries.send(Entry {
             note,
             reply: Some(reply),
         });
-        answer
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Broken("its journal has stopped".into())))
+        async move {
+            let stopped = |_| Err(StoreError::Broken("its journal has stopped".into()));
+            answer.await.unwrap_or_else(stopped)
+        }
     }
 
     /// What the store said, while it cannot write.
@@ -70,9 +72,15 @@ impl Journal {
         });
     }
 
-    /// Writes a change that is to happen only if it is written.
-    pub async fn ask(&self, note: Note) -> Result<(), StoreError> {
-        self.send(Some(note)).instrument(mayfly_telemetry::span!("write")).await
+    /// Writes changes that have happened, whatever the store says now.
+    pub fn note_all(&self, notes: Vec<Note>) {
+        notes.into_iter().for_each(|note| self.note(note));
+    }
+
+    /// Writes a change that is to happen only if it is written. It has its place in the order when this returns, so that a caller
+    /// that holds the world has it in the order in which the world changes.
+    pub fn ask(&self, note: Note) -> impl Future<Output = Result<(), StoreError>> + use<> {
+        self.send(Some(note)).instrument(mayfly_telemetry::span!("write"))
     }
 }
 

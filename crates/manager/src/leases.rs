@@ -232,7 +232,7 @@ impl Control {
         let wanted = Held::by_one(request.workers, request.cores_per_worker, request.memory_bytes);
         let prices = self.world().ask_for(lease, tenant, wanted)?;
         let default_sandbox = self.options.sandboxes.first().copied();
-        let record = LeaseRecord {
+        let mut record = LeaseRecord {
             lease,
             tenant,
             node,
@@ -268,9 +268,12 @@ impl Control {
             traceparent: traceparent(),
         };
         // Written while the node makes up its mind: neither waits for the other.
-        let epoch = self.world().epoch(node);
-        let change = Change::Offered(Box::new(record.clone()));
-        let written = self.journal.ask(Note { node, epoch, change });
+        let written = {
+            let world = self.world();
+            record.bearer = world.current(record.bearer);
+            let (epoch, change) = (world.epoch(node), Change::Offered(Box::new(record.clone())));
+            self.journal.ask(Note { node, epoch, change })
+        };
         let (answer, written) = tokio::join!(self.ask(node, Some(record), offer), written);
         if let Err(failure) = answer {
             self.world().asked_for(lease);
@@ -375,8 +378,13 @@ impl Control {
         self.world().leases.get(&lease).cloned()
     }
 
-    /// Counts a lease's length anew from now.
-    pub async fn renew(&self, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
+    /// Counts a lease's length anew from now. Goes on when the caller goes away: its node may have renewed it already.
+    pub async fn renew(self: &Arc<Self>, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
+        let control = Arc::clone(self);
+        to_its_end(async move { control.renew_at_node(lessee, lease, asked_ms).await }).await
+    }
+
+    async fn renew_at_node(&self, lessee: Lessee, lease: LeaseId, asked_ms: u64) -> Result<Grant, Failure> {
         let (tenant, duration_ms) = (lessee.tenant, asked_ms);
         let longest_ms = millis(self.options.longest_lease);
         if duration_ms == 0 || duration_ms > longest_ms {
@@ -409,20 +417,18 @@ impl Control {
         let expires_at_ms = now_ms().saturating_add(unused_ms).saturating_add(duration_ms);
         let record = {
             let mut world = self.world();
+            // The token may have been replaced while the node was asked.
+            let bearer = world.current(lessee.bearer);
             let record = world.leases.get_mut(&lease).ok_or_else(|| no_such_lease(lease))?;
             record.duration_ms = duration_ms;
             record.expires_at_ms = expires_at_ms;
-            record.bearer = lessee.bearer;
-            record.clone()
+            record.bearer = bearer;
+            let record = record.clone();
+            // It has happened on the node, which alone counts: a store that cannot write now hears of it later. Noted in the order
+            // in which the world changes.
+            self.journal.note_all(world.renewal(lease).into_iter().collect());
+            record
         };
-        // It has happened on the node, which alone counts: a store that cannot write now hears of it later.
-        let change = Change::Renewed {
-            lease,
-            duration_ms,
-            expires_at_ms,
-            bearer: lessee.bearer,
-        };
-        self.note(record.node, change);
         Ok(with_notice(self.grant_of(&record)?, asked_ms))
     }
 

@@ -10,8 +10,11 @@ use mayfly_protocol::ids::{LeaseId, TenantId};
 
 use crate::control::{Control, now_ms};
 use crate::http::validity::ENDED;
-use crate::store::{As, Bearer, LeaseRecord};
+use crate::store::{As, Bearer, Change, LeaseRecord, Note};
 use crate::world::World;
+
+/// Tokens that were replaced lately, for requests that they began. Those take seconds, and each replacement a synced write.
+pub const MOST_REBOUND: usize = 4_096;
 
 /// Who asks for a lease.
 #[derive(Debug, Clone, Copy)]
@@ -48,23 +51,67 @@ pub fn with_notice(mut grant: Grant, asked_ms: u64) -> Grant {
 }
 
 impl World {
-    /// Keeps a bearer. Leases and allowances of one that it replaces become its own.
-    pub fn keep(&mut self, bearer: Bearer) {
+    /// Keeps a bearer. Leases and allowances of one that it replaces become its own. Returns what is to be noted.
+    #[must_use]
+    pub fn keep(&mut self, bearer: Bearer) -> Vec<Note> {
         let (hash, speaks) = (bearer.hash, bearer.speaks);
         let replaced = self.bearers.keep(bearer);
-        if matches!(speaks, As::Client(_)) {
-            replaced.into_iter().for_each(|old| self.rebind(old, Some(hash)));
+        if !matches!(speaks, As::Client(_)) {
+            return Vec::new();
         }
+        replaced
+            .into_iter()
+            .flat_map(|old| self.rebind(old, Some(hash)))
+            .collect()
     }
 
-    /// Leases and allowances that end with one bearer end with another one, or with none.
-    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) {
-        let its = |record: &&mut LeaseRecord| record.bearer == Some(from);
-        self.leases
-            .values_mut()
-            .filter(its)
-            .for_each(|record| record.bearer = to);
+    /// Leases and allowances that end with one bearer end with another one, or with none. Returns what is to be noted: the store
+    /// does the same, but a change with the earlier bearer may reach it after that.
+    #[must_use]
+    pub fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) -> Vec<Note> {
         self.allowances.rebind(from, to);
+        self.rebound.push_back((from, to));
+        if self.rebound.len() > MOST_REBOUND {
+            self.rebound.pop_front();
+        }
+        let mut its = Vec::new();
+        for record in self.leases.values_mut().filter(|record| record.bearer == Some(from)) {
+            record.bearer = to;
+            if record.state.is_live() {
+                its.push(record.lease);
+            }
+        }
+        its.iter().filter_map(|lease| self.renewal(*lease)).collect()
+    }
+
+    /// What a lease ends with that is granted or renewed now, and was asked for with this bearer: the one that replaced it since,
+    /// or none where it was revoked without its leases.
+    pub fn current(&self, bearer: Option<[u8; 32]>) -> Option<[u8; 32]> {
+        let mut hash = bearer?;
+        if self.bearers.get(&hash).is_some() {
+            return Some(hash);
+        }
+        for (from, to) in &self.rebound {
+            if *from == hash {
+                hash = (*to)?;
+            }
+        }
+        Some(hash)
+    }
+
+    /// Tells the store what a lease ends with, and when.
+    pub fn renewal(&self, lease: LeaseId) -> Option<Note> {
+        let record = self.leases.get(&lease)?;
+        Some(Note {
+            node: record.node,
+            epoch: self.epoch(record.node),
+            change: Change::Renewed {
+                lease,
+                duration_ms: record.duration_ms,
+                expires_at_ms: record.expires_at_ms,
+                bearer: record.bearer,
+            },
+        })
     }
 
     /// Whether what was granted with this bearer is over.
@@ -80,6 +127,19 @@ impl World {
 }
 
 impl Control {
+    /// Knows a bearer from now on. Leases and allowances of one that it replaces become its own.
+    pub fn keep_bearer(&self, bearer: Bearer) {
+        let mut world = self.world();
+        // In the order in which the world changes.
+        self.journal.note_all(world.keep(bearer));
+    }
+
+    /// Leases and allowances that end with one bearer end with another one, or with none.
+    pub fn rebind(&self, from: [u8; 32], to: Option<[u8; 32]>) {
+        let mut world = self.world();
+        self.journal.note_all(world.rebind(from, to));
+    }
+
     /// A bearer is good no longer. Ends its connections at once, and then its leases and allowances; returns how many leases that
     /// were.
     pub async fn on_revoked(self: &Arc<Self>, hash: [u8; 32]) -> usize {

@@ -65,14 +65,12 @@ impl Control {
         for old in self.surplus_logins(&bearer, &mark) {
             // Nobody asked for its leases to end: they last as long as that login would have.
             self.store.revoke(old, Leases::Keep).wait().await?;
-            let mut world = self.world();
-            world.rebind(old, None);
-            world.bearers.remove(&old);
+            self.rebind(old, None);
+            self.world().bearers.remove(&old);
         }
         self.store.keep(bearer.clone()).wait().await?;
-        let mut world = self.world();
-        world.keep(bearer.clone());
-        self.new_token(&world, token, &bearer)
+        self.keep_bearer(bearer.clone());
+        self.new_token(&self.world(), token, &bearer)
     }
 
     /// Hashes of a person's earlier logins that are too many beside this one.

@@ -348,7 +348,7 @@ impl Control {
         // The manager keeps nothing of the owner: the node does, which decides what its owner's leases may have.
         let (token, bearer) = fresh_bearer(As::Join, TenantId([0; 16]), None, valid_for);
         self.store.keep(bearer.clone()).wait().await?;
-        self.world().keep(bearer.clone());
+        self.keep_bearer(bearer.clone());
         Ok(JoinToken {
             token,
             manager: self.url.clone(),

@@ -268,8 +268,8 @@ impl Control {
             News::Tenant(record) => self.on_tenant(record),
             News::Spent(tenant, spent) => self.on_charged(&[(tenant, spent)]),
             News::Prices(prices) => self.world().prices = prices,
-            News::Bearer(bearer) => self.world().keep(bearer),
-            News::LeasesKept(hash) => self.world().rebind(hash, None),
+            News::Bearer(bearer) => self.keep_bearer(bearer),
+            News::LeasesKept(hash) => self.rebind(hash, None),
             News::Revoked(hash) => {
                 let control = Arc::clone(self);
                 // Its connections end now; its leases when their nodes say so.

@@ -198,7 +198,7 @@ async fn admit(control: &Control, bearer: &Bearer, address: &NodeAddress) -> Res
                 return refused("the join token has expired or was used by another node; make a new one".into());
             }
             let hash = credential.hash;
-            control.world().keep(credential);
+            control.keep_bearer(credential);
             Ok(Admitted {
                 credential: Some(token),
                 hash,
@@ -379,12 +379,19 @@ impl Control {
                             change,
                         });
                     }
+                    let lease = record.lease;
+                    let bearer = world.current(record.bearer);
+                    let is_rebound = bearer != record.bearer;
                     world.insert(LeaseRecord {
                         mode,
                         image,
                         sandbox,
+                        bearer,
                         ..record
                     });
+                    if is_rebound {
+                        self.journal.note_all(world.renewal(lease).into_iter().collect());
+                    }
                 }
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(refused.map_or(Ok(()), Err));

@@ -1,6 +1,6 @@
 //! What the manager knows now: nodes, leases and bearers, in memory and behind one lock that is never held over a wait.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -230,6 +230,8 @@ pub struct World {
     pub leases: HashMap<LeaseId, LeaseRecord>,
     /// Who may connect.
     pub bearers: Bearers,
+    /// What leases and allowances of these bearers end with instead, in the order of the replacements.
+    pub rebound: VecDeque<([u8; 32], Option<[u8; 32]>)>,
     /// Whose leases they are.
     pub tenants: HashMap<TenantId, Account>,
     /// What those pay that have no prices of their own.
@@ -276,6 +278,7 @@ impl World {
                 .map(|record| (record.lease, record))
                 .collect(),
             bearers: Bearers::of(snapshot.bearers),
+            rebound: VecDeque::new(),
             next_request: 0,
         }
     }

@@ -101,7 +101,7 @@ async fn with_token(control: &Control, tenant: TenantId, status: EndpointStatus)
         ..bearer
     };
     control.store.keep(bearer.clone()).wait().await?;
-    control.world().keep(bearer);
+    control.keep_bearer(bearer);
     Ok(NewEndpoint {
         token,
         manager: control.url.clone(),

@@ -6,6 +6,7 @@ use mayfly_protocol::accounts::{
 use mayfly_protocol::error::Failure;
 
 use super::*;
+use crate::store::{SqliteStore, Store};
 
 const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,
@@ -265,6 +266,87 @@ async fn a_token_is_shown_once_and_allows_no_more_than_its_maker_may() {
     assert!(
         !kept.windows(made.token.len()).any(|part| part == made.token.as_bytes()),
         "a secret was kept"
+    );
+}
+
+/// A token of the same name takes the place of the member's.
+async fn replace_token(own: &mut Client) -> String {
+    let longer = TokenRequest {
+        valid_for_ms: 240_000,
+        ..wanted(Some("astro"), Role::User)
+    };
+    own.token(&longer).await.token
+}
+
+#[tokio::test]
+async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut node = FakeNode::join(&manager, 1, Manner::Silent).await;
+    let mut own = Client::new(&manager).await;
+    let mut astro = member(&manager, "astro", Role::User).await;
+    let mut events = manager.events();
+    let asking = tokio::spawn(async move { astro.lease(&request(Mode::Hot)).await });
+    let heard = node
+        .hears(|message| matches!(message, ManagerMessage::Offer { .. }))
+        .await;
+    let ManagerMessage::Offer {
+        request: number, lease, ..
+    } = heard
+    else {
+        unreachable!()
+    };
+    let answer = |request| NodeMessage::Answer {
+        request,
+        refused: None,
+        mode: Some(Mode::Hot),
+        image: None,
+        sandbox: None,
+    };
+    let second = replace_token(&mut own).await;
+    // Its connection ended with its token; what it began goes on.
+    assert_eq!(asking.await.unwrap().err(), Some(Code::Unauthorized));
+    node.say.send(answer(number)).unwrap();
+    event(&mut events, lease_event(lease, node.id, "granted")).await;
+    let mut astro = Client::new(&manager).await;
+    astro.token = second;
+    let path = format!("/v1/leases/{lease}");
+    let before: LeaseStatus = own.get(&path).await;
+    let renew = format!("{path}/renew");
+    let asking = tokio::spawn(async move { astro.send("POST", &renew, r#"{"duration_ms":120000}"#).await });
+    let heard = node
+        .hears(|message| matches!(message, ManagerMessage::Renew { .. }))
+        .await;
+    let ManagerMessage::Renew { request: number, .. } = heard else {
+        unreachable!()
+    };
+    let third = replace_token(&mut own).await;
+    assert_eq!(asking.await.unwrap().0, 401);
+    node.say.send(answer(number)).unwrap();
+    let renewed = async {
+        while own.get::<LeaseStatus>(&path).await.expires_at_ms <= before.expires_at_ms {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, renewed)
+        .await
+        .expect("the renewal in time");
+    manager.shutdown().await;
+    drop((own, node, manager));
+    // What the manager has still open, it closes as its tasks end.
+    let begun = Instant::now();
+    let store = loop {
+        match SqliteStore::open(&directory.path().join("manager.db"), None, false) {
+            Ok(store) => break store,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    let kept = store.load(0).wait().await.unwrap();
+    let kept = kept.leases.iter().find(|kept| kept.lease == lease).unwrap();
+    assert_eq!(
+        (kept.state, kept.bearer),
+        (mayfly_lease::State::Granted, Some(hash(&third)))
     );
 }
 

@@ -296,6 +296,8 @@ pub struct Passed {
     pub next: Option<TaskId>,
     /// The functions of all tasks that were looked at, each once.
     pub functions: Vec<FunctionId>,
+    /// Bytes of printed output that went.
+    pub printed: Vec<(TenantId, u64)>,
 }
 
 /// A task that was forgotten because its owner wanted that.
@@ -307,6 +309,8 @@ pub struct Gone {
     pub tag: String,
     /// See [`TaskSpec::memo`].
     pub memo: Option<[u8; 32]>,
+    /// Bytes of printed output that went with it.
+    pub printed_bytes: u64,
 }
 
 /// An answer that others may have.
@@ -357,6 +361,8 @@ pub struct TaskSnapshot {
     pub endings: Vec<(TaskId, Option<Failure>)>,
     /// How many bytes of contents tenants have.
     pub contents: Vec<(TenantId, u64)>,
+    /// How many bytes of printed output tenants have.
+    pub printed: Vec<(TenantId, u64)>,
     /// What tenants' tasks cost in all, in billionths.
     pub costs: Vec<(TenantId, u64)>,
 }
@@ -404,9 +410,9 @@ pub trait TaskStore: TriggerStore + FlowStore + SharingStore + Send + Sync + 'st
     /// Tasks ended, and what some have cost since the last call. Their arguments are not kept.
     fn end(&self, tasks: Vec<EndedTask>, usage: Vec<(UsageKey, Usage)>) -> Pending<()>;
 
-    /// What tasks that have ended printed, in place of what was kept of them before. Kept as long as their outcomes, and only for
-    /// tasks of the endpoint that is named.
-    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()>;
+    /// Keeps what tasks that have ended printed, in place of what was kept of them before: as long as their outcomes, only for tasks
+    /// of the endpoint that is named, and none of these tenants, which have too much. Returns how many bytes more tenants have of it.
+    fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>>;
 
     /// What was kept of what a task printed: the number of its first byte, and the pieces.
     fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>>;

@@ -184,6 +184,22 @@ impl Contents {
         Ok(())
     }
 
+    /// Counts bytes that a tenant has in the store of tasks for as long as a task is not forgotten, or has no more.
+    pub(super) fn count(&self, changes: impl IntoIterator<Item = (TenantId, i64)>) {
+        let mut used = self.used();
+        for (tenant, more) in changes {
+            let used = used.entry(tenant).or_default();
+            *used = used.saturating_add_signed(more);
+        }
+    }
+
+    /// Tenants that have all that they may.
+    pub(super) fn full(&self) -> Vec<TenantId> {
+        let used = self.used();
+        let full = used.iter().filter(|(_, used)| **used >= self.most_bytes);
+        full.map(|(tenant, _)| *tenant).collect()
+    }
+
     fn release(&self, tenant: TenantId, bytes: u64) {
         if let Some(used) = self.used().get_mut(&tenant) {
             *used = used.saturating_sub(bytes);

@@ -88,6 +88,8 @@ impl Tasks {
             .forget_these(tenant, going, needed.up_to, needed.tags.clone());
         let gone = gone.wait().await?;
         done.forgotten += gone.len() as u64;
+        let printed: u64 = gone.iter().map(|gone| gone.printed_bytes).sum();
+        self.contents.count([(tenant, -(printed as i64))]);
         self.state().forget(tenant, gone);
         Ok(())
     }
@@ -118,7 +120,7 @@ impl State {
     /// Tasks are not in the books any more.
     fn forget(&mut self, tenant: TenantId, gone: Vec<Gone>) {
         let mut by_tag: HashMap<String, HashSet<TaskId>> = HashMap::new();
-        for Gone { id, tag, memo } in gone {
+        for Gone { id, tag, memo, .. } in gone {
             if let Some(key) = memo {
                 // The answer may go with it.
                 self.memo.forget(Key(key));

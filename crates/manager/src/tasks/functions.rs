@@ -236,6 +236,7 @@ mod tests {
         let first = Passed {
             next: Some(TaskId([1; 16])),
             functions: vec![id(4)],
+            ..Passed::default()
         };
         let (next, whole) = walk.passed(first, now_ms);
         assert!(next.is_some() && whole.is_none());

@@ -112,6 +112,8 @@ pub struct Tasks {
     flow_bytes: Mutex<HashMap<TenantId, usize>>,
     /// Held by whoever makes functions known, and, alone, by whoever changes or removes some, in the books and here.
     changing_functions: RwLock<()>,
+    /// Held by whoever writes what tasks printed: one at a time.
+    keeping_printed: tokio::sync::Mutex<()>,
     tenants: Box<dyn Tenants>,
     /// A task and its outcome are forgotten so long after its end.
     kept: Duration,
@@ -367,9 +369,10 @@ impl Tasks {
     ) -> Result<Arc<Self>, Failure> {
         let mut snapshot = store.load().within(LOAD_DEADLINE).await?;
         let mut used: HashMap<TenantId, u64> = std::mem::take(&mut snapshot.contents).into_iter().collect();
-        for task in &snapshot.tasks {
-            let used = used.entry(task.spec.tenant).or_default();
-            *used = used.saturating_add(task.inline_bytes);
+        let inline = snapshot.tasks.iter().map(|task| (task.spec.tenant, task.inline_bytes));
+        for (tenant, bytes) in inline.chain(snapshot.printed.iter().copied()) {
+            let used = used.entry(tenant).or_default();
+            *used = used.saturating_add(bytes);
         }
         tenants.charge(snapshot.costs.clone());
         let kept = contents.kept;
@@ -387,6 +390,7 @@ impl Tasks {
             trouble: Mutex::default(),
             flow_bytes: Mutex::default(),
             changing_functions: RwLock::default(),
+            keeping_printed: tokio::sync::Mutex::default(),
             tenants,
             kept,
         });
@@ -812,6 +816,8 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
                 // A store that cannot write has more urgent work; the next turn tries again.
                 forget_from = Some(from);
                 if let Ok(passed) = tasks.store.forget(before, from).wait().await {
+                    let printed = passed.printed.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
+                    tasks.contents.count(printed);
                     let whole;
                     (forget_from, whole) = walk.passed(passed, crate::control::now_ms());
                     if let Some(whole) = whole {

@@ -45,6 +45,8 @@ struct Output {
     bytes: usize,
     /// The number of the first byte that is kept.
     first: u64,
+    /// Whether this comes after what the store may have of the task: it came after its end, and nothing else of it is in memory.
+    follows_kept: bool,
 }
 
 impl Output {
@@ -70,7 +72,25 @@ impl Output {
             pieces: pieces.collect(),
             bytes,
             first,
+            follows_kept: false,
         }
+    }
+
+    /// The same, and then what follows it here.
+    fn with(self, later: Self) -> Self {
+        if later.first > 0 {
+            // Some between them is gone.
+            return Self {
+                first: self.first + self.bytes as u64 + later.first,
+                follows_kept: false,
+                ..later
+            };
+        }
+        let mut whole = self;
+        for (stream, piece) in &later.pieces {
+            whole.add(*stream, piece);
+        }
+        whole
     }
 
     /// What it takes of the memory.
@@ -109,11 +129,14 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    fn add(&mut self, task: TaskId, stream: Stream, bytes: &[u8]) {
+    fn add(&mut self, task: TaskId, has_ended: bool, stream: Stream, bytes: &[u8]) {
         let output = self.known.entry(task).or_insert_with(|| {
             self.order.push_back(task);
             self.bytes += EACH_BYTES;
-            Output::default()
+            Output {
+                follows_kept: has_ended,
+                ..Output::default()
+            }
         });
         let before = output.size();
         output.add(stream, bytes);
@@ -132,6 +155,22 @@ impl Outputs {
     pub fn knows(&self, task: TaskId) -> bool {
         self.known.contains_key(&task)
     }
+
+    /// Whether what is in memory comes after what the store may have.
+    fn follows_kept(&self, task: TaskId) -> bool {
+        self.known.get(&task).is_some_and(|output| output.follows_kept)
+    }
+
+    /// Puts what the store has of a task, if anything, before what follows it in memory.
+    fn join(&mut self, task: TaskId, kept: Option<(u64, Vec<TaskPiece>)>) {
+        let Some(output) = self.known.get_mut(&task).filter(|output| output.follows_kept) else {
+            return;
+        };
+        let before = output.size();
+        let kept = kept.map_or_else(Output::default, |(first, pieces)| Output::of(first, pieces));
+        *output = kept.with(std::mem::take(output));
+        self.bytes = self.bytes + output.size() - before;
+    }
 }
 
 impl State {
@@ -142,7 +181,7 @@ impl State {
             let elsewhere = self.live.get(&task).is_some_and(|live| live.endpoint != id);
             let has_ended = !self.live.contains_key(&task);
             if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|_| !elsewhere) {
-                endpoint.outputs.add(task, one.stream, &one.bytes);
+                endpoint.outputs.add(task, has_ended, one.stream, &one.bytes);
                 if has_ended {
                     self.unkept.insert((id, task));
                 }
@@ -160,7 +199,22 @@ impl State {
         outputs.next().map(|output| output.read(from))
     }
 
-    /// Some of what is not in the store yet. What was forgotten meanwhile is no more to be kept.
+    /// Where something of a task is in memory that comes after what the store may have.
+    fn following(&self, task: TaskId) -> Option<EndpointId> {
+        let mut endpoints = self.endpoints.iter();
+        endpoints.find_map(|(id, endpoint)| endpoint.outputs.follows_kept(task).then_some(*id))
+    }
+
+    /// What is not in the store yet, and comes after what that may have.
+    fn unkept_following(&self) -> Vec<(EndpointId, TaskId)> {
+        let follows = |(endpoint, task): &&(EndpointId, TaskId)| {
+            let endpoint = self.endpoints.get(endpoint);
+            endpoint.is_some_and(|endpoint| endpoint.outputs.follows_kept(*task))
+        };
+        self.unkept.iter().filter(follows).copied().collect()
+    }
+
+    /// Some of what is not in the store yet and needs nothing from there. What was forgotten meanwhile is no more to be kept.
     fn take_unkept(&mut self) -> Vec<KeptOutput> {
         let endpoints = &self.endpoints;
         let is_there = |(endpoint, task): &(EndpointId, TaskId)| {
@@ -168,7 +222,12 @@ impl State {
             endpoint.is_some_and(|endpoint| endpoint.outputs.knows(*task))
         };
         self.unkept.retain(is_there);
-        let some: Vec<_> = self.unkept.iter().take(KEPT_AT_ONCE).copied().collect();
+        let is_whole = |(endpoint, task): &&(EndpointId, TaskId)| {
+            let endpoint = endpoints.get(endpoint);
+            !endpoint.is_some_and(|endpoint| endpoint.outputs.follows_kept(*task))
+        };
+        let some = self.unkept.iter().filter(is_whole).take(KEPT_AT_ONCE);
+        let some: Vec<_> = some.copied().collect();
         let kept = some.into_iter().filter_map(|(endpoint, task)| {
             self.unkept.remove(&(endpoint, task));
             let output = self.endpoints.get(&endpoint)?.outputs.known.get(&task)?;
@@ -199,6 +258,10 @@ impl Tasks {
         let mut ended_at_ms = task.ended_at_ms;
         let mut printed = self.state().printed.subscribe();
         loop {
+            let following = self.state().following(task.id);
+            if let Some(endpoint) = following {
+                self.join(endpoint, task.id).await?;
+            }
             let (found, is_kept) = {
                 let state = self.state();
                 if ended_at_ms == 0 && !state.live.contains_key(&task.id) {
@@ -233,6 +296,42 @@ impl Tasks {
         let kept = self.store.printed(task).wait().await?;
         Ok(kept.map(|(first, pieces)| Output::of(first, pieces).read(from)))
     }
+
+    /// Puts what the store has of a task before what it printed since this manager started.
+    async fn join(&self, endpoint: EndpointId, task: TaskId) -> Result<(), StoreError> {
+        let kept = self.store.printed(task).wait().await?;
+        if let Some(endpoint) = self.state().endpoints.get_mut(&endpoint) {
+            endpoint.outputs.join(task, kept);
+        }
+        Ok(())
+    }
+
+    /// Writes what tasks printed that have ended, as far as it is not written.
+    pub async fn keep_printed(&self) -> Result<(), StoreError> {
+        let _turn = self.keeping_printed.lock().await;
+        loop {
+            let following = self.state().unkept_following();
+            for (endpoint, task) in following {
+                self.join(endpoint, task).await?;
+            }
+            let some = self.state().take_unkept();
+            if some.is_empty() {
+                return Ok(());
+            }
+            let again: Vec<_> = some.iter().map(|one| (one.endpoint, one.task)).collect();
+            let written = self.store.keep_printed(some, self.contents.full()).wait().await;
+            let mut state = self.state();
+            state.keeping.clear();
+            match written {
+                // Tenants that have all that they may have it in memory alone.
+                Ok(more) => self.contents.count(more),
+                Err(error) => {
+                    state.unkept.extend(again);
+                    return Err(error);
+                }
+            }
+        }
+    }
 }
 
 /// Writes what tasks printed that have ended, in steps, until the manager ends or another has the tasks.
@@ -240,24 +339,10 @@ pub async fn keep(tasks: Weak<Tasks>) {
     loop {
         tokio::time::sleep(KEEP).await;
         let Some(tasks) = tasks.upgrade() else { return };
-        loop {
-            let some = tasks.state().take_unkept();
-            if some.is_empty() {
-                break;
-            }
-            let written = tasks.store.keep_printed(some.clone()).wait().await;
-            let again = some.iter().map(|one| (one.endpoint, one.task));
-            let mut state = tasks.state();
-            state.keeping.clear();
-            match written {
-                Ok(()) => {}
-                Err(StoreError::Moved) => return,
-                Err(error) => {
-                    tracing::debug!(%error, "what tasks printed is not written yet");
-                    state.unkept.extend(again);
-                    break;
-                }
-            }
+        match tasks.keep_printed().await {
+            Ok(()) => {}
+            Err(StoreError::Moved) => return,
+            Err(error) => tracing::debug!(%error, "what tasks printed is not written yet"),
         }
     }
 }
@@ -299,6 +384,43 @@ mod tests {
     }
 
     #[test]
+    fn late_output_follows_what_the_store_has() {
+        let task = TaskId([1; 16]);
+        let kept = |text: &str| {
+            let bytes = Blob::from(text.as_bytes().to_vec());
+            let stream = Stream::Out;
+            Some((7, vec![TaskPiece { stream, bytes }]))
+        };
+        let joined = |late: &[u8], kept| {
+            let mut outputs = Outputs::default();
+            outputs.add(task, true, Stream::Out, b"x");
+            outputs.add(task, true, Stream::Out, &late[1..]);
+            outputs.join(task, kept);
+            let output = &outputs.known[&task];
+            assert_eq!(outputs.bytes, EACH_BYTES + output.size());
+            assert!(output.size() <= KEPT_BYTES);
+            // A second time it is not put before it again.
+            let read = output.read(0);
+            outputs.join(task, Some((0, Vec::new())));
+            assert_eq!(outputs.known[&task].read(0), read);
+            (read.0, text(&read.1))
+        };
+        assert_eq!(joined(b"xyz", kept("early ")), (7, "early xyz".into()));
+        assert_eq!(joined(b"xyz", None), (0, "xyz".into()));
+        // The last of it is kept, and the place of what is not.
+        let (first, text) = joined(&[b'x'; KEPT_BYTES - 1000], kept(&"e".repeat(2000)));
+        assert_eq!(first as usize + text.len(), 7 + 2000 + KEPT_BYTES - 1000);
+        let mut long = Outputs::default();
+        for _ in 0..100 {
+            long.add(task, true, Stream::Out, &[b'x'; PIECE_BYTES]);
+        }
+        long.join(task, kept("early "));
+        let (first, pieces) = long.known[&task].read(0);
+        let bytes: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+        assert_eq!(first as usize + bytes, 7 + 6 + 100 * PIECE_BYTES);
+    }
+
+    #[test]
     fn what_was_printed_first_goes_first_where_many_print() {
         let mut outputs = Outputs::default();
         let task = |number: u32| {
@@ -307,19 +429,19 @@ mod tests {
             TaskId(id)
         };
         for number in 0..1_000 {
-            outputs.add(task(number), Stream::Out, &[b'x'; 60_000]);
+            outputs.add(task(number), false, Stream::Out, &[b'x'; 60_000]);
         }
         assert!(outputs.bytes <= MOST_BYTES);
         assert!(!outputs.known.contains_key(&task(0)) && outputs.known.contains_key(&task(999)));
         assert_eq!(outputs.known.len(), outputs.order.len());
         for number in 0..500_000 {
-            outputs.add(task(number), Stream::Out, b"x");
+            outputs.add(task(number), false, Stream::Out, b"x");
         }
         assert!(outputs.bytes <= MOST_BYTES && outputs.known.len() < 100_000);
         // Nor does it take more to print a byte at a time, here and there.
         for number in 0..100_000 {
             let stream = if number % 2 == 0 { Stream::Out } else { Stream::Err };
-            outputs.add(task(7), stream, b"x");
+            outputs.add(task(7), false, stream, b"x");
         }
         assert!(outputs.known[&task(7)].size() <= KEPT_BYTES);
     }

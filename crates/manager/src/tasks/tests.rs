@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use mayfly_protocol::api::Runtime;
-use mayfly_protocol::dispatch::{Assigned, FromDispatcher};
+use mayfly_protocol::dispatch::{Assigned, FromDispatcher, TaskOutput};
 use mayfly_protocol::executor::Form;
+use mayfly_protocol::node_api::Stream;
 use mayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions,
     TaskOutcome, TaskSubmission,
@@ -330,4 +331,66 @@ async fn code_that_is_not_in_memory_is_sent_all_the_same() {
     let program = tokio::time::timeout(PATIENCE, heard).await.expect("it in time");
     assert_eq!((program.id, &program.code[..]), (function, &b"def f(x): return x"[..]));
     assert!(site.tasks.state().codes.get(function).is_some());
+}
+
+impl Site {
+    fn print(&self, attempt: Attempt, text: &str) {
+        let printed = TaskOutput {
+            attempt,
+            stream: Stream::Out,
+            bytes: text.as_bytes().to_vec().into(),
+        };
+        self.dispatcher
+            .said
+            .send(FromDispatcher::Printed(vec![printed]))
+            .unwrap();
+    }
+
+    /// All that the task printed, once it ends like that.
+    async fn printed(&self, task: TaskId, end: &str) -> String {
+        let (_, status) = self.tasks.status(task).await.unwrap().unwrap();
+        let begun = std::time::Instant::now();
+        loop {
+            let printed = self.tasks.output(&status, 0, PATIENCE).await.unwrap();
+            let bytes: Vec<u8> = printed.pieces.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
+            let text = String::from_utf8(bytes).unwrap();
+            if text.ends_with(end) {
+                return text;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{text}");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn printed_output_counts_and_is_joined_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut site = Site::start(directory.path()).await;
+    let function = site.register(None, &[]).await.id;
+    let task = site.submit(function, "a", &[1]).await[0];
+    site.room(1);
+    let sent = site.sent(1).await.remove(0);
+    site.print(sent.attempt, "early ");
+    site.execute(&sent);
+    site.outcome(task).await;
+    site.tasks.keep_printed().await.unwrap();
+    let kept = site.tasks.contents.usage(TENANT).bytes;
+    assert!(kept > 6);
+    drop(site);
+    let site = Site::start(directory.path()).await;
+    assert_eq!(site.tasks.contents.usage(TENANT).bytes, kept);
+    // It came after the task's end, and the manager was not there.
+    site.print(sent.attempt, "late");
+    assert_eq!(site.printed(task, "late").await, "early late");
+    site.tasks.keep_printed().await.unwrap();
+    drop(site);
+    let site = Site::start(directory.path()).await;
+    assert_eq!(site.printed(task, "late").await, "early late");
+    let what = Forgetting {
+        tasks: vec![task],
+        tag: None,
+    };
+    assert_eq!(site.tasks.forget(TENANT, what).await.unwrap().forgotten, 1);
+    assert_eq!(site.tasks.contents.usage(TENANT).bytes, 0);
 }

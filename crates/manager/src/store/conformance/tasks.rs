@@ -191,23 +191,37 @@ pub async fn printed_output_is_kept_until_its_task_is_forgotten(store: &dyn Task
         output(2, ENDPOINT, "two"),
         output(3, ENDPOINT, "live"),
     ];
-    store.keep_printed(some).wait().await.unwrap();
+    let packed = |id: u8, text: &str| output(id, ENDPOINT, text).packed().len();
+    let sum = |more: Vec<(TenantId, i64)>| {
+        assert!(more.iter().all(|(tenant, _)| *tenant == TENANT));
+        more.iter().map(|(_, bytes)| *bytes).sum::<i64>()
+    };
+    let more = store.keep_printed(some, Vec::new()).wait().await.unwrap();
+    assert_eq!(sum(more) as usize, packed(1, "early") + packed(2, "two"));
     // The last write counts, and no other endpoint's does.
-    let again = vec![output(1, ENDPOINT, "late\0"), output(2, EndpointId([8; 16]), "forged")];
-    store.keep_printed(again).wait().await.unwrap();
+    let again = vec![output(1, ENDPOINT, "late\0!"), output(2, EndpointId([8; 16]), "forged")];
+    let more = store.keep_printed(again, vec![TenantId([9; 16])]).wait().await.unwrap();
+    assert_eq!(sum(more), 1);
+    // Who has too much keeps what there is.
+    let refused = vec![output(1, ENDPOINT, "later still")];
+    assert_eq!(store.keep_printed(refused, vec![TENANT]).wait().await, Ok(Vec::new()));
+    let all = (packed(1, "late\0!") + packed(2, "two")) as u64;
+    assert_eq!(store.load().wait().await.unwrap().printed, [(TENANT, all)]);
     let read = async |id: u8| store.printed(TaskId([id; 16])).wait().await.unwrap();
     let kept = |id: u8, text: &str| Some((7, output(id, ENDPOINT, text).pieces));
-    assert_eq!([read(1).await, read(2).await], [kept(1, "late\0"), kept(2, "two")]);
+    assert_eq!([read(1).await, read(2).await], [kept(1, "late\0!"), kept(2, "two")]);
     assert_eq!([read(3).await, read(9).await], [None, None]);
     let gone = store
         .forget_these(TENANT, vec![TaskId([1; 16])], 9, Vec::new())
         .wait()
         .await
         .unwrap();
-    assert_eq!(gone.len(), 1);
+    assert_eq!((gone.len(), gone[0].printed_bytes as usize), (1, packed(1, "late\0!")));
     assert_eq!([read(1).await, read(2).await], [None, kept(2, "two")]);
-    store.forget(14, TaskId([0; 16])).wait().await.unwrap();
+    let passed = store.forget(14, TaskId([0; 16])).wait().await.unwrap();
+    assert_eq!(passed.printed, [(TENANT, packed(2, "two") as u64)]);
     assert_eq!(read(2).await, None);
+    assert_eq!(store.load().wait().await.unwrap().printed, []);
 }
 
 pub async fn what_begins_is_written_down_and_its_arguments_are_read_where_they_are_wanted(store: &dyn TaskStore) {
@@ -372,6 +386,7 @@ pub async fn what_its_owner_forgets_is_gone_and_what_has_not_ended_is_not(store:
         id: id(task),
         tag: "a".into(),
         memo,
+        printed_bytes: 0,
     };
     assert_eq!(gone, [was(1, None), was(2, Some([7; 32]))]);
     for (task, there) in [(1, false), (2, false), (3, true), (4, true), (5, true), (6, true)] {

@@ -90,6 +90,8 @@ CREATE INDEX tasks_by_memo ON tasks (number) WHERE memo IS NOT NULL AND number I
 const UNUSED: u32 = 500;
 /// Ended tasks that are looked at in one step of forgetting.
 const FORGET: u32 = 2_000;
+/// What one row of a write is counted as in the log: see [`Writer::write`].
+const PAGE_BYTES_IN_LOG: usize = 4 << 10;
 
 /// A store of tasks in a file. Dropping it commits what waits and closes the file.
 pub struct SqliteTasks(pub(super) Writer);
@@ -133,6 +135,10 @@ impl TaskStore for SqliteTasks {
                 .prepare("SELECT tenant, sum(bytes) FROM contents GROUP BY tenant")?
                 .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
                 .collect::<rusqlite::Result<_>>()?;
+            let printed = connection
+                .prepare("SELECT tenant, sum(length(pieces)) FROM printed JOIN tasks ON id = task GROUP BY tenant")?
+                .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
             let costs = connection
                 .prepare("SELECT tenant, total FROM costs")?
                 .query_map([], |row| Ok((TenantId(row.get(0)?), unsigned(row, 1)?)))?
@@ -145,6 +151,7 @@ impl TaskStore for SqliteTasks {
                 last_number,
                 endings,
                 contents,
+                printed,
                 costs,
             })
         })
@@ -343,17 +350,36 @@ impl TaskStore for SqliteTasks {
         })
     }
 
-    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()> {
+    fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>> {
+        let packed: Vec<(KeptOutput, Vec<u8>)> = printed
+            .into_iter()
+            .map(|one| {
+                let pieces = one.packed();
+                (one, pieces)
+            })
+            .collect();
+        let pages = packed
+            .iter()
+            .map(|(_, bytes)| 1 + bytes.len() / PAGE_BYTES_IN_LOG)
+            .sum();
         // That it is lost with the power is no harm: it was printed, and the outcome is there.
-        self.0.write(false, printed.len(), move |transaction| {
-            let mut keep = transaction.prepare_cached(
-                "INSERT OR REPLACE INTO printed SELECT ?1, ?3, ?4
-                 WHERE EXISTS (SELECT 1 FROM tasks WHERE id = ?1 AND endpoint = ?2 AND number IS NOT NULL)",
+        self.0.write(false, pages, move |transaction| {
+            let mut find = transaction.prepare_cached(
+                "SELECT tenant, coalesce((SELECT length(pieces) FROM printed WHERE task = id), 0) FROM tasks
+                 WHERE id = ?1 AND endpoint = ?2 AND number IS NOT NULL",
             )?;
-            for one in &printed {
-                keep.execute(params![one.task.0, one.endpoint.0, signed(one.first), one.packed()])?;
+            let mut keep = transaction.prepare_cached("INSERT OR REPLACE INTO printed VALUES (?1, ?2, ?3)")?;
+            let mut more = Vec::new();
+            for (one, pieces) in &packed {
+                let found = find.query_row(params![one.task.0, one.endpoint.0], |row| {
+                    Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?))
+                });
+                if let Some((tenant, before)) = found.optional()?.filter(|(tenant, _)| !full.contains(tenant)) {
+                    keep.execute(params![one.task.0, signed(one.first), pieces])?;
+                    more.push((tenant, signed(pieces.len() as u64) - before));
+                }
             }
-            Ok(())
+            Ok(more)
         })
     }
 
@@ -500,21 +526,26 @@ impl TaskStore for SqliteTasks {
             let Some((last, _)) = found.last().copied() else {
                 return Ok(Passed::default());
             };
+            let printed = transaction
+                .prepare_cached(
+                    "DELETE FROM printed WHERE task IN (SELECT id FROM tasks WHERE id > ?1 AND id <= ?2
+                     AND number IS NOT NULL AND ended_at_ms < ?3)
+                     RETURNING (SELECT tenant FROM tasks WHERE id = task), length(pieces)",
+                )?
+                .query_map(params![from.0, last.0, signed(ended_before_ms)], |row| {
+                    Ok((TenantId(row.get(0)?), unsigned(row, 1)?))
+                })?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
             transaction
                 .prepare_cached(
                     "DELETE FROM tasks WHERE id > ?1 AND id <= ?2 AND number IS NOT NULL AND ended_at_ms < ?3",
                 )?
                 .execute(params![from.0, last.0, signed(ended_before_ms)])?;
-            transaction
-                .prepare_cached(
-                    "DELETE FROM printed WHERE task > ?1 AND task <= ?2
-                     AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = task)",
-                )?
-                .execute(params![from.0, last.0])?;
             let functions: HashSet<FunctionId> = found.iter().map(|(_, function)| *function).collect();
             Ok(Passed {
                 next: (found.len() == FORGET as usize).then_some(last),
                 functions: functions.into_iter().collect(),
+                printed,
             })
         })
     }
@@ -539,7 +570,8 @@ impl TaskStore for SqliteTasks {
                 "SELECT tag, memo FROM tasks WHERE id = ?1 AND tenant = ?2 AND number IS NOT NULL AND number <= ?3",
             )?;
             let mut delete = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
-            let mut delete_printed = transaction.prepare_cached("DELETE FROM printed WHERE task = ?1")?;
+            let mut delete_printed =
+                transaction.prepare_cached("DELETE FROM printed WHERE task = ?1 RETURNING length(pieces)")?;
             let mut gone = Vec::new();
             for id in &tasks {
                 let found = find.query_row(params![id.0, tenant.0, signed(up_to)], |row| {
@@ -547,11 +579,13 @@ impl TaskStore for SqliteTasks {
                         id: *id,
                         tag: row.get(0)?,
                         memo: row.get(1)?,
+                        printed_bytes: 0,
                     })
                 });
-                if let Some(found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
+                if let Some(mut found) = found.optional()?.filter(|found| !but.contains(&found.tag)) {
                     delete.execute([id.0])?;
-                    delete_printed.execute([id.0])?;
+                    let printed = delete_printed.query_row([id.0], |row| unsigned(row, 0)).optional()?;
+                    found.printed_bytes = printed.unwrap_or_default();
                     gone.push(found);
                 }
             }

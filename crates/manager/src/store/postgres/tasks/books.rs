@@ -162,8 +162,10 @@ impl TaskStore for PostgresTasks {
         self.write((tasks, usage), |link, (tasks, usage)| end(link, tasks, usage).boxed())
     }
 
-    fn keep_printed(&self, printed: Vec<KeptOutput>) -> Pending<()> {
-        self.write(printed, |link, printed| keep_printed(link, printed).boxed())
+    fn keep_printed(&self, printed: Vec<KeptOutput>, full: Vec<TenantId>) -> Pending<Vec<(TenantId, i64)>> {
+        self.write((printed, full), |link, (printed, full)| {
+            keep_printed(link, printed, full).boxed()
+        })
     }
 
     fn printed(&self, task: TaskId) -> Pending<Option<(u64, Vec<TaskPiece>)>> {
@@ -347,6 +349,8 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
     let endings = endings(link, &Vec::from_iter(before)).await?;
     let sql = "SELECT tenant, sum(bytes)::BIGINT FROM contents GROUP BY tenant";
     let contents = link.query(sql, &[]).await?;
+    let sql = "SELECT tenant, sum(octet_length(pieces))::BIGINT FROM printed JOIN tasks ON id = task GROUP BY tenant";
+    let printed = link.query(sql, &[]).await?;
     let costs = link.query("SELECT tenant, total FROM costs", &[]).await?;
     let used = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
     Ok(TaskSnapshot {
@@ -360,6 +364,7 @@ async fn load(link: &Link) -> Result<TaskSnapshot, Fault> {
             .map(|(task, (_, failure))| (task, failure))
             .collect(),
         contents: contents.iter().map(used).collect::<Result<_, Fault>>()?,
+        printed: printed.iter().map(used).collect::<Result<_, Fault>>()?,
         costs: costs.iter().map(used).collect::<Result<_, Fault>>()?,
     })
 }
@@ -584,21 +589,28 @@ async fn end(link: &Link, tasks: &[EndedTask], usage: &[(UsageKey, Usage)]) -> R
     Ok(())
 }
 
-async fn keep_printed(link: &Link, printed: &[KeptOutput]) -> Result<(), Fault> {
-    const KEEP: &str = "INSERT INTO printed
-        SELECT task, first, pieces FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[])
-        AS new (task, endpoint, first, pieces)
-        WHERE EXISTS (SELECT 1 FROM tasks WHERE id = new.task AND endpoint = new.endpoint AND number IS NOT NULL)
-        ON CONFLICT (task) DO UPDATE SET first = excluded.first, pieces = excluded.pieces";
+async fn keep_printed(link: &Link, printed: &[KeptOutput], full: &[TenantId]) -> Result<Vec<(TenantId, i64)>, Fault> {
+    // The tasks stay as they are meanwhile: nobody else writes.
+    const KEEP: &str = "WITH new AS (
+            SELECT new.task, tasks.tenant, new.first, new.pieces, coalesce(octet_length(printed.pieces), 0) AS before
+            FROM unnest($1::BYTEA[], $2::BYTEA[], $3::BIGINT[], $4::BYTEA[]) AS new (task, endpoint, first, pieces)
+            JOIN tasks ON id = new.task AND tasks.endpoint = new.endpoint LEFT JOIN printed ON printed.task = new.task
+            WHERE number IS NOT NULL AND NOT tenant = ANY($5::BYTEA[])
+        ), kept AS (
+            INSERT INTO printed SELECT task, first, pieces FROM new
+            ON CONFLICT (task) DO UPDATE SET first = excluded.first, pieces = excluded.pieces
+        ) SELECT tenant, (octet_length(pieces) - before)::BIGINT FROM new";
     let packed: Vec<Vec<u8>> = printed.iter().map(KeptOutput::packed).collect();
-    let values: [&(dyn ToSql + Sync); 4] = [
+    let values: [&(dyn ToSql + Sync); 5] = [
         &ids(printed, |one| &one.task.0),
         &ids(printed, |one| &one.endpoint.0),
         &numbers(printed, |one| signed(one.first)),
         &packed,
+        &ids(full, |tenant| &tenant.0),
     ];
-    link.execute(KEEP, &values).await?;
-    Ok(())
+    let more = link.query(KEEP, &values).await?;
+    let one = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), row.try_get(1)?));
+    more.iter().map(one).collect()
 }
 
 fn function_of(row: &Row) -> Result<FunctionRecord, Fault> {

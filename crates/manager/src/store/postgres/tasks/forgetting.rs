@@ -1,6 +1,6 @@
 //! Tasks that have ended are forgotten: when they are old, or when their owner wants that.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 use tokio_postgres::Row;
@@ -25,14 +25,20 @@ pub async fn old(link: &Link, before_ms: u64, from: TaskId) -> Result<Passed, Fa
     let last = TaskId(rows::bytes(last, 0)?);
     let function = |row: &Row| Ok(FunctionId(rows::bytes(row, 1)?));
     let functions = found.iter().map(function).collect::<Result<HashSet<_>, Fault>>()?;
+    let sql = "DELETE FROM printed USING tasks WHERE task = id AND id > $1 AND id <= $2 AND number IS NOT NULL
+        AND ended_at_ms < $3 RETURNING tenant, octet_length(pieces)::BIGINT";
+    let printed = link
+        .query(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
+        .await?;
+    let printed_bytes = |row: &Row| Ok((TenantId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
+    let printed = printed.iter().map(printed_bytes).collect::<Result<_, Fault>>()?;
     let sql = "DELETE FROM tasks WHERE id > $1 AND id <= $2 AND number IS NOT NULL AND ended_at_ms < $3";
     link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice(), &signed(before_ms)])
         .await?;
-    let sql = "DELETE FROM printed WHERE task > $1 AND task <= $2 AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = task)";
-    link.execute(sql, &[&from.0.as_slice(), &last.0.as_slice()]).await?;
     Ok(Passed {
         next: (found.len() == FORGET).then_some(last),
         functions: functions.into_iter().collect(),
+        printed,
     })
 }
 
@@ -76,10 +82,19 @@ pub async fn these(
             id: TaskId(rows::bytes(row, 0)?),
             tag: text(row, 1)?,
             memo: optional(row, 2)?,
+            printed_bytes: 0,
         })
     };
-    let gone = gone.iter().map(one).collect::<Result<Vec<_>, Fault>>()?;
-    let sql = "DELETE FROM printed WHERE task = ANY($1)";
-    link.execute(sql, &[&ids(&gone, |one| &one.id.0)]).await?;
+    let mut gone = gone.iter().map(one).collect::<Result<Vec<_>, Fault>>()?;
+    let sql = "DELETE FROM printed WHERE task = ANY($1) RETURNING task, octet_length(pieces)::BIGINT";
+    let printed = link.query(sql, &[&ids(&gone, |one| &one.id.0)]).await?;
+    let printed_bytes = |row: &Row| Ok((TaskId(rows::bytes(row, 0)?), rows::unsigned(row, 1)?));
+    let printed = printed
+        .iter()
+        .map(printed_bytes)
+        .collect::<Result<HashMap<_, _>, Fault>>()?;
+    for one in &mut gone {
+        one.printed_bytes = printed.get(&one.id).copied().unwrap_or_default();
+    }
     Ok(gone)
 }

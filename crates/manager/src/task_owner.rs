@@ -240,7 +240,15 @@ impl Control {
 
     /// Lets another manager have the tasks at once, once all that was said of them is written.
     pub async fn give_up_tasks(&self) {
-        if let Some(shared) = self.lose_tasks()
+        let tasks = self.task_owner.mine();
+        let shared = self.lose_tasks();
+        // Dispatchers are cut off, so that this is the last of it.
+        if let Some(tasks) = tasks
+            && let Err(error) = tasks.keep_printed().await
+        {
+            tracing::warn!(%error, "what tasks printed last is not kept");
+        }
+        if let Some(shared) = shared
             && let Err(error) = shared.release().wait().await
         {
             tracing::warn!(%error, "the tasks go to another manager when this one has been silent for a while");

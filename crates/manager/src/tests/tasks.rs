@@ -1,8 +1,10 @@
 //! Functions, tasks and endpoints of several tenants, over the real API.
 
 use mayfly_protocol::accounts::{AuditEntry, Role};
+use mayfly_protocol::dispatch::{Ended, FromDispatcher, TaskOutput, ToDispatcher};
 use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskStatus};
+use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskPrinted, TaskStatus};
 use serde_json::{Value, json};
 
 use super::accounts::member;
@@ -204,4 +206,59 @@ async fn the_audit_log_has_what_is_done_about_functions_tasks_flows_endpoints_te
         ]
     );
     assert!(entries.iter().all(|entry| !entry.token.is_empty()));
+}
+
+#[tokio::test]
+async fn output_that_came_just_before_a_stop_is_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = start(directory.path()).await;
+    let mut dispatcher = manager.attach(LOCAL).await.unwrap();
+    let mut client = Client::new(&manager).await;
+    let function = client.function("f").await;
+    let task = client.task(&function, LOCAL, "a").await;
+    dispatcher.said.send(FromDispatcher::Room { tasks: 1 }).unwrap();
+    let sent = async {
+        loop {
+            if let Some(ToDispatcher::Tasks(tasks)) = dispatcher.heard.recv().await {
+                return tasks[0].attempt;
+            }
+        }
+    };
+    let attempt = tokio::time::timeout(PATIENCE, sent).await.expect("a task in time");
+    let printed = TaskOutput {
+        attempt,
+        stream: Stream::Out,
+        bytes: b"last words".to_vec().into(),
+    };
+    let ended = Ended {
+        begun: true,
+        ..Ended::unexecuted(attempt, None)
+    };
+    for one in [
+        FromDispatcher::Printed(vec![printed]),
+        FromDispatcher::Ended(vec![ended]),
+    ] {
+        dispatcher.said.send(one).unwrap();
+    }
+    client
+        .get::<Value>(&format!("/v1/tasks/{task}/outcome?wait_ms=10000"))
+        .await;
+    manager.shutdown().await;
+    drop((client, dispatcher, manager));
+    let begun = Instant::now();
+    let manager = loop {
+        // The one before is being closed.
+        match Manager::start(options(directory.path())).await {
+            Ok(manager) => break manager,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    let printed: TaskPrinted = Client::new(&manager)
+        .await
+        .get(&format!("/v1/tasks/{task}/output"))
+        .await;
+    let bytes: Vec<u8> = printed.pieces.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
+    assert_eq!(bytes, b"last words");
+    manager.shutdown().await;
 }

@@ -17,7 +17,9 @@ use crate::leases::to_its_end;
 use crate::logins::LOGIN;
 use crate::random;
 use crate::requests::Caller;
-use crate::store::{AUDIT_STEP, As, AuditPage, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord};
+use crate::store::{
+    AUDIT_STEP, As, AuditPage, AuditTrim, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord, Trimmed,
+};
 use crate::world::{Account, World, millis};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.
@@ -153,13 +155,19 @@ impl Control {
     /// Forgets what is old in the audit log, or more than is to be kept.
     pub async fn trim_audit(&self) -> Result<u64, Failure> {
         let before_ms = now_ms().saturating_sub(millis(self.options.keep_audit));
+        let mut trim = AuditTrim {
+            above: 0,
+            step: AUDIT_STEP,
+            up_to: self.store.audit_surplus(self.options.most_audit_bytes).wait().await?,
+            before_ms,
+        };
         let mut gone = 0;
         loop {
-            let some = self.store.trim_audit(before_ms, self.options.most_audit_bytes);
-            let some = some.wait().await?;
-            gone += some;
-            if some < AUDIT_STEP.into() {
-                return Ok(gone);
+            let Trimmed { entries, next } = self.store.trim_audit(trim).wait().await?;
+            gone += entries;
+            match next {
+                Some(next) => trim.above = next,
+                None => return Ok(gone),
             }
         }
     }

@@ -9,8 +9,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
 use super::apply::{apply, lease_of};
 use super::{
-    AUDIT_ENTRY_BYTES, As, AuditPage, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note, Noted, Notes,
-    Pending, Registered, Snapshot, Store, TenantRecord,
+    AUDIT_ENTRY_BYTES, As, AuditPage, AuditTrim, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note,
+    Noted, Notes, Pending, Registered, Snapshot, Store, TenantRecord, Trimmed,
 };
 
 /// Everything in maps behind one lock.
@@ -240,20 +240,31 @@ impl Store for MemoryStore {
         Pending::ready(Ok(found))
     }
 
-    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
+    fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
+        let kept = self.kept();
+        let mut bytes = 0;
+        let surplus = kept.audit.iter().rev().find(|entry| {
+            bytes += AUDIT_ENTRY_BYTES + (entry.subject.len() + entry.details.len()) as u64;
+            bytes > most_bytes
+        });
+        Pending::ready(Ok(surplus.map_or(0, |entry| entry.number)))
+    }
+
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed> {
         let mut kept = self.kept();
+        let behind = kept.audit.iter().filter(|entry| entry.number > trim.above);
+        let looked_at: Vec<u64> = behind.map(|entry| entry.number).take(trim.step as usize).collect();
+        let last = looked_at.last().copied().unwrap_or_default();
         let all = kept.audit.len();
-        let mut left = most_bytes;
-        let bytes = |entry: &AuditEntry| AUDIT_ENTRY_BYTES + (entry.subject.len() + entry.details.len()) as u64;
-        let fits = |entry: &&AuditEntry| {
-            let fits = bytes(entry) <= left;
-            left = left.saturating_sub(bytes(entry));
-            fits
-        };
-        let newest = kept.audit.iter().rev().take_while(fits).count();
-        kept.audit.drain(..all - newest);
-        kept.audit.retain(|entry| entry.at_ms >= before_ms);
-        Pending::ready(Ok((all - kept.audit.len()) as u64))
+        kept.audit.retain(|entry| {
+            entry.number <= trim.above
+                || entry.number > last
+                || (entry.number > trim.up_to && entry.at_ms >= trim.before_ms)
+        });
+        Pending::ready(Ok(Trimmed {
+            entries: (all - kept.audit.len()) as u64,
+            next: (looked_at.len() == trim.step as usize).then_some(last),
+        }))
     }
 
     fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {

@@ -316,10 +316,32 @@ pub struct BillQuery {
     pub limit: u32,
 }
 
-/// Entries of the audit log that go in one step.
+/// Entries of the audit log that are looked at in one step of trimming it.
 pub const AUDIT_STEP: u32 = 10_000;
 /// Bytes of an entry beside its subject and details, roughly.
 pub const AUDIT_ENTRY_BYTES: u64 = 100;
+
+/// One step of trimming the audit log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AuditTrim {
+    /// Looks at entries with greater numbers.
+    pub above: u64,
+    /// At so many at most.
+    pub step: u32,
+    /// Forgets those with this number and smaller ones.
+    pub up_to: u64,
+    /// Forgets those from before this time.
+    pub before_ms: u64,
+}
+
+/// What one step of trimming the audit log came by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Trimmed {
+    /// Entries that went.
+    pub entries: u64,
+    /// Above which number to go on, if there may be more.
+    pub next: Option<u64>,
+}
 
 /// Which entries of the audit log are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -508,9 +530,11 @@ pub trait Store: Notes {
     /// A page of the audit log, the oldest entry first.
     fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>>;
 
-    /// Forgets entries of the audit log from before this time, and the oldest that are more than so many bytes together, some at
-    /// a time. Returns how many went; there may be more if it was [`AUDIT_STEP`].
-    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64>;
+    /// The number of the last entry of the audit log that is too much where so many bytes are kept; 0 where none is.
+    fn audit_surplus(&self, most_bytes: u64) -> Pending<u64>;
+
+    /// Looks at so many entries of the audit log behind a number, and forgets those up to `up_to` and those from before a time.
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed>;
 
     /// Uses up a join token for a node and keeps that node's only credential, durably. False when the token does not
     /// exist, has expired, or was used by another node; the same node may repeat it, for its answer may have been lost.

@@ -574,11 +574,28 @@ async fn audit_log_keeps_the_newest_entries_within_its_bounds(store: &dyn Store)
         let entries = store.audited(page).wait().await.unwrap();
         entries.iter().map(|entry| entry.number).collect::<Vec<_>>()
     };
-    assert_eq!(store.trim_audit(2, 1 << 20).wait().await, Ok(1));
+    let surplus = async |most_bytes| store.audit_surplus(most_bytes).wait().await.unwrap();
+    let trim = async |above, up_to, before_ms| {
+        let step = 2;
+        let trim = AuditTrim {
+            above,
+            step,
+            up_to,
+            before_ms,
+        };
+        let Trimmed { entries, next } = store.trim_audit(trim).wait().await.unwrap();
+        (entries, next)
+    };
+    assert_eq!(surplus(1 << 20).await, 0);
+    assert_eq!(trim(0, 0, 2).await, (1, Some(2)));
     assert_eq!(numbers().await, [2, 3, 4, 5]);
-    assert_eq!(store.trim_audit(0, 4_000).wait().await, Ok(2));
+    assert_eq!(surplus(4_000).await, 3);
+    // Each step looks at its own entries alone, whatever they are.
+    assert_eq!(trim(0, 3, 0).await, (2, Some(3)));
+    assert_eq!(trim(3, 3, 0).await, (0, Some(5)));
+    assert_eq!(trim(5, 3, 0).await, (0, None));
     assert_eq!(numbers().await, [4, 5]);
-    assert_eq!(store.trim_audit(0, 4_000).wait().await, Ok(0));
+    assert_eq!(surplus(4_000).await, 0);
     store.audit(entry(6, 1)).wait().await.unwrap();
     assert_eq!(numbers().await, [4, 5, 6]);
 }

@@ -42,8 +42,8 @@ use self::reader::Reader;
 use self::rows::{json, lease_columns, node_columns, signed, tenant_columns};
 use self::writer::{Action, What, Write};
 use super::{
-    AUDIT_ENTRY_BYTES, AUDIT_STEP, Adopted, As, AuditPage, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note,
-    Noted, Notes, Peer, Pending, Presence, Registered, Snapshot, Store, StoreError, TenantRecord,
+    AUDIT_ENTRY_BYTES, Adopted, As, AuditPage, AuditTrim, Bearer, BillQuery, Booked, LeaseRecord, Leases, News, Note,
+    Noted, Notes, Peer, Pending, Presence, Registered, Snapshot, Store, StoreError, TenantRecord, Trimmed,
 };
 use crate::random;
 
@@ -463,15 +463,38 @@ impl Store for PostgresStore {
             .read(move |link| async move { reader::audited(&link, page).await }.boxed())
     }
 
-    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
-        const TRIM: &str = "DELETE FROM audit WHERE number IN (SELECT number FROM audit WHERE at_ms < $1 OR number <= (
-            SELECT coalesce(max(number), 0) FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + $3::BIGINT)
-            OVER (ORDER BY number DESC) AS total FROM audit) AS sums WHERE total > $2::BIGINT) ORDER BY number LIMIT $4)";
+    fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
+        // The sum grows along the index, and nothing behind the first row that is wanted is read.
+        const SURPLUS: &str = "SELECT number FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + $2::BIGINT)
+            OVER (ORDER BY number DESC) AS total FROM audit) AS sums WHERE total > $1::BIGINT ORDER BY number DESC LIMIT 1";
+        self.reader.read(move |link| {
+            async move {
+                let bounds = (signed(most_bytes), signed(AUDIT_ENTRY_BYTES));
+                let found = link.query(SURPLUS, &[&bounds.0, &bounds.1]).await?;
+                found.first().map_or(Ok(0), |row| rows::unsigned(row, 0))
+            }
+            .boxed()
+        })
+    }
+
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed> {
+        const LOOK: &str =
+            "SELECT count(*), max(number) FROM (SELECT number FROM audit WHERE number > $1 ORDER BY number LIMIT $2)
+            AS looked_at";
+        const TRIM: &str = "DELETE FROM audit WHERE number > $1 AND number <= $2 AND (number <= $3 OR at_ms < $4)";
         self.alone(move |link| {
             async move {
-                let (before_ms, most) = (signed(before_ms), signed(most_bytes));
-                let (each, step) = (signed(AUDIT_ENTRY_BYTES), i64::from(AUDIT_STEP));
-                Ok(link.execute(TRIM, &[&before_ms, &most, &each, &step]).await?)
+                let (above, step) = (signed(trim.above), i64::from(trim.step));
+                let found = link.query(LOOK, &[&above, &step]).await?;
+                let Some(row) = found.first() else {
+                    return Ok(Trimmed::default());
+                };
+                let (looked_at, last): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
+                let (up_to, before_ms) = (signed(trim.up_to), signed(trim.before_ms));
+                Ok(Trimmed {
+                    entries: link.execute(TRIM, &[&above, &last, &up_to, &before_ms]).await?,
+                    next: last.filter(|_| looked_at == step).map(i64::unsigned_abs),
+                })
             }
             .boxed()
         })

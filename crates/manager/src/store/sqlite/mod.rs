@@ -20,8 +20,8 @@ use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
-    AUDIT_ENTRY_BYTES, AUDIT_STEP, As, AuditPage, Bearer, BillQuery, Booked, Change, LeaseRecord, Leases, NodeRecord,
-    Note, Noted, Notes, Pending, Registered, Snapshot, Store, StoreError, TenantRecord,
+    AUDIT_ENTRY_BYTES, As, AuditPage, AuditTrim, Bearer, BillQuery, Booked, Change, LeaseRecord, Leases, NodeRecord,
+    Note, Noted, Notes, Pending, Registered, Snapshot, Store, StoreError, TenantRecord, Trimmed,
 };
 
 pub use tasks::SqliteTasks;
@@ -340,21 +340,45 @@ impl Store for SqliteStore {
         })
     }
 
-    fn trim_audit(&self, before_ms: u64, most_bytes: u64) -> Pending<u64> {
-        self.write(false, move |transaction| {
-            let gone = transaction
+    fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
+        self.0.read(move |connection| {
+            let mut newest_first = connection.prepare_cached(
+                "SELECT number, octet_length(subject) + octet_length(details) FROM audit ORDER BY number DESC",
+            )?;
+            let (mut rows, mut bytes) = (newest_first.query([])?, 0);
+            while let Some(row) = rows.next()? {
+                bytes += AUDIT_ENTRY_BYTES + unsigned(row, 1)?;
+                if bytes > most_bytes {
+                    return unsigned(row, 0);
+                }
+            }
+            Ok(0)
+        })
+    }
+
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed> {
+        self.0.write(false, trim.step as usize, move |transaction| {
+            let (looked_at, last): (u32, Option<i64>) = transaction
                 .prepare_cached(
-                    "DELETE FROM audit WHERE number IN (SELECT number FROM audit WHERE at_ms < ?1 OR number <= (
-                     SELECT coalesce(max(number), 0) FROM (SELECT number, sum(octet_length(subject) + octet_length(details) + ?3)
-                     OVER (ORDER BY number DESC) AS total FROM audit) WHERE total > ?2) ORDER BY number LIMIT ?4)",
+                    "SELECT count(*), max(number) FROM (SELECT number FROM audit WHERE number > ?1 ORDER BY number LIMIT ?2)",
+                )?
+                .query_row(params![signed(trim.above), trim.step], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })?;
+            let entries = transaction
+                .prepare_cached(
+                    "DELETE FROM audit WHERE number > ?1 AND number <= ?2 AND (number <= ?3 OR at_ms < ?4)",
                 )?
                 .execute(params![
-                    signed(before_ms),
-                    signed(most_bytes),
-                    signed(AUDIT_ENTRY_BYTES),
-                    AUDIT_STEP
+                    signed(trim.above),
+                    last,
+                    signed(trim.up_to),
+                    signed(trim.before_ms)
                 ])?;
-            Ok(gone as u64)
+            Ok(Trimmed {
+                entries: entries as u64,
+                next: last.filter(|_| looked_at == trim.step).map(i64::unsigned_abs),
+            })
         })
     }
 

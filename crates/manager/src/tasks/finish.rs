@@ -137,7 +137,7 @@ impl Tasks {
             state.published = task.outcome.number;
             // While its function is surely there.
             task.outcome.foreign = state.foreign(task.outcome.ran, &*self.tenants);
-            let Some(live) = state.live.remove(&task.outcome.id) else {
+            let Some(live) = state.live_no_more(task.outcome.id) else {
                 continue;
             };
             let marks = [

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use mayfly_protocol::error::{Code, Failure};
 use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::short::{GivenId, MAX_CANDIDATES};
+use mayfly_protocol::short::{GivenId, MAX_CANDIDATES, MIN_DIGITS};
 use mayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
 
 use super::{Live, Place, State, Tasks};
@@ -14,6 +14,8 @@ use crate::store::tasks::{LOOK, Like, TaskQuery};
 
 /// Stored tasks that are looked at for the end of an id, the latest first; there is no index of ends.
 const MAX_LOOKED_AT: u32 = 20 * LOOK;
+/// Bytes of [`MIN_DIGITS`].
+const END_BYTES: usize = MIN_DIGITS / 2;
 
 impl Tasks {
     /// The id that is given whole or by its beginning or end: of this tenant's tasks, or of everybody's. A beginning is found by the
@@ -22,14 +24,8 @@ impl Tasks {
         if let Some(whole) = given.whole() {
             return Ok(whole);
         }
-        let mut found: Vec<TaskId> = {
-            let state = self.state();
-            let live = state
-                .live
-                .iter()
-                .filter(|(_, live)| tenant.is_none_or(|tenant| live.tenant == tenant));
-            live.map(|(id, _)| *id).filter(|id| given.fits(&id.0)).collect()
-        };
+        // The store finds beginnings of these, too.
+        let mut found = self.state().live_ending(given, tenant);
         let (low, high) = given.range();
         // Those that begin so come first.
         for (is_beginning, from, before) in [(true, low, high), (false, [0; 16], [0xff; 16])] {
@@ -133,7 +129,33 @@ impl Tasks {
     }
 }
 
+/// The digits by which an id's end is found: no fewer are given.
+pub fn end_of(id: TaskId) -> [u8; END_BYTES] {
+    let mut end = [0; END_BYTES];
+    end.copy_from_slice(&id.0[id.0.len() - END_BYTES..]);
+    end
+}
+
 impl State {
+    /// Tasks that have not ended and whose ids end so: of this tenant, or of everybody.
+    fn live_ending(&self, given: &GivenId, tenant: Option<TenantId>) -> Vec<TaskId> {
+        let digits = given.digits();
+        let last = &digits[digits.len().saturating_sub(MIN_DIGITS)..];
+        let Ok(end) = hex::decode(last).map(<[u8; END_BYTES]>::try_from) else {
+            return Vec::new();
+        };
+        let Ok(end) = end else { return Vec::new() };
+        let alike = self.live_ends.range((end, TaskId([0; 16]))..=(end, TaskId([0xff; 16])));
+        let is_visible = |id: &TaskId| match tenant {
+            Some(tenant) => self.live.get(id).is_some_and(|live| live.tenant == tenant),
+            None => true,
+        };
+        alike
+            .map(|(_, id)| *id)
+            .filter(|id| given.fits(&id.0) && is_visible(id))
+            .collect()
+    }
+
     /// The latest tasks that are in a state in which tasks have not ended.
     fn latest(&self, query: &TaskQuery, wanted: TaskState) -> Vec<TaskId> {
         let fits = |id: &TaskId, live: &Live| {

@@ -51,7 +51,7 @@ mod tests;
 mod triggers;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -126,6 +126,8 @@ struct State {
     codes: codes::Codes,
     uses: functions::Uses,
     live: HashMap<TaskId, Live>,
+    /// The same ones by the ends of their ids.
+    live_ends: BTreeSet<([u8; 3], TaskId)>,
     /// Who waits for the end of a task.
     later: HashMap<TaskId, Vec<TaskId>>,
     endpoints: HashMap<EndpointId, Endpoint>,
@@ -636,7 +638,14 @@ impl State {
         if let Some(at_ms) = live.deadline_since_boot_ms() {
             self.deadlines.push(Reverse((at_ms, id)));
         }
+        self.live_ends.insert((looking::end_of(id), id));
         self.live.insert(id, live);
+    }
+
+    /// A task has ended, or was not kept.
+    fn live_no_more(&mut self, id: TaskId) -> Option<Live> {
+        self.live_ends.remove(&(looking::end_of(id), id));
+        self.live.remove(&id)
     }
 
     fn tag(&mut self, tenant: TenantId, name: &str) -> Arc<Tag> {

@@ -490,7 +490,7 @@ impl State {
 
     /// A task that was not accepted after all.
     fn drop_unaccepted(&mut self, id: TaskId) {
-        if let Some(live) = self.live.remove(&id) {
+        if let Some(live) = self.live_no_more(id) {
             self.cached_bytes -= live.arguments.map_or(0, |arguments| arguments.bytes_here());
         }
     }

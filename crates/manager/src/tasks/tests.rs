@@ -6,6 +6,7 @@ use mayfly_protocol::api::Runtime;
 use mayfly_protocol::dispatch::{Assigned, FromDispatcher, TaskOutput};
 use mayfly_protocol::executor::Form;
 use mayfly_protocol::node_api::Stream;
+use mayfly_protocol::short::GivenId;
 use mayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions,
     TaskOutcome, TaskSubmission,
@@ -393,4 +394,27 @@ async fn printed_output_counts_and_is_joined_after_a_restart() {
     };
     assert_eq!(site.tasks.forget(TENANT, what).await.unwrap().forgotten, 1);
     assert_eq!(site.tasks.contents.usage(TENANT).bytes, 0);
+}
+
+#[tokio::test]
+async fn waiting_task_is_found_by_either_end_of_its_id() {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::start(directory.path()).await;
+    let function = site.register(None, &[]).await.id;
+    let task = site.submit(function, "a", &[1]).await[0];
+    let id = task.to_string();
+    let resolved = async |digits: &str, tenant| {
+        let given = digits.parse::<GivenId>().unwrap();
+        site.tasks.resolve(&given, tenant).await.map_err(|failure| failure.code)
+    };
+    for part in [&id[..], &id[..30], &id[26..], &id[15..]] {
+        assert_eq!(resolved(part, Some(TENANT)).await, Ok(task), "{part}");
+    }
+    assert_eq!(resolved(&id[15..], None).await, Ok(task));
+    assert_eq!(resolved(&id[15..], Some(TenantId([9; 16]))).await, Err(Code::NotFound));
+    let ends = |site: &Site| site.tasks.state().live_ends.len();
+    assert_eq!(ends(&site), 1);
+    site.cancel(vec![task]).await;
+    assert_eq!(ends(&site), 0);
+    assert_eq!(resolved(&id[26..], Some(TENANT)).await, Ok(task));
 }

@@ -71,7 +71,7 @@ impl Manager {
     pub async fn start(options: Options) -> Result<Handle, Error> {
         let room = serve::Room::take();
         // The port first: a second manager on the same machine should hear of that, and touch no files.
-        let listener = serve::listen(options.listen).await?;
+        let taken = serve::take(options.listen)?;
         let identity = identity::load(&options.state_dir, &options.names)?;
         let store: Arc<dyn Store> = match &options.store {
             StoreKind::Sqlite { most_pages } => {
@@ -99,12 +99,12 @@ impl Manager {
                 TaskKind::Common(Box::new(SharedTasks::new(url, identity.signing.public())?))
             }
         };
-        Self::start_over(options, (listener, room), identity, store, tasks).await
+        Self::start_over(options, (taken, room), identity, store, tasks).await
     }
 
     async fn start_over(
         options: Options,
-        (listener, room): (tokio::net::TcpListener, serve::Room),
+        (taken, room): (serve::Taken, serve::Room),
         identity: Identity,
         store: Arc<dyn Store>,
         task_store: TaskKind,
@@ -113,7 +113,7 @@ impl Manager {
             address: options.listen,
             source,
         };
-        let address = listener.local_addr().map_err(listening)?;
+        let address = taken.local_addr().map_err(listening)?;
         let url = url_of(address, &options.names);
         // Beside the API, on a port of its own: what is spoken there is not HTTP, and no token is shown.
         let meeting = Bound::new(ServeOptions {
@@ -205,7 +205,8 @@ impl Manager {
             tokio::spawn(peers::hear(Arc::clone(&control), news));
         }
         let router = http::router(Arc::clone(&control));
-        let listeners = serve::Listeners::new(listener, tls, &control.ca_pem);
+        // Not before there is somebody to answer: a store may be checked and read for a long time.
+        let listeners = serve::Listeners::new(taken.listen()?, tls, &control.ca_pem);
         let tasks = Tasks {
             server: tokio::spawn(serve::serve(listeners, room, router, control.stopping.subscribe())),
             clock: tokio::spawn(keep_time(Arc::clone(&control))),

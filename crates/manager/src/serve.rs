@@ -15,7 +15,7 @@ use mayfly_protocol::here;
 use mayfly_sandbox::descriptors;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -42,12 +42,49 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(75);
 /// Requests that run when the manager stops get this long.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
+/// Connections that wait to be accepted; the kernel's own bound is lower on most machines.
+const BACKLOG: u32 = 1_024;
+
+/// An address that is taken. Whoever connects is refused, and does not wait, until it is listened on.
+pub struct Taken {
+    address: SocketAddr,
+    socket: TcpSocket,
+}
+
 /// Takes the address.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+pub fn take(address: SocketAddr) -> Result<Taken, Error> {
+    let taken = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A manager that starts anew need not wait for the connections of the one before.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    let socket = taken().map_err(|source| cannot_listen(address, source))?;
+    Ok(Taken { address, socket })
+}
+
+fn cannot_listen(address: SocketAddr, source: std::io::Error) -> Error {
+    match source.kind() {
         ErrorKind::AddrInUse => Error::AddressInUse(address),
         _ => Error::Listen { address, source },
-    })
+    }
+}
+
+impl Taken {
+    /// With the port that it got.
+    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// From now on connections are taken.
+    pub fn listen(self) -> Result<TcpListener, Error> {
+        let Self { address, socket } = self;
+        socket.listen(BACKLOG).map_err(|source| cannot_listen(address, source))
+    }
 }
 
 /// How many connections of each kind there is room for.
@@ -235,6 +272,17 @@ async fn connection(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn taken_address_refuses_connections_until_it_is_listened_on() {
+        let taken = take(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = taken.local_addr().unwrap();
+        let refused = TcpStream::connect(address).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        let _listener = taken.listen().unwrap();
+        TcpStream::connect(address).await.unwrap();
+        assert!(matches!(take(address), Err(Error::AddressInUse(in_use)) if in_use == address));
+    }
 
     #[test]
     fn room_is_no_more_than_there_are_descriptors() {

@@ -38,6 +38,11 @@ pub fn check(known: &Known, connection: &Connection, is_empty: bool) -> Result<(
     if known.kept.as_ref().is_none_or(|kept| kept.is_closed) {
         return Ok(());
     }
+    tracing::warn!(
+        database,
+        limit_s = CHECK_LIMIT.as_secs(),
+        "the store was not closed: it is checked before the manager goes on"
+    );
     let begun = Instant::now();
     let quick = complaints(connection, "quick_check")?;
     let took_ms = begun.elapsed().as_millis();

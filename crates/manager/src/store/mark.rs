@@ -125,6 +125,7 @@ impl Known {
                 is_closed: false,
             },
             synced_at: Instant::now(),
+            is_failing: false,
         };
         mark.write(true);
         mark
@@ -138,6 +139,8 @@ pub struct Mark {
     file: Option<File>,
     kept: Kept,
     synced_at: Instant,
+    /// Whether it could not be written the last time.
+    is_failing: bool,
 }
 
 impl Mark {
@@ -160,10 +163,17 @@ impl Mark {
         self.write(true);
     }
 
-    /// A mark that cannot be written stops nobody: a later loss may go unnoticed then, and that is said.
+    /// A mark that cannot be written stops nobody: a later loss may go unnoticed then, and that is said once.
     fn write(&mut self, sync: bool) {
-        if let Err(error) = self.try_write(sync) {
-            tracing::warn!(path = %self.path.display(), %error, "the store's mark cannot be written");
+        let written = self.try_write(sync);
+        let was_failing = std::mem::replace(&mut self.is_failing, written.is_err());
+        let path = self.path.display();
+        match written {
+            Err(error) if !was_failing => {
+                tracing::warn!(%path, %error, "the store's mark cannot be written: until it can, a loss may go unnoticed");
+            }
+            Ok(()) if was_failing => tracing::info!(%path, "the store's mark can be written again"),
+            _ => {}
         }
     }
 
@@ -197,4 +207,69 @@ fn moment(at_ms: u64) -> String {
     let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
     let (hour, minute, second) = at.to_hms();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Metadata, Subscriber};
+
+    use super::*;
+
+    /// Counts warnings.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            let is_warning = *event.metadata().level() == tracing::Level::WARN;
+            self.0.fetch_add(usize::from(is_warning), Ordering::SeqCst);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn unwritable_mark_warns_once_until_it_is_written() {
+        let warnings = Warnings::default();
+        let _heard = tracing::subscriber::set_default(warnings.clone());
+        let directory = tempfile::tempdir().unwrap();
+        let away = directory.path().join("away");
+        let path = away.join("things.mark");
+        let known = Known::read("things".into(), path.clone(), false).unwrap();
+        let count = Count {
+            store: "00".into(),
+            commits: 1,
+            at_ms: 1,
+        };
+        let mut mark = known.open(count);
+        mark.reached(2, 2);
+        assert_eq!(warnings.0.load(Ordering::SeqCst), 1);
+        std::fs::create_dir(&away).unwrap();
+        mark.reached(3, 3);
+        let kept = Known::read("things".into(), path, false).unwrap().kept.unwrap();
+        assert_eq!(kept.count.commits, 3);
+        // The next time it is news.
+        std::fs::remove_dir_all(&away).unwrap();
+        mark.file = None;
+        mark.reached(4, 4);
+        assert_eq!(warnings.0.load(Ordering::SeqCst), 2);
+    }
 }

@@ -28,14 +28,20 @@ class Site:
     """Two managers and some nodes."""
 
     def __init__(
-        self, start: Any, state: Path, database: str, nodes: int = 3, env: dict[str, str] | None = None
+        self,
+        start: Any,
+        state: Path,
+        database: str,
+        nodes: int = 3,
+        env: dict[str, str] | None = None,
+        heartbeat: str = "300ms",
     ) -> None:
         self.start = start
         self.state = state
         self.managers: list[Daemon] = [
             start(
                 *("manager", "--listen", f"127.0.0.1:{free_port()}", "--store", database),
-                *("--sandbox", "process", "--heartbeat", "300ms"),
+                *("--sandbox", "process", "--heartbeat", heartbeat),
                 state=state / f"m{n}",
                 env=env,
             )
@@ -172,7 +178,7 @@ def prices(manager: Daemon) -> None:
 
 
 def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path, server: Postgres) -> None:
-    site = Site(start, state, server.database())
+    site = Site(start, state, server.database(), heartbeat="3s")
     a, b = site.managers
     for manager in (a, b):
         site.all_up(manager)
@@ -199,7 +205,7 @@ def test_whichever_manager_is_asked_there_is_one_system(start: Any, state: Path,
 
 def test_what_managers_ask_each_other_is_of_one_trace(start: Any, state: Path, server: Postgres) -> None:
     with Collector() as collector:
-        site = Site(start, state, server.database(), nodes=2, env=collector.environment)
+        site = Site(start, state, server.database(), nodes=2, heartbeat="3s", env=collector.environment)
         site.all_up(site.managers[0])
         mine, parent = "5" * 32, "7" * 16
         environment = site.managers[0].client_environment() | {"TRACEPARENT": f"00-{mine}-{parent}-01"}
@@ -213,7 +219,8 @@ def test_what_managers_ask_each_other_is_of_one_trace(start: Any, state: Path, s
 
 
 def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path, server: Postgres) -> None:
-    site = Site(start, state, server.database(), nodes=2)
+    # A node that is slow for a moment is not to change its manager.
+    site = Site(start, state, server.database(), nodes=2, heartbeat="3s")
     a, b = site.managers
     site.all_up(a)
     a.cli("tenant", "set", "astro", "--workers", "5")

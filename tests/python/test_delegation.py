@@ -165,7 +165,7 @@ def test_what_was_taken_back_is_of_no_more_use_and_serves_its_lease_again(client
 
 def test_a_part_comes_back_by_itself_when_its_time_is_over(client):
     with client.lease(workers=2, mode="warm") as lease:
-        part = lease.delegate(duration=0.5)
+        part = lease.delegate(duration=3)
         with part.open() as workers:
             assert workers.call(pow, 2, 10) == 1024
             call_until_taken_back(workers)

@@ -228,7 +228,9 @@ impl Direct {
         let (address, token, idle) = {
             let mut state = self.shared.state();
             let address = state.addresses.get(&node).cloned();
-            let address = address.ok_or_else(|| Error::new(Code::Unreachable, "the node has left"))?;
+            // News that came meanwhile tell of those with room alone.
+            let address =
+                address.ok_or_else(|| Error::new(Code::NoCapacity, "the node has no room any more, or has left"))?;
             let token = state.token;
             // A connection lives as long as its token.
             state.idle.retain(|(_, used, _)| *used == token);

@@ -1,9 +1,9 @@
 # The front door. Each target works on a fresh Debian or Ubuntu with a Rust toolchain and Python 3.11 or later: it
-# installs what else is missing, or says what to install. Caches live in $MAYFLY_CACHE (~/.cache/mayfly), never here.
+# installs what else is missing, or says what to install. Caches live in $DAYFLY_CACHE (~/.cache/dayfly), never here.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench lint build fmt generate env test-rust test-python loom soak miri sanitize valgrind clean
-export MAYFLY_CACHE MAYFLY_PYTHON MAYFLY_PEERS
+export DAYFLY_CACHE DAYFLY_PYTHON DAYFLY_PEERS
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -54,4 +54,4 @@ valgrind: ## unsafe code under valgrind
 	@scripts/test valgrind
 
 clean: ## remove what was built, here and in the cache
-	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/mayfly/bin "$$MAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'
+	@bash -c '. scripts/environment.sh; rm -rf build bindings/python/python/dayfly/bin "$$DAYFLY_CACHE"/venv-* "$$CARGO_TARGET_DIR"'

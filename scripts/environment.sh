@@ -7,18 +7,18 @@ exec </dev/null # nothing may ever wait for an answer
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$ROOT"
 
-if [ -z "${MAYFLY_CACHE:-}" ]; then
-    MAYFLY_CACHE=${HOME:-/nonexistent}/.cache/mayfly
+if [ -z "${DAYFLY_CACHE:-}" ]; then
+    DAYFLY_CACHE=${HOME:-/nonexistent}/.cache/dayfly
     # A home that cannot be written to (a bare container, a build user) must not stop anybody.
-    mkdir -p "$MAYFLY_CACHE" 2>/dev/null && [ -w "$MAYFLY_CACHE" ] || MAYFLY_CACHE=${TMPDIR:-/tmp}/mayfly-cache-$(id -u)
+    mkdir -p "$DAYFLY_CACHE" 2>/dev/null && [ -w "$DAYFLY_CACHE" ] || DAYFLY_CACHE=${TMPDIR:-/tmp}/dayfly-cache-$(id -u)
 fi
-mkdir -p "$MAYFLY_CACHE"
-MAYFLY_CACHE=$(cd "$MAYFLY_CACHE" && pwd -P)
-export MAYFLY_CACHE
+mkdir -p "$DAYFLY_CACHE"
+DAYFLY_CACHE=$(cd "$DAYFLY_CACHE" && pwd -P)
+export DAYFLY_CACHE
 # One for each checkout: cargo tells two apart by the times of their files only, and runs the programs of either in both.
 CHECKOUT_KEY=$(printf '%s' "$ROOT" | sha256sum | cut -c1-12)
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$MAYFLY_CACHE/target-$CHECKOUT_KEY}
-export MAYFLY_BIN_DIR=${MAYFLY_BIN_DIR:-$CARGO_TARGET_DIR/release}
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$DAYFLY_CACHE/target-$CHECKOUT_KEY}
+export DAYFLY_BIN_DIR=${DAYFLY_BIN_DIR:-$CARGO_TARGET_DIR/release}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CARGO_TERM_PROGRESS_WHEN=never
 # A rustup that was installed a moment ago is not on the path of this shell yet.
@@ -27,7 +27,7 @@ export PATH
 
 say() { printf '%s\n' "$*" >&2; }
 die() {
-    printf '\nmayfly: %s\n' "$1" >&2
+    printf '\ndayfly: %s\n' "$1" >&2
     shift
     [ $# -eq 0 ] || printf '        %s\n' "$@" >&2
     exit 1

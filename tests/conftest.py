@@ -1,6 +1,6 @@
 """Fixtures of the black-box tests.
 
-``up`` is a running ``mayfly up``; ``start`` starts any daemon; ``state`` is a private directory. Whatever a test
+``up`` is a running ``dayfly up``; ``start`` starts any daemon; ``state`` is a private directory. Whatever a test
 started is ended when it ends, and the test fails if anything was left: a process, a memory file, a descriptor.
 """
 
@@ -28,14 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts pytest in the background has it, and all that it starts, ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Clients that look for a daemon find the programs under test, and no manager of the person who runs the tests.
-    kept = ("MAYFLY_BIN_DIR", "MAYFLY_CACHE", "MAYFLY_CHAOS_S")
-    for name in [n for n in os.environ if n.startswith("MAYFLY_") and n not in kept]:
+    kept = ("DAYFLY_BIN_DIR", "DAYFLY_CACHE", "DAYFLY_CHAOS_S")
+    for name in [n for n in os.environ if n.startswith("DAYFLY_") and n not in kept]:
         del os.environ[name]
     # Nothing asks a public index, and nothing depends on how this machine reaches one.
     for name in [n for n in os.environ if n.startswith(("UV_", "PIP_"))]:
         del os.environ[name]
     os.environ.update(index.settings())
-    os.environ["MAYFLY_BIN_DIR"] = str(bin_dir())
+    os.environ["DAYFLY_BIN_DIR"] = str(bin_dir())
     # Where a person's own manager would be found.
     os.environ["XDG_STATE_HOME"] = str(Path(__file__).parent.parent / "build" / "no-state")
     os.environ["PATH"] = f"{bin_dir()}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -63,7 +63,7 @@ def state() -> Iterator[Path]:
 
 @pytest.fixture
 def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """``start("up", ...)`` starts ``mayfly up ...`` and waits until it is ready. Its ``state`` may be given."""
+    """``start("up", ...)`` starts ``dayfly up ...`` and waits until it is ready. Its ``state`` may be given."""
     before = Snapshot()
     daemons = request.node.stash.setdefault(DAEMONS, [])
 
@@ -92,7 +92,7 @@ def start(state: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 @pytest.fixture
 def up(start: Start) -> Daemon:
-    """A running ``mayfly up``: manager and node on this machine, in a private directory, beside others."""
+    """A running ``dayfly up``: manager and node on this machine, in a private directory, beside others."""
     return start("up", "--listen", "127.0.0.1:0")
 
 

@@ -24,7 +24,7 @@ from harness.leaks import die_with_parent, wait_until
 from harness.managers import tenant
 from harness.programs import clean_environment, program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("useradd") is None, reason="accounts are made by root, with useradd"
 )
@@ -38,7 +38,7 @@ class Account:
     """An account of this machine, for as long as a test takes."""
 
     def __init__(self, homes: Path) -> None:
-        self.name = f"mf{secrets.token_hex(4)}"
+        self.name = f"df{secrets.token_hex(4)}"
         self.home = homes / self.name
         run("useradd", "--create-home", "--home-dir", str(self.home), "--shell", "/bin/sh", self.name)
         self.uid = self.home.stat().st_uid
@@ -63,7 +63,7 @@ class Account:
 @pytest.fixture
 def public() -> Iterator[Path]:
     """A directory that every account may read."""
-    with tempfile.TemporaryDirectory(prefix="mayfly-accounts-") as directory:
+    with tempfile.TemporaryDirectory(prefix="dayfly-accounts-") as directory:
         path = Path(directory)
         path.chmod(0o755)
         yield path
@@ -106,19 +106,19 @@ class Site:
     def __init__(self, manager: Daemon, public: Path, home: Path, *setup: str) -> None:
         self.package = public / "package"
         self.package.mkdir()
-        self.environment = clean_environment(MAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(home))
+        self.environment = clean_environment(DAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(home))
         python = self.package / "bin" / "python"
         options = ("--workers-per-node", "1", "--idle", "2s", "--python", str(python))
         run(program(), "endpoint", "setup", "site", *setup, *options, env=self.environment)
-        config = home / "mayfly" / "endpoints" / "site" / "endpoint.toml"
+        config = home / "dayfly" / "endpoints" / "site" / "endpoint.toml"
         config.write_text(config.read_text().replace('idle = "10m"', 'idle = "1s"'))
         self.process: subprocess.Popen[str] | None = None
         self.log = public / "log"
 
     def start(self) -> None:
         """Starts it; returns when it runs."""
-        mayfly_there = next(Path(sys.prefix).glob("lib/python*/site-packages/mayfly/bin/mayfly"))
-        there = self.package / mayfly_there.relative_to(sys.prefix)
+        dayfly_there = next(Path(sys.prefix).glob("lib/python*/site-packages/dayfly/bin/dayfly"))
+        there = self.package / dayfly_there.relative_to(sys.prefix)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "sh", "-euc", SHOW, "sh", sys.prefix, self.package, there, sys.base_prefix],
@@ -156,7 +156,7 @@ def site(manager: Daemon, accounts: list[Account], public: Path, state: Path) ->
         site.end()
     print(site.log.read_text(errors="replace")[-20_000:])
     for account in accounts:
-        for log in account.home.glob(".local/state/mayfly/endpoints/**/*log"):
+        for log in account.home.glob(".local/state/dayfly/endpoints/**/*log"):
             print(account.name, log.read_text(errors="replace")[-10_000:])
     wait_until(lambda: not any(account.processes() for account in accounts), "nothing runs as an account", 20)
 
@@ -170,8 +170,8 @@ def who(path: str | None = None) -> dict[str, Any]:
     return found
 
 
-def as_tenant(connection: Path) -> contextlib.AbstractContextManager[mayfly.Client]:
-    return mayfly.connect(config=connection)
+def as_tenant(connection: Path) -> contextlib.AbstractContextManager[dayfly.Client]:
+    return dayfly.connect(config=connection)
 
 
 def test_each_tenants_tasks_run_as_its_account_and_see_what_that_may(
@@ -184,13 +184,13 @@ def test_each_tenants_tasks_run_as_its_account_and_see_what_that_may(
     (secret / "of alice").touch()
     os.chown(secret, accounts[0].uid, -1)
     for connection, account, names in ((alice, accounts[0], ["of alice"]), (bob, accounts[1], None)):
-        with as_tenant(connection) as client, mayfly.Executor(endpoint="site", client=client) as executor:
+        with as_tenant(connection) as client, dayfly.Executor(endpoint="site", client=client) as executor:
             found = executor.submit(who, str(secret)).result(60)
             assert found["uid"] == account.uid
             assert 0 not in found["groups"]
             assert found.get("names") == names
             # All of it lies in the account's home, and is its own.
-            [own] = account.home.glob(".local/state/mayfly/endpoints/*")
+            [own] = account.home.glob(".local/state/dayfly/endpoints/*")
             assert own.stat().st_uid == account.uid
             assert "of" not in own.name
     listed = {one["name"]: one for one in manager.cli("endpoint", "list")}
@@ -200,7 +200,7 @@ def test_each_tenants_tasks_run_as_its_account_and_see_what_that_may(
     assert len(listed) == 3
     # Who has nothing to do keeps no daemon, and has one again.
     wait_until(lambda: not any(account.processes() for account in accounts), "nothing runs as an account", 30)
-    with as_tenant(alice) as client, mayfly.Executor(endpoint="site", client=client) as executor:
+    with as_tenant(alice) as client, dayfly.Executor(endpoint="site", client=client) as executor:
         assert executor.submit(who).result(60)["uid"] == accounts[0].uid
 
 
@@ -211,14 +211,14 @@ def test_who_has_no_account_is_told_so_and_nothing_runs(
     root = tenant(manager, "root@example.org", tmp_path)
     nobody = tenant(manager, "no-such-account@example.org", tmp_path)
     for connection, words in ((eve, "has no account"), (root, "has no account"), (nobody, "no such account")):
-        with as_tenant(connection) as client, mayfly.Executor(endpoint="site", client=client) as executor:
-            with pytest.raises(mayfly.Error, match=words) as refused:
+        with as_tenant(connection) as client, dayfly.Executor(endpoint="site", client=client) as executor:
+            with pytest.raises(dayfly.Error, match=words) as refused:
                 executor.submit(who).result(60)
             assert refused.value.code == "forbidden"
     assert not any(account.processes() for account in accounts)
     # A token of one endpoint's is worth nothing for an account that nobody wants to be.
     credential = json.loads(
-        (Path(site.environment["XDG_STATE_HOME"]) / "mayfly/endpoints/site/credential.json").read_text()
+        (Path(site.environment["XDG_STATE_HOME"]) / "dayfly/endpoints/site/credential.json").read_text()
     )
     body = json.dumps({"tenant": "0" * 32}).encode()
     status, said = manager.ask(
@@ -230,7 +230,7 @@ def test_who_has_no_account_is_told_so_and_nothing_runs(
 
 
 def test_an_account_that_nobody_may_be_is_refused_at_setup(manager: Daemon, state: Path) -> None:
-    environment = clean_environment(MAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(state / "home"))
+    environment = clean_environment(DAYFLY_MANAGER=str(manager.state), XDG_STATE_HOME=str(state / "home"))
     for wrong in ("alice=root", "a*b*=c", "alice=*", "alice"):
         done = run(program(), "endpoint", "setup", "site", "--account", wrong, env=environment, check=False)
         assert done.returncode != 0, wrong
@@ -241,7 +241,7 @@ def test_daemons_of_accounts_end_with_the_endpoint_and_come_again(
     manager: Daemon, site: Site, accounts: list[Account], tmp_path: Path
 ) -> None:
     alice = tenant(manager, "alice", tmp_path)
-    with as_tenant(alice) as client, mayfly.Executor(endpoint="site", client=client) as executor:
+    with as_tenant(alice) as client, dayfly.Executor(endpoint="site", client=client) as executor:
         assert executor.submit(who).result(60)["uid"] == accounts[0].uid
         site.end(signal.SIGKILL)
 
@@ -264,5 +264,5 @@ def test_daemons_of_accounts_end_with_the_endpoint_and_come_again(
     wait_until(lambda: not accounts[0].processes(), "its nodes are given back", 20)
     shutil.rmtree(accounts[0].home / ".local")
     site.start()
-    with as_tenant(alice) as client, mayfly.Executor(endpoint="site", client=client) as executor:
+    with as_tenant(alice) as client, dayfly.Executor(endpoint="site", client=client) as executor:
         assert executor.submit(who).result(60)["uid"] == accounts[0].uid

@@ -24,7 +24,7 @@ def checkout(tmp_path: Path) -> Path:
     """One with a package of each ecosystem in its lock files."""
     (tmp_path / "Cargo.lock").write_text(
         '[[package]]\nname = "quick-xml"\nversion = "0.38.4"\nsource = "registry+somewhere"\n'
-        '[[package]]\nname = "mayfly-node"\nversion = "0.1.0"\n'
+        '[[package]]\nname = "dayfly-node"\nversion = "0.1.0"\n'
     )
     (tmp_path / "requirements-dev.txt").write_text("# exact\nPillow==12.1.0\n")
     (tmp_path / "tests/oidc").mkdir(parents=True)
@@ -45,7 +45,7 @@ def test_affected_version_is_named_for_each_lock_file(checkout: Path) -> None:
         advisory("npm", "koa", "<2.15", ">=2.16,<2.16.4"),
         # Of the same names elsewhere, or of our own.
         advisory("npm", "pillow", ">=0"),
-        advisory("cargo", "mayfly-node", ">=0"),
+        advisory("cargo", "dayfly-node", ">=0"),
     ]
     assert check.complaints(known, check.locked(checkout)) == [
         "quick-xml 0.38.4 (cargo): ID-quick-xml: it fails; raise it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-import mayfly
+import dayfly
 import pytest
 from harness.leaks import wait_until
 from harness.sites import several_nodes
@@ -19,11 +19,11 @@ def site(start: Any) -> tuple[Any, list[Any]]:
 
 def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(site):
     manager, _ = site
-    with mayfly.connect(manager.state) as client, client.allowance(workers=6, workers_per_node=2) as direct:
+    with dayfly.connect(manager.state) as client, client.allowance(workers=6, workers_per_node=2) as direct:
         leases = [direct.lease(mode="warm", runtime="native") for _ in range(6)]
         held = collections.Counter(lease.grant["node"]["name"] for lease in leases)
         assert held == {"n0": 2, "n1": 2, "n2": 2}
-        with pytest.raises(mayfly.CapacityError):
+        with pytest.raises(dayfly.CapacityError):
             direct.lease(mode="warm", runtime="native")
         for lease in leases:
             lease.shutdown()
@@ -32,7 +32,7 @@ def test_leases_spread_over_nodes_that_have_room_and_full_ones_are_left_alone(si
 def test_leases_go_on_coming_while_the_manager_is_away_and_are_on_the_bill_when_it_is_back(site):
     manager, nodes = site
     ids = []
-    client = mayfly.connect(manager.state)
+    client = dayfly.connect(manager.state)
     direct = client.allowance(workers=6, workers_per_node=2)
     manager.kill()
     for _ in range(6):
@@ -44,7 +44,7 @@ def test_leases_go_on_coming_while_the_manager_is_away_and_are_on_the_bill_when_
     again = manager.restart()
     nodes[0] = nodes[0].restart()
     try:
-        with mayfly.connect(again.state) as books:
+        with dayfly.connect(again.state) as books:
             wait_until(lambda: set(ids) <= states(books).keys(), "the leases in the books", 30)
             wait_until(lambda: {states(books)[lease] for lease in ids} == {"released"}, "their ends")
         bill = again.cli("bill")
@@ -66,6 +66,6 @@ def states(client: Any) -> dict[str, str]:
 def leases_again(direct: Any) -> bool:
     try:
         direct.lease(mode="warm", runtime="native").shutdown()
-    except mayfly.Error:
+    except dayfly.Error:
         return False
     return True

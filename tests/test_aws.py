@@ -14,7 +14,7 @@ from harness.endpoints import Endpoint, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.providers import Provider
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(cloud.unavailable() is not None, reason=str(cloud.unavailable()))
 
 Make = Callable[..., Endpoint]
@@ -71,7 +71,7 @@ def test_a_refusal_is_shown_at_once(ec2: Ec2, manager: Daemon, endpoint: Make) -
     subnet = ec2.client.create_subnet(VpcId=network, CidrBlock="172.31.200.0/24")["Subnet"]["SubnetId"]
     here = endpoint(subnet=subnet)
     ec2.client.delete_subnet(SubnetId=subnet)
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         task = client.run(pow, 2, 10, endpoint="cloud")
         wait_until(lambda: here.seen["trouble"], "the refusal is known", 20)
         assert "InvalidSubnetID.NotFound" in json.dumps(here.seen["trouble"])

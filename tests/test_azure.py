@@ -14,7 +14,7 @@ from harness.endpoints import Endpoint, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.providers import STAYS, Provider
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(azure.unavailable() is not None, reason=str(azure.unavailable()))
 
 Begin = Callable[..., Provider]
@@ -158,7 +158,7 @@ def test_a_refusal_is_shown_at_once(compute: Azure, manager: Daemon, set_up: Cal
     given = [word for key, value in compute.options().items() for word in ("--option", f"{key}={value}")]
     here = set_up("--provider", "azure", "--address", "127.0.0.1", "--walltime", "10m", *given, name="cloud")
     compute.quota = 0
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         task = client.run(pow, 2, 10, endpoint="cloud")
         wait_until(lambda: here.seen["trouble"] and "quota" in here.seen["trouble"], "the refusal is known", 20)
         task.cancel()

@@ -1,4 +1,4 @@
-"""``mayfly bench comm`` measures the same pattern on ranks of a group and of Open MPI; how fast is not asked here."""
+"""``dayfly bench comm`` measures the same pattern on ranks of a group and of Open MPI; how fast is not asked here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mayfly
+import dayfly
 import pytest
 from harness.daemons import Daemon
 from harness.programs import clean_environment, program, run, run_json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def measured(*asked: str) -> list[dict[str, Any]]:
-    environment = clean_environment(MAYFLY_PYTHON=sys.executable)
+    environment = clean_environment(DAYFLY_PYTHON=sys.executable)
     sizes = ("--least", "8", "--most", "4K", "--step", "8", "--rounds", "1")
     rows: list[dict[str, Any]] = run_json("bench", "comm", *sizes, *asked, timeout=120, env=environment)["rows"]
     return rows
@@ -54,20 +54,20 @@ def test_the_sizes_at_which_algorithms_change_are_measured_kept_and_used(up: Dae
 
     def total(size: int) -> float:
         import numpy as np
-        from mayfly import MPI
+        from dayfly import MPI
 
         everything = np.empty(size)
         MPI.COMM_WORLD.Allreduce(np.ones(size), everything)
         return float(everything.sum())
 
-    with mayfly.connect(up.state) as client:
-        assert mayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables) == [2000.0] * 2
+    with dayfly.connect(up.state) as client:
+        assert dayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables) == [2000.0] * 2
         tables.write_text('{"2": {"no_such_place": 1}}')
-        with pytest.raises(mayfly.Error, match="no_such_place"):
-            mayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables)
+        with pytest.raises(dayfly.Error, match="no_such_place"):
+            dayfly.run(total, ranks=2, args=(1000,), client=client, tables=tables)
     script = tmp_path / "script.py"
-    script.write_text("from mayfly import MPI; MPI.COMM_WORLD.Barrier()")
-    environment = up.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    script.write_text("from dayfly import MPI; MPI.COMM_WORLD.Barrier()")
+    environment = up.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     for target in ("os:getpid", str(script)):
         asked = ("run", "--ranks", "2", "--tables", str(tables), target)
         done = run(program(), *asked, env=environment, check=False)

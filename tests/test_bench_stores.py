@@ -1,4 +1,4 @@
-"""``mayfly bench comm`` through a store: a directory here; how fast is not asked."""
+"""``dayfly bench comm`` through a store: a directory here; how fast is not asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mayfly bench tasks`` measures durable tasks, beside Parsl's where there is Parsl; how fast is not asked here."""
+"""``dayfly bench tasks`` measures durable tasks, beside Parsl's where there is Parsl; how fast is not asked here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness.programs import program, run, run_json
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # The manager that it starts, and Parsl's processes, end with it.
 pytestmark = pytest.mark.usefixtures("leakless")

@@ -14,7 +14,7 @@ from harness.programs import run_python
 
 CALLS = """
     import os, sys, time
-    import mayfly
+    import dayfly
 
     def work(seconds):
         until = time.monotonic() + seconds
@@ -24,7 +24,7 @@ CALLS = """
     def fail():
         raise ValueError("on purpose")
 
-    with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+    with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
         lease.call(work, 0.05)
         list(lease.map(work, [0.01] * 10, chunksize=5))
         try:
@@ -34,7 +34,7 @@ CALLS = """
         try:
             # Its worker dies with it, and the next one counts on.
             lease.call(os._exit, 1)
-        except mayfly.WorkerDied:
+        except dayfly.WorkerDied:
             pass
         lease.call(work, 0.05)
         lease.library(sys.argv[1]).area(b"123456")

@@ -1,6 +1,6 @@
 """Everything is killed, again and again, at no particular time. Afterwards the books must be right, and nobody left.
 
-``make test`` runs each kind for some seconds, ``make soak`` for ten minutes, or as long as ``MAYFLY_CHAOS_S`` says.
+``make test`` runs each kind for some seconds, ``make soak`` for ten minutes, or as long as ``DAYFLY_CHAOS_S`` says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAYBE_RUN = {"maybe_executed"}
 
 CLIENT = """
 import concurrent.futures, faulthandler, json, os, random, sys, time
-import mayfly
+import dayfly
 
 state, runs, outcomes, name, seed, stop, sandbox = sys.argv[1:]
 faulthandler.enable()
@@ -62,7 +62,7 @@ def end(call, outcome, text=""):
 made = 0
 while not os.path.exists(stop):
     try:
-        client = mayfly.connect(state)
+        client = dayfly.connect(state)
         writable = [os.path.dirname(runs)] if sandbox == "isolated" else []
         lease = client.lease(
             workers=chance.randint(1, 3),
@@ -71,7 +71,7 @@ while not os.path.exists(stop):
             sandbox=sandbox,
             writable=writable,
         )
-    except mayfly.Error as error:
+    except dayfly.Error as error:
         time.sleep(0.02)
         continue
     with client, lease:
@@ -84,7 +84,7 @@ while not os.path.exists(stop):
                 call = f"{name}-{made}"
                 try:
                     futures[call] = lease.submit(step, runs, call)
-                except (mayfly.Error, RuntimeError) as error:
+                except (dayfly.Error, RuntimeError) as error:
                     end(call, getattr(error, "code", "not_executed"), str(error))
             patience = 30
             for call, future in futures.items():
@@ -93,7 +93,7 @@ while not os.path.exists(stop):
                 except concurrent.futures.TimeoutError:
                     end(call, "hangs", f"{future} {lease} {lease.incarnations()}")
                     patience = 0
-                except mayfly.Error as error:
+                except dayfly.Error as error:
                     end(call, error.code, str(error))
                 except BaseException as error:
                     end(call, type(error).__name__, str(error))
@@ -130,7 +130,7 @@ class Site:
         )
 
     def cli(self, *args: str) -> Any:
-        """What ``mayfly ARGS --json`` prints beside the manager."""
+        """What ``dayfly ARGS --json`` prints beside the manager."""
         if self.cable is None:
             return self.manager.cli(*args)
         return json.loads(self.manager.cli_on(self.cable.hosts[0], *args, "--json"))
@@ -305,7 +305,7 @@ def test_no_call_is_lost_or_run_twice_and_the_books_are_right_whoever_is_killed(
     chaos(start, state, 15)
 
 
-LONG_S = float(os.environ.get("MAYFLY_CHAOS_S", "600"))
+LONG_S = float(os.environ.get("DAYFLY_CHAOS_S", "600"))
 
 
 @pytest.mark.soak

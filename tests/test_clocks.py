@@ -14,7 +14,7 @@ from harness.clock import Clock
 from harness.leaks import wait_until
 from harness.managers import Manager
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -36,8 +36,8 @@ def manager(clock: Clock, state: Path) -> Iterator[Manager]:
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Manager) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -47,7 +47,7 @@ def behind(gate: str, number: int) -> int:
     return number
 
 
-def now(client: mayfly.Client) -> float:
+def now(client: dayfly.Client) -> float:
     """What time it is for the manager."""
     with client.batch() as batch:
         future = batch.submit(int)
@@ -55,7 +55,7 @@ def now(client: mayfly.Client) -> float:
 
 
 @pytest.mark.parametrize("ahead", [30 * DAY, HOUR, -HOUR, -30 * DAY])
-def test_no_task_ends_because_a_clock_is_set(client: mayfly.Client, clock: Clock, tmp_path: Path, ahead: int) -> None:
+def test_no_task_ends_because_a_clock_is_set(client: dayfly.Client, clock: Clock, tmp_path: Path, ahead: int) -> None:
     gate = tmp_path / "gate"
     # Those at work, and those that wait for them.
     batch = client.map(behind, [str(gate)] * 20, range(20), deadline=50, walltime=40)
@@ -74,19 +74,19 @@ def test_no_task_ends_because_a_clock_is_set(client: mayfly.Client, clock: Clock
 
 
 def test_a_deadline_ends_what_is_late_by_the_time_that_passed(
-    client: mayfly.Client, clock: Clock, tmp_path: Path
+    client: dayfly.Client, clock: Clock, tmp_path: Path
 ) -> None:
     batch = client.map(behind, [str(tmp_path / "never")] * 10, range(10), deadline=3)
     wait_until(lambda: client.task_status(batch[0].id)["state"] == "running", "the first one runs")
     clock.set(-DAY)
     begin = time.monotonic()
     for future in batch.futures:
-        with pytest.raises(mayfly.DeadlineExceeded):
+        with pytest.raises(dayfly.DeadlineExceeded):
             future.result(30)
     assert time.monotonic() - begin < 20
 
 
-def test_what_ended_is_not_forgotten_because_a_clock_was_set_ahead(client: mayfly.Client, clock: Clock) -> None:
+def test_what_ended_is_not_forgotten_because_a_clock_was_set_ahead(client: dayfly.Client, clock: Clock) -> None:
     batch = client.map(bytes, [200_000] * 5, tag="kept")
     assert [len(result) for result in batch.results(timeout=30)] == [200_000] * 5
     clock.set(60 * DAY)
@@ -98,7 +98,7 @@ def test_what_ended_is_not_forgotten_because_a_clock_was_set_ahead(client: mayfl
     assert [len(result) for result in client.tasks("kept").results(timeout=30)] == [200_000] * 5
 
 
-def seen(client: mayfly.Client, name: str) -> list[int]:
+def seen(client: dayfly.Client, name: str) -> list[int]:
     """The times for which a timer has come."""
     return list(client.tasks(f"trigger:{name}").results(timeout=30))
 
@@ -107,7 +107,7 @@ def due(event: dict[str, int]) -> int:
     return event["due_ms"]
 
 
-def test_a_timer_comes_once_for_each_time_wherever_the_clock_is_set(client: mayfly.Client, clock: Clock) -> None:
+def test_a_timer_comes_once_for_each_time_wherever_the_clock_is_set(client: dayfly.Client, clock: Clock) -> None:
     client.trigger("each-second", due, timer="* * * * * *")
     wait_until(lambda: len(seen(client, "each-second")) >= 2, "it comes", 20)
     # Ahead: what passed is one time, and then each second.
@@ -122,7 +122,7 @@ def test_a_timer_comes_once_for_each_time_wherever_the_clock_is_set(client: mayf
     assert len(set(times)) == len(times)
 
 
-def test_a_clock_that_is_set_back_a_little_brings_no_time_twice(client: mayfly.Client, clock: Clock) -> None:
+def test_a_clock_that_is_set_back_a_little_brings_no_time_twice(client: dayfly.Client, clock: Clock) -> None:
     client.trigger("each-second", due, timer="* * * * * *")
     wait_until(lambda: len(seen(client, "each-second")) >= 2, "it comes", 20)
     clock.set(-4)
@@ -132,7 +132,7 @@ def test_a_clock_that_is_set_back_a_little_brings_no_time_twice(client: mayfly.C
     assert len(set(times)) == len(times)
 
 
-def test_leases_live_by_a_clock_that_nobody_sets(client: mayfly.Client, clock: Clock) -> None:
+def test_leases_live_by_a_clock_that_nobody_sets(client: dayfly.Client, clock: Clock) -> None:
     with client.lease(workers=1) as lease:
         assert lease.submit(pow, 2, 10).result(30) == 1024
         for ahead in (30 * DAY, -30 * DAY, 0):

@@ -20,7 +20,7 @@ from harness.google import Google
 from harness.leaks import wait_until
 from harness.providers import STAYS, Provider
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 Make = Callable[..., Endpoint]
 Clouds = Callable[[Path, Path], Cloud]
@@ -74,7 +74,7 @@ def endpoint(cloud: Cloud, manager: Daemon, state: Path) -> Iterator[Make]:
 
 
 def test_an_instance_runs_its_command_and_ends_with_it(cloud: Cloud, provider: Provider) -> None:
-    job = provider.job("echo it is $MAYFLY_RANK; exit 3", walltime_s=3600)
+    job = provider.job("echo it is $DAYFLY_RANK; exit 3", walltime_s=3600)
     provider.wait_for(job, "ended")
     # Before anything else it says when it ends, whatever becomes of its script.
     assert cloud.output(job) == ["shutdown -P +62", "it is 0", "shutdown -P now"]
@@ -176,7 +176,7 @@ def test_what_nobody_can_be_asked_about_has_not_ended(
 
 def test_tasks_run_on_instances_which_go_when_they_idle(cloud: Cloud, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("--idle", "1s", worker_init="echo prepared; export PREPARED=yes")
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cloud", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cloud", client=client) as executor:
         assert executor.submit(os.getenv, "PREPARED").result(60) == "yes"
         [block] = here.blocks
         assert cloud.is_running(block["job"])
@@ -196,7 +196,7 @@ def test_instances_are_adopted_by_an_endpoint_that_is_started_again(
     [block] = here.blocks
     here.kill()
     here.start()
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cloud", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cloud", client=client) as executor:
         assert executor.submit(pow, 2, 10).result(60) == 1024
     assert [one["job"] for one in here.blocks] == [block["job"]]
     here.stop()

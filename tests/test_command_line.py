@@ -15,7 +15,7 @@ from harness.leaks import wait_until
 from harness.managers import manager_here
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 SOURCE = '''
 import sys
@@ -55,7 +55,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def say(manager: Daemon, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """``mayfly ARGS``, as a person types it."""
+    """``dayfly ARGS``, as a person types it."""
     return run(program(), *args, env=manager.client_environment(), check=check)
 
 
@@ -93,7 +93,7 @@ def fail_late(why: str) -> None:
 
 
 def test_failed_task_shows_what_the_worker_raised(manager: Daemon) -> None:
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         future = client.run(fail_late, "not in the catalogue")
         assert isinstance(future.exception(30), LookupError)
         task = future.id
@@ -124,7 +124,7 @@ def test_misspelt_option_suggests_no_hidden_one(manager: Daemon) -> None:
 
 def test_missing_requirements_file_is_named(manager: Daemon) -> None:
     done = say(manager, "env", "build", "nosuch.txt", "--python", sys.executable, check=False)
-    assert (done.returncode, done.stderr) == (1, "mayfly env: there is no file nosuch.txt\n")
+    assert (done.returncode, done.stderr) == (1, "dayfly env: there is no file nosuch.txt\n")
 
 
 def test_bill_shows_days_and_latest_leases_with_dates(manager: Daemon) -> None:
@@ -193,7 +193,7 @@ def test_tasks_are_found_by_state_function_and_failure_and_counted_by_tag(
         "done": 3,
         "failed": 1,
     }
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.tasks("mine & yours")
         assert batch.counts() == {"queued": 0, "waiting": 0, "environment": 0, "running": 1, "done": 3}
         before = batch.times()["running"]

@@ -19,7 +19,7 @@ from harness.images import MODULE, Podman, archive, debian
 from harness.leaks import descendants, wait_until
 from harness.programs import program, run, run_python
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 Start = Callable[..., Daemon]
 # Images have none of our modules.
@@ -39,7 +39,7 @@ def root() -> Path:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image that has a C library, and nothing else: unpacked within milliseconds."""
     small = tmp_path_factory.mktemp("small")
-    ldd = ["ldd", program("mayfly-executor")]
+    ldd = ["ldd", program("dayfly-executor")]
     listed = subprocess.run(ldd, capture_output=True, text=True, check=True).stdout
     for library in {word for word in listed.split() if word.startswith("/")}:
         to = small / library[1:]
@@ -61,12 +61,12 @@ def podman() -> Iterator[Podman]:
         Path(directory).mkdir()
 
 
-def connect(daemon: Daemon) -> mayfly.Client:
-    return mayfly.connect(config=daemon.ready["connection"])
+def connect(daemon: Daemon) -> dayfly.Client:
+    return dayfly.connect(config=daemon.ready["connection"])
 
 
 def start_up(start: Start, *arguments: str | Path, **options: object) -> Daemon:
-    """``mayfly up`` whose Python workers have this interpreter's package."""
+    """``dayfly up`` whose Python workers have this interpreter's package."""
     return start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, *map(str, arguments), **options)
 
 
@@ -103,9 +103,9 @@ def test_a_task_runs_in_the_image_that_its_function_names(start: Start, root: Pa
         place, python = client.run(function, MODULE).result(60)
         assert place.startswith("/usr/lib/python3/dist-packages")
         assert python.startswith("/usr/bin/python3")
-        with mayfly.Executor(client=client, image="no-such-image") as executor:
+        with dayfly.Executor(client=client, image="no-such-image") as executor:
             future = executor.submit(imported, MODULE)
-            with pytest.raises(mayfly.RequestError, match="no-such-image"):
+            with pytest.raises(dayfly.RequestError, match="no-such-image"):
                 future.result(30)
 
 
@@ -139,9 +139,9 @@ def test_a_container_sees_its_image_and_what_is_named_and_nothing_else_of_the_ho
             assert lease.call(look, "", __file__) == expected
         with client.lease(sandbox="container", readable=[tmp_path]) as lease:
             assert lease.call(look, str(tmp_path), __file__) == [*expected, "input"]
-        with pytest.raises(mayfly.Error, match="network"):
+        with pytest.raises(dayfly.Error, match="network"):
             client.lease(sandbox="container", network=True)
-        with pytest.raises(mayfly.Error, match="does not show"):
+        with pytest.raises(dayfly.Error, match="does not show"):
             client.lease(sandbox="container", readable=["/root"])
     assert not (root / "etc/new").exists()
 
@@ -156,8 +156,8 @@ def test_own_modules_travel_into_a_container(start: Start, root: Path, tmp_path:
         import sys
         manager, image, project = sys.argv[1:]
         sys.path.insert(0, project)
-        import beside, mayfly
-        with mayfly.connect(config=manager) as client:
+        import beside, dayfly
+        with dayfly.connect(config=manager) as client:
             # Where their directory is shown, and where it is not.
             with client.lease(image=image, readable=[project]) as lease:
                 print(lease.call(beside.twice, 21), lease.call(lambda: beside.__file__))
@@ -167,7 +167,7 @@ def test_own_modules_travel_into_a_container(start: Start, root: Path, tmp_path:
     daemon = start_up(start, "--image", root, "--readable", tmp_path)
     shown, hidden = run_python(program, daemon.ready["connection"], str(root), str(project)).stdout.splitlines()
     assert shown == f"42 {project}/beside.py"
-    assert hidden.startswith("42 /tmp/mayfly-code-")
+    assert hidden.startswith("42 /tmp/dayfly-code-")
 
 
 def test_only_images_that_the_owner_named_are_leased_under_exactly_their_names(start: Start, small: Path) -> None:
@@ -186,13 +186,13 @@ def test_only_images_that_the_owner_named_are_leased_under_exactly_their_names(s
             "$(touch /tmp/x)",
         ]:
             # And what is asked for does not fill anybody's log.
-            with pytest.raises(mayfly.Error, match=r"(?s)^.{0,400}(allows|is no image).{0,600}$"):
+            with pytest.raises(dayfly.Error, match=r"(?s)^.{0,400}(allows|is no image).{0,600}$"):
                 client.lease(image=asked, runtime="native")
-        with pytest.raises(mayfly.Error, match="container"):
+        with pytest.raises(dayfly.Error, match="container"):
             client.lease(image=small, sandbox="isolated", runtime="native")
         with client.lease(image=small, runtime="native") as lease:
             assert lease.grant["image"] == str(small)
-    with connect(start_up(start)) as client, pytest.raises(mayfly.Error, match="--image"):
+    with connect(start_up(start)) as client, pytest.raises(dayfly.Error, match="--image"):
         client.lease(sandbox="container")
 
 
@@ -207,9 +207,9 @@ def test_an_image_without_python_or_glibc_is_told_apart(start: Start, small: Pat
     empty = tmp_path / "empty"
     (empty / "usr").mkdir(parents=True)
     with connect(start_up(start, "--image", small, "--image", empty)) as client:
-        with pytest.raises(mayfly.Error, match=r"python3\.\d+.*PATH"):
+        with pytest.raises(dayfly.Error, match=r"python3\.\d+.*PATH"):
             client.lease(image=small)
-        with pytest.raises(mayfly.Error, match="glibc"):
+        with pytest.raises(dayfly.Error, match="glibc"):
             client.lease(image=empty, runtime="native")
         # Nobody else suffers for it.
         with client.lease(image=small, runtime="native"):
@@ -259,7 +259,7 @@ def test_an_image_of_podman_is_known_by_its_digest_and_brings_its_variables(
             assert f"tests/debian:1@{digest}" in str(listed)
         with client.lease(image=f"tests/debian:1@{digest}") as lease:
             assert lease.call(abs, -1) == 1
-        with pytest.raises(mayfly.Error, match=digest):
+        with pytest.raises(dayfly.Error, match=digest):
             client.lease(image="tests/debian:1@sha256:" + "0" * 64)
     assert mounts() == before
     assert podman.containers() == []
@@ -307,7 +307,7 @@ def tool(podman: Podman, small: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_program_that_an_image_begins_with_is_a_function(start: Start, podman: Podman, tool: str) -> None:
     daemon = start_up(start, "--image", tool, env=podman.environment)
     with connect(daemon) as client:
-        run_it = client.register(mayfly.EntryPoint("--size {size} {files}"), name="tool", image=tool)
+        run_it = client.register(dayfly.EntryPoint("--size {size} {files}"), name="tool", image=tool)
         assert (run_it.status["form"], run_it.status["source"]) == (
             {"form": "entry_point", "name": tool},
             "--size '{size}' '{files}'",
@@ -330,31 +330,31 @@ def test_the_program_that_an_image_begins_with_is_a_function(start: Start, podma
         assert status == 201
         shown = daemon.cli("task", "result", accepted["tasks"][0], "--wait", "60s")
         assert shown["result"] == "[--fixed][--size=3] /opt yes\n"
-        with pytest.raises(mayfly.FunctionError, match="misses `files`"):
+        with pytest.raises(dayfly.FunctionError, match="misses `files`"):
             client.run(found, 1).result(60)
-        with mayfly.Executor(client=client, image=tool, walltime=1) as executor:
-            assert executor.submit(mayfly.EntryPoint()).result(60) == "[--fixed][by][itself] /opt yes\n"
-            with pytest.raises(mayfly.FunctionError, match=r"`tool --fixed fail` ended with status 3: no such thing"):
-                executor.submit(mayfly.EntryPoint("{how}"), "fail").result(60)
-            with pytest.raises(mayfly.DeadlineExceeded):
-                executor.submit(mayfly.EntryPoint("{how}"), "hang").result(60)
+        with dayfly.Executor(client=client, image=tool, walltime=1) as executor:
+            assert executor.submit(dayfly.EntryPoint()).result(60) == "[--fixed][by][itself] /opt yes\n"
+            with pytest.raises(dayfly.FunctionError, match=r"`tool --fixed fail` ended with status 3: no such thing"):
+                executor.submit(dayfly.EntryPoint("{how}"), "fail").result(60)
+            with pytest.raises(dayfly.DeadlineExceeded):
+                executor.submit(dayfly.EntryPoint("{how}"), "hang").result(60)
         with pytest.raises(TypeError, match="no text"):
             client.run(found, 1, {"a": 1, "b": object()})
 
 
 def test_an_entry_point_needs_an_image_that_has_one(start: Start, small: Path) -> None:
     with connect(start_up(start, "--image", small)) as client:
-        with pytest.raises(mayfly.Error, match="name the image"):
-            client.register(mayfly.EntryPoint("x"))
-        with pytest.raises(mayfly.Error, match="brace by itself"):
-            client.register(mayfly.EntryPoint("{"), image=str(small))
+        with pytest.raises(dayfly.Error, match="name the image"):
+            client.register(dayfly.EntryPoint("x"))
+        with pytest.raises(dayfly.Error, match="brace by itself"):
+            client.register(dayfly.EntryPoint("{"), image=str(small))
         with pytest.raises(TypeError, match="runs in its image"):
-            mayfly.EntryPoint("x")()
+            dayfly.EntryPoint("x")()
         with (
-            mayfly.Executor(client=client, image=str(small)) as executor,
-            pytest.raises(mayfly.Error, match="has no entry point"),
+            dayfly.Executor(client=client, image=str(small)) as executor,
+            pytest.raises(dayfly.Error, match="has no entry point"),
         ):
-            executor.submit(mayfly.EntryPoint("x")).result(60)
+            executor.submit(dayfly.EntryPoint("x")).result(60)
 
 
 def test_a_node_that_is_killed_while_it_unpacks_leaves_nothing_and_its_next_life_goes_on(
@@ -404,7 +404,7 @@ def test_what_is_no_image_says_so_and_nothing_of_it_stays(start: Start, tmp_path
     broken = tmp_path / "broken.sqfs"
     broken.write_bytes(b"hsqs" + bytes(8192))
     daemon = start_up(start, "--image", broken, state=state / "own")
-    with connect(daemon) as client, pytest.raises(mayfly.Error, match="unsquashfs"):
+    with connect(daemon) as client, pytest.raises(dayfly.Error, match="unsquashfs"):
         client.lease(image=broken, runtime="native")
     assert list((state / "own" / "node" / "images").iterdir()) == []
 
@@ -426,7 +426,7 @@ def test_images_of_charliecloud_are_used_where_they_lie(start: Start, small: Pat
     with connect(daemon) as client, client.lease(image="tests/small:1", runtime="native") as lease:
         assert lease.grant["image"] == "tests/small:1"
     daemon = start_up(start, "--image", "tests/none:1", env=own | {"PATH": str(path)})
-    with connect(daemon) as client, pytest.raises(mayfly.Error, match="Charliecloud"):
+    with connect(daemon) as client, pytest.raises(dayfly.Error, match="Charliecloud"):
         client.lease(image="tests/none:1", runtime="native")
 
 
@@ -438,7 +438,7 @@ def test_nothing_is_left_of_containers_when_their_lease_ends_or_their_node_is_ki
         return subprocess.Popen(["sh", "-c", "trap '' TERM HUP INT; exec sleep 1000"], start_new_session=True).pid
 
     before, count = mounts(), len(descendants())
-    daemon = start_up(start, "--image", root, env={"MAYFLY_WARM_POOL": "0"})
+    daemon = start_up(start, "--image", root, env={"DAYFLY_WARM_POOL": "0"})
     with connect(daemon) as client:
         with client.lease(sandbox="container") as lease:
             assert lease.call(begin) > 1
@@ -456,6 +456,6 @@ def test_executors_of_an_image_wait_for_the_next_lease_of_it(start: Start, small
     with connect(start_up(start, "--image", small, "--image", other)) as client:
         with client.lease(image=small, runtime="native"):
             pass
-        wait_until(lambda: [name for name in descendants().values() if "mayfly-executor" in name], "one is parked")
+        wait_until(lambda: [name for name in descendants().values() if "dayfly-executor" in name], "one is parked")
         with client.lease(image=other, runtime="native") as lease:
             assert lease.grant["image"] == str(other)

@@ -17,14 +17,14 @@ from harness.endpoints import Endpoint, manager_alone
 from harness.leaks import wait_until
 from harness.programs import bin_dir
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
     with private_directory() as directory:
         yield Path(directory)
 
@@ -58,7 +58,7 @@ def reversed_bytes(data: bytes) -> bytes:
 
 def test_long_arguments_and_results_come_whole_and_the_same_ones_are_stored_once(directory: Path) -> None:
     data = os.urandom(3 * MIB)
-    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         assert client.run(reversed_bytes, data).result(30) == data[::-1]
         # The result, and the arguments with what is pickled around them.
         assert 6 * MIB <= used(manager) < 6 * MIB + 2_000
@@ -71,7 +71,7 @@ def test_long_arguments_and_results_come_whole_and_the_same_ones_are_stored_once
         # A result that is read by its tag, from another session.
         kept = client.batch("kept")
         assert kept.submit(reversed_bytes, data).result(30) == data[::-1]
-        with mayfly.connect(config=manager.state) as other:
+        with dayfly.connect(config=manager.state) as other:
             assert list(other.tasks(tag="kept").results(timeout=30)) == [data[::-1]]
 
 
@@ -82,7 +82,7 @@ def fail_at_length(data: bytes) -> None:
 
 def test_an_exception_may_be_long_too(directory: Path) -> None:
     data = os.urandom(MIB)
-    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         with pytest.raises(ValueError) as raised:
             client.run(fail_at_length, data).result(30)
         assert raised.value.args == (data,)
@@ -95,15 +95,15 @@ def test_contents_are_kept_in_a_bucket_where_that_is_said(directory: Path) -> No
     store = stores.S3(directory / "s3")
     try:
         store.put("before", b"something that is not ours")
-        place = ("--contents", f"{store.url}/mayfly")
+        place = ("--contents", f"{store.url}/dayfly")
         with running(directory / "state", *place, **store.environment()) as manager:
-            with mayfly.connect(config=manager.state) as client:
+            with dayfly.connect(config=manager.state) as client:
                 # Longer than what is stored in one request.
                 assert client.run(reversed_bytes, data).result(120) == data[::-1]
                 assert client.run(reversed_bytes, data[:MIB]).result(60) == data[:MIB][::-1]
             assert not list((manager.state / "contents").glob("*/*"))
             assert used(manager) > 82 * MIB
-        assert store.left("mayfly")
+        assert store.left("dayfly")
     finally:
         store.stop()
 
@@ -134,7 +134,7 @@ def test_contents_come_and_go_by_http_and_are_their_tenants_alone(directory: Pat
 
 
 def test_a_task_names_its_arguments_by_their_hash_and_must_name_some_that_are_there(directory: Path) -> None:
-    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         function = client.register(len, name="length").id
         # Whatever the codec writes, the client has stored it before.
         data = os.urandom(MIB)
@@ -160,11 +160,11 @@ def test_a_task_names_its_arguments_by_their_hash_and_must_name_some_that_are_th
 
 def test_what_is_more_than_the_quota_is_refused_at_once_and_named(directory: Path) -> None:
     state = directory / "state"
-    with running(state, "--most-contents", "2M") as manager, mayfly.connect(config=state) as client:
-        with pytest.raises(mayfly.Error, match="content store holds 2097152 bytes") as refused:
+    with running(state, "--most-contents", "2M") as manager, dayfly.connect(config=state) as client:
+        with pytest.raises(dayfly.Error, match="content store holds 2097152 bytes") as refused:
             client.run(len, os.urandom(4 * MIB)).result(30)
         assert refused.value.code == "quota_exceeded"
-        with pytest.raises(mayfly.Error, match="answer cannot be kept") as refused:
+        with pytest.raises(dayfly.Error, match="answer cannot be kept") as refused:
             client.run(os.urandom, 4 * MIB).result(30)
         assert refused.value.code == "quota_exceeded"
         assert used(manager) == 0
@@ -173,7 +173,7 @@ def test_what_is_more_than_the_quota_is_refused_at_once_and_named(directory: Pat
 
 def test_what_was_stored_survives_its_manager(directory: Path) -> None:
     data = [os.urandom(MIB) for _ in range(60)]
-    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         batch = client.map(reversed_bytes, data, repeatable=True)
         wait_until(lambda: batch.done() > 5, "tasks go on", timeout=60)
         manager.kill_tree()
@@ -187,7 +187,7 @@ def test_what_was_stored_survives_its_manager(directory: Path) -> None:
 
 def test_a_client_stores_again_what_it_stored_and_what_is_gone(directory: Path) -> None:
     data = os.urandom(MIB)
-    with running(directory / "state") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory / "state") as manager, dayfly.connect(config=manager.state) as client:
         assert client.run(len, data).result(30) == MIB
         manager.kill_tree()
         # As it would be after an hour.
@@ -205,7 +205,7 @@ def test_a_client_stores_again_what_it_stored_and_what_is_gone(directory: Path) 
 def test_a_task_whose_arguments_are_gone_ends_and_says_so(directory: Path) -> None:
     with manager_alone(directory / "manager", free_port()) as manager:
         here = Endpoint(manager, directory / "home", "here").set_up()
-        with mayfly.connect(config=manager.state) as client:
+        with dayfly.connect(config=manager.state) as client:
             batch = client.map(len, [os.urandom(MIB)])
             batch.flush()
             manager.stop()
@@ -214,7 +214,7 @@ def test_a_task_whose_arguments_are_gone_ends_and_says_so(directory: Path) -> No
             again = manager.restart()
             try:
                 here.start()
-                with pytest.raises(mayfly.LoadError, match="arguments cannot be read"):
+                with pytest.raises(dayfly.LoadError, match="arguments cannot be read"):
                     list(batch.results(timeout=60))
             finally:
                 here.stop()
@@ -227,7 +227,7 @@ def test_an_endpoint_elsewhere_reads_and_stores_for_the_tasks_that_it_has_and_no
         here = Endpoint(manager, directory / "home", "here", "--workers-per-node", "2").set_up()
         here.start()
         try:
-            with mayfly.connect(config=manager.state) as client:
+            with dayfly.connect(config=manager.state) as client:
                 assert client.run(reversed_bytes, data).result(60) == data[::-1]
                 batch = client.map(reversed_bytes, [os.urandom(MIB // 2) for _ in range(50)])
                 assert sum(len(result) for result in batch.results(timeout=60)) == 25 * MIB

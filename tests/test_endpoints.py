@@ -18,7 +18,7 @@ from harness.leaks import wait_until
 from harness.marks import executions, go_on, leave_a_mark, leave_a_mark_behind, outcomes
 from harness.projects import DURABLE, Project
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 Make = Callable[..., Endpoint]
 
@@ -54,7 +54,7 @@ def test_nodes_come_when_there_are_tasks_and_go_when_there_are_none(manager: Dae
     assert here.seen["state"] == "up"
     assert here.seen["description"] == "a desk"
     assert here.blocks == []
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="here", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="here", client=client) as executor:
         assert executor.submit(pow, 2, 10).result(30) == 1024
         [block] = here.blocks
         assert (block["state"], block["joined"], block["nodes"]) == ("running", 1, 1)
@@ -109,7 +109,7 @@ def test_a_connection_that_breaks_loses_nothing_and_nothing_is_executed_twice(
     here.goes_through(way)
     here.start()
     count = 3_000
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
         for _ in range(3):
             go_on(batch, 100)
@@ -131,7 +131,7 @@ def test_outcomes_that_no_manager_has_taken_survive_the_end_of_their_endpoint(
     here.start()
     count, marks, gate = 10, tmp_path / "marks", tmp_path / "gate"
     marks.mkdir()
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(
             leave_a_mark_behind, [str(gate)] * count, [str(marks)] * count, range(count), endpoint="here"
         )
@@ -160,7 +160,7 @@ def test_an_endpoint_that_is_killed_finds_its_nodes_again(manager: Daemon, endpo
     here = endpoint()
     count = 2_000
     marks = {name: tmp_path / name for name in ("repeatable", "once")}
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batches = {}
         for name, place in marks.items():
             place.mkdir()
@@ -185,7 +185,7 @@ def test_a_manager_that_is_killed_gets_all_outcomes_when_it_is_back(
 ) -> None:
     here = endpoint()
     count = 2_000
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         gate, place = tmp_path / "gate", tmp_path / "marks"
         place.mkdir()
         # The first hundred go on at once; what the endpoint is at when its manager dies waits for us.
@@ -210,7 +210,7 @@ def test_a_manager_that_is_killed_gets_all_outcomes_when_it_is_back(
 def test_what_has_not_begun_goes_back_when_an_endpoint_stops(manager: Daemon, endpoint: Make, tmp_path: Path) -> None:
     here = endpoint()
     count = 60
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), [0.2] * count, endpoint="here")
         wait_until(lambda: batch.done() > 3, "tasks go on", 30)
         here.stop()
@@ -229,7 +229,7 @@ def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
     manager: Daemon, endpoint: Make, tmp_path: Path
 ) -> None:
     here = endpoint()
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         place = str(tmp_path)
         cancelled = client.batch(endpoint="here")
         late = client.batch(endpoint="here", deadline=4)
@@ -240,7 +240,7 @@ def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
         cancelled.kill()
         with pytest.raises(concurrent.futures.CancelledError):
             futures[0].result(20)
-        with pytest.raises(mayfly.Error) as error:
+        with pytest.raises(dayfly.Error) as error:
             futures[1].result(20)
         assert error.value.code == "deadline_exceeded"
     # What it had is ended when it hears of that.
@@ -250,7 +250,7 @@ def test_tasks_end_at_an_endpoint_that_is_away_when_they_are_cancelled_or_late(
 
 def test_a_task_goes_where_it_can_end_before_its_node_does(manager: Daemon, endpoint: Make) -> None:
     endpoint("--walltime", "20s", "--max-blocks", "2")
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.batch(endpoint="here", walltime=1)
         first = batch.submit(name_of_node).result(30)
         time.sleep(6)
@@ -260,7 +260,7 @@ def test_a_task_goes_where_it_can_end_before_its_node_does(manager: Daemon, endp
         assert short.result(30) == first
         assert long.result(30) != first
         never = client.batch(endpoint="here", walltime=21).submit(name_of_node)
-        with pytest.raises(mayfly.Error, match=r"may take 21 s and nodes .* for 20 s at most") as refused:
+        with pytest.raises(dayfly.Error, match=r"may take 21 s and nodes .* for 20 s at most") as refused:
             never.result(30)
         assert refused.value.code == "too_large"
 
@@ -280,8 +280,8 @@ def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint:
     manager.cli("tenant", "set", "alice")
     token = state / "alice.json"
     manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
-    with mayfly.connect(config=token) as alice:
-        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
+    with dayfly.connect(config=token) as alice:
+        with pytest.raises(dayfly.Error, match="no endpoint `here` that you may use"):
             alice.batch(endpoint="here").submit(abs, -1).result(20)
         assert [one["name"] for one in alice.endpoints()] == []
         # Nor is its name hers to take, or its token hers to have.
@@ -289,10 +289,10 @@ def test_an_endpoint_is_its_owners_until_it_is_shared(manager: Daemon, endpoint:
         shared = endpoint("--share-with", "alice", name="shared")
         assert alice.batch(endpoint="shared").submit(abs, -2).result(40) == 2
         assert shared.seen["shared_with"] == ["alice"]
-        with pytest.raises(mayfly.Error, match="no endpoint `here`"):
+        with pytest.raises(dayfly.Error, match="no endpoint `here`"):
             alice.remove_endpoint("here")
     here.stop()
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert client.remove_endpoint("here")["name"] == "here"
         assert "here" not in [one["name"] for one in client.endpoints()]
 
@@ -309,7 +309,7 @@ def test_who_an_endpoint_is_shared_with_is_what_its_configuration_says_at_each_s
     manager.cli("tenant", "set", "alice")
     token = state / "alice.json"
     manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
-    with mayfly.connect(config=token) as alice:
+    with dayfly.connect(config=token) as alice:
         share('["alice"]')
         here.start()
         wait_until(lambda: here.seen["shared_with"] == ["alice"], "the manager knows")
@@ -322,11 +322,11 @@ def test_who_an_endpoint_is_shared_with_is_what_its_configuration_says_at_each_s
         share("[]")
         here.start()
         wait_until(lambda: here.seen["shared_with"] == [], "the manager knows")
-        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
+        with pytest.raises(dayfly.Error, match="no endpoint `here` that you may use"):
             alice.batch(endpoint="here").submit(abs, -1).result(20)
         # It sees nothing of the owner's even then; the owner does.
         assert left.result(40) is False
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert client.batch(endpoint="here").submit(os.path.exists, str(here.directory)).result(40) is True
     # What cannot be is told, and changes nothing.
     here.stop()
@@ -340,31 +340,31 @@ def test_what_need_not_be_durable_goes_straight_to_the_nodes_of_an_endpoint(
     manager: Daemon, endpoint: Make, state: Path
 ) -> None:
     here = endpoint("--idle", "1s", "--max-blocks", "2")
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         # Nodes come for it: one for each two workers.
-        with mayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as executor:
+        with dayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as executor:
             assert executor.submit(pow, 2, 10).result(60) == 1024
             assert list(executor.map(abs, range(-1000, 0))) == list(range(1000, 0, -1))
-            with mayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as second:
+            with dayfly.Executor(endpoint="here", client=client, durable=False, workers=2) as second:
                 assert second.submit(pow, 2, 11).result(60) == 2048
                 assert len(here.blocks) == 2
             assert executor.submit(pow, 2, 12).result(60) == 4096
         wait_until(lambda: here.blocks == [], "its nodes go again", 40)
         assert here.seen["tasks"]["done"] == 0
         # By the same word, and without it.
-        with mayfly.Executor(endpoint="here", client=client) as executor:
+        with dayfly.Executor(endpoint="here", client=client) as executor:
             assert executor.submit(pow, 2, 13).result(60) == 8192
         here.stop()
-        with pytest.raises(mayfly.Error, match="not connected"):
-            mayfly.Executor(endpoint="here", client=client, durable=False)
+        with pytest.raises(dayfly.Error, match="not connected"):
+            dayfly.Executor(endpoint="here", client=client, durable=False)
     manager.cli("tenant", "set", "alice")
     token = state / "alice.json"
     manager.cli("token", "create", "laptop", "--tenant", "alice", "--output", str(token))
-    with mayfly.connect(config=token) as alice:
-        with pytest.raises(mayfly.Error, match="no endpoint `here` that you may use"):
-            mayfly.Executor(endpoint="here", client=alice, durable=False)
+    with dayfly.connect(config=token) as alice:
+        with pytest.raises(dayfly.Error, match="no endpoint `here` that you may use"):
+            dayfly.Executor(endpoint="here", client=alice, durable=False)
         endpoint("--share-with", "alice", name="shared")
-        with mayfly.Executor(endpoint="shared", client=alice, durable=False, workers=1) as executor:
+        with dayfly.Executor(endpoint="shared", client=alice, durable=False, workers=1) as executor:
             # As a guest: nothing of the owner's is there.
             assert executor.submit(os.path.exists, str(here.directory)).result(60) is False
 
@@ -390,7 +390,7 @@ def test_only_an_endpoints_own_token_connects(manager: Daemon, endpoint: Make) -
     path.write_text(json.dumps(credential))
     stranger = here.directory / "stranger.json"
     stranger.write_text(json.dumps(manager.connection | {"token": credential["token"]}))
-    with mayfly.connect(config=stranger) as client, pytest.raises(mayfly.Error, match="endpoint's"):
+    with dayfly.connect(config=stranger) as client, pytest.raises(dayfly.Error, match="endpoint's"):
         client.endpoints()
 
 

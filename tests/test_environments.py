@@ -21,20 +21,20 @@ from harness.index import Index
 from harness.leaks import wait_until
 from harness.programs import bin_dir
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
-from mayfly._batch import statuses  # noqa: E402 - it may not be there
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
+from dayfly._batch import statuses  # noqa: E402 - it may not be there
 
 # What is in this file has to travel: no environment has pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 UV = Path(sys.executable).with_name("uv")
 #: Nobody else's package is called so.
-PACKAGE = "mayfly_test_package"
+PACKAGE = "dayfly_test_package"
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
     with private_directory() as directory:
         yield Path(directory)
 
@@ -54,7 +54,7 @@ def settings(directory: Path, index: Index, **more: str) -> dict[str, str]:
     """Of a node whose uv looks nowhere else, and keeps what it finds to itself."""
     return {
         **package_index.settings(index.url),
-        "MAYFLY_ENVIRONMENTS": str(directory / "environments"),
+        "DAYFLY_ENVIRONMENTS": str(directory / "environments"),
         "UV_CACHE_DIR": str(directory / "uv"),
         "UV_PYTHON_DOWNLOADS": "never",
         **more,
@@ -96,29 +96,29 @@ def seen() -> tuple[str, str, bool]:
     import importlib.util
     import sys
 
-    import mayfly_test_package
+    import dayfly_test_package
 
-    return mayfly_test_package.version, sys.executable, importlib.util.find_spec("numpy") is not None
+    return dayfly_test_package.version, sys.executable, importlib.util.find_spec("numpy") is not None
 
 
 def test_node_asks_configured_index_alone(directory: Path, index: Index) -> None:
     with (
         package_index.serving(directory / "elsewhere") as proxy,
         running(directory, index, ALL_PROXY=proxy.address, HTTPS_PROXY=proxy.address) as manager,
-        mayfly.connect(config=manager.state) as client,
+        dayfly.connect(config=manager.state) as client,
     ):
         with client.lease(environment=[PACKAGE], wait=30) as lease:
             assert lease.submit(seen).result(30)[0] == "2.0"
-        with pytest.raises(mayfly.Error, match=r"not found|no version"):
-            client.lease(environment=["mayfly-has-no-such-package"], wait=30)
+        with pytest.raises(dayfly.Error, match=r"not found|no version"):
+            client.lease(environment=["dayfly-has-no-such-package"], wait=30)
         asked = {path for _, path in index.requests if path.startswith("/simple/")}
-        assert asked == {"/simple/mayfly-test-package/", "/simple/mayfly-has-no-such-package/"}
+        assert asked == {"/simple/dayfly-test-package/", "/simple/dayfly-has-no-such-package/"}
         assert proxy.requests == []
 
 
 def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Path, index: Index) -> None:
-    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
-        with mayfly.Executor(client=client, environment=[PACKAGE]) as executor:
+    with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
+        with dayfly.Executor(client=client, environment=[PACKAGE]) as executor:
             version, python, has_numpy = executor.submit(seen).result(60)
         assert (version, has_numpy) == ("2.0", False)
         assert Path(python).is_relative_to(directory / "environments")
@@ -135,7 +135,7 @@ def test_functions_import_what_they_name_and_nothing_of_the_nodes(directory: Pat
 def test_isolated_workers_have_their_environment_too(directory: Path, index: Index) -> None:
     with (
         running(directory, index, "--sandbox=isolated", f"--python={sys.executable}") as manager,
-        mayfly.connect(config=manager.state) as client,
+        dayfly.connect(config=manager.state) as client,
         client.lease(environment=[PACKAGE], wait=30, sandbox="isolated") as lease,
     ):
         version, python, has_numpy = lease.submit(seen).result(30)
@@ -148,8 +148,8 @@ def test_nodes_that_share_a_directory_build_once(directory: Path, index: Index) 
     program, gate = waiting_uv(directory)
     with contextlib.ExitStack() as stack:
         managers = [stack.enter_context(running(directory, index, f"--uv={program}", name=f"m{n}")) for n in range(2)]
-        clients = [stack.enter_context(mayfly.connect(config=manager.state)) for manager in managers]
-        executors = [mayfly.Executor(client=client, environment=[PACKAGE]) for client in clients]
+        clients = [stack.enter_context(dayfly.connect(config=manager.state)) for manager in managers]
+        executors = [dayfly.Executor(client=client, environment=[PACKAGE]) for client in clients]
         futures = [executor.submit(seen) for executor in executors]
         for client, executor in zip(clients, executors, strict=True):
             wait_until(
@@ -166,7 +166,7 @@ def test_nodes_that_share_a_directory_build_once(directory: Path, index: Index) 
         for executor in executors:
             executor.shutdown()
     # A node of later finds it.
-    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         with client.lease(environment=[PACKAGE]) as lease:
             assert lease.submit(seen).result(30)[0] == "2.0"
         assert built(manager) == 0
@@ -180,8 +180,8 @@ def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Inde
         here.start()
         try:
             with (
-                mayfly.connect(config=manager.state) as client,
-                mayfly.Executor(client=client, endpoint="here", environment=[PACKAGE]) as executor,
+                dayfly.connect(config=manager.state) as client,
+                dayfly.Executor(client=client, endpoint="here", environment=[PACKAGE]) as executor,
             ):
                 version, python, has_numpy = executor.submit(seen).result(60)
                 assert (version, has_numpy) == ("2.0", False)
@@ -191,15 +191,15 @@ def test_nodes_of_an_endpoint_build_what_tasks_need(directory: Path, index: Inde
 
 
 def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(directory: Path, index: Index) -> None:
-    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
-        for requirement, said in ((f"{PACKAGE}==3.0", "3.0"), ("mayfly-has-no-such-package", "no-such-package")):
+    with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
+        for requirement, said in ((f"{PACKAGE}==3.0", "3.0"), ("dayfly-has-no-such-package", "no-such-package")):
             future = client.batch(environment=[requirement]).submit(seen)
-            with pytest.raises(mayfly.Error) as raised:
+            with pytest.raises(dayfly.Error) as raised:
                 future.result(60)
             assert raised.value.code == "environment_failed"
             assert said in str(raised.value)
             assert client.task_status(future.id)["attempts"] <= 1
-            with pytest.raises(mayfly.Error) as refused:
+            with pytest.raises(dayfly.Error) as refused:
                 client.lease(environment=[requirement], wait=30)
             assert refused.value.code == "environment_failed"
         assert client.run(len, "abc").result(30) == 3
@@ -207,7 +207,7 @@ def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(direc
         assert {path.suffix for path in (directory / "environments").iterdir()} == {".lock"}
         # What was not there may be there later.
         (index.directory / f"{PACKAGE}-2.0-py3-none-any.whl").unlink()
-        with pytest.raises(mayfly.Error):
+        with pytest.raises(dayfly.Error):
             client.lease(environment=[f"{PACKAGE}==2.0"], wait=30)
         package_index.write_wheel(index.directory, PACKAGE, "2.0")
         with client.lease(environment=[f"{PACKAGE}==2.0"], wait=30) as lease:
@@ -217,8 +217,8 @@ def test_what_cannot_be_built_ends_its_tasks_in_uvs_words_and_nobody_elses(direc
 def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
     with running(directory, index, f"--uv={program}") as manager:
-        with mayfly.connect(config=manager.state) as client:
-            executor = mayfly.Executor(client=client, environment=[PACKAGE], tag="kept", repeatable=True)
+        with dayfly.connect(config=manager.state) as client:
+            executor = dayfly.Executor(client=client, environment=[PACKAGE], tag="kept", repeatable=True)
             executor.submit(seen)
             wait_until(
                 lambda: bool(list((directory / "environments").glob("*/requirements.txt"))), "the build to begin"
@@ -228,7 +228,7 @@ def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path
         gate.touch()
         again = manager.restart()
         try:
-            with mayfly.connect(config=again.state) as client:
+            with dayfly.connect(config=again.state) as client:
                 [result] = client.tasks(tag="kept").results(timeout=60)
                 assert result[0] == "2.0"
             assert built(again) == 1
@@ -238,7 +238,7 @@ def test_a_build_that_is_killed_is_made_anew_and_no_task_is_lost(directory: Path
 
 def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, index: Index) -> None:
     program, gate = waiting_uv(directory)
-    with running(directory, index, f"--uv={program}") as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index, f"--uv={program}") as manager, dayfly.connect(config=manager.state) as client:
         future = client.batch(environment=[PACKAGE]).submit(seen)
         wait_until(lambda: bool(list((directory / "environments").glob("*/requirements.txt"))), "the build to begin")
         future.cancel()
@@ -250,19 +250,19 @@ def test_a_task_is_cancelled_while_its_environment_is_built(directory: Path, ind
 
 
 def test_what_would_lead_a_node_elsewhere_is_refused_when_it_is_registered(directory: Path, index: Index) -> None:
-    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
         wheel = index.directory / f"{PACKAGE}-1.0-py3-none-any.whl"
-        for requirement in (f"{PACKAGE} @ {wheel.as_uri()}", str(wheel), "-r /etc/passwd", "x\n-r y", "mayfly"):
-            with pytest.raises(mayfly.Error, match="no requirement") as raised:
-                client.register(seen, environment=mayfly.Environment([requirement]))
+        for requirement in (f"{PACKAGE} @ {wheel.as_uri()}", str(wheel), "-r /etc/passwd", "x\n-r y", "dayfly"):
+            with pytest.raises(dayfly.Error, match="no requirement") as raised:
+                client.register(seen, environment=dayfly.Environment([requirement]))
             assert raised.value.code == "environment_failed"
             # A lease's words are looked at by the node itself.
-            with pytest.raises(mayfly.Error, match="no requirement"):
-                client.lease(environment=mayfly.Environment([requirement]))
-        with pytest.raises(mayfly.Error) as raised:
-            client.register(seen, environment=mayfly.Environment([PACKAGE], python="3.99"))
+            with pytest.raises(dayfly.Error, match="no requirement"):
+                client.lease(environment=dayfly.Environment([requirement]))
+        with pytest.raises(dayfly.Error) as raised:
+            client.register(seen, environment=dayfly.Environment([PACKAGE], python="3.99"))
         assert raised.value.code == "python_mismatch"
-        with pytest.raises(mayfly.Error, match="image or an environment"):
+        with pytest.raises(dayfly.Error, match="image or an environment"):
             client.register(seen, environment=[PACKAGE], image="tool")
 
 
@@ -281,9 +281,9 @@ def of_which_python(times: int) -> list[list[str]]:
     """The package's version and Python's, so many times."""
     import sys
 
-    import mayfly_test_package
+    import dayfly_test_package
 
-    return [[mayfly_test_package.version, f"{sys.version_info[0]}.{sys.version_info[1]}"]] * times
+    return [[dayfly_test_package.version, f"{sys.version_info[0]}.{sys.version_info[1]}"]] * times
 
 
 @pytest.mark.skipif(other_python() is None, reason="this machine has one Python alone")
@@ -312,15 +312,15 @@ def test_functions_as_source_run_in_another_version_of_python(directory: Path, i
         _, said = manager.ask("GET", f"/v1/tasks/{task}/outcome?wait_ms=30000")
         assert json.loads(said).get("result") == ["2.0", python], said
         # From Python, too.
-        environment = mayfly.Environment([f"{PACKAGE}<2"], python=python)
+        environment = dayfly.Environment([f"{PACKAGE}<2"], python=python)
         with (
-            mayfly.connect(config=manager.state) as client,
-            mayfly.Executor(client=client, environment=environment, source=True) as executor,
+            dayfly.connect(config=manager.state) as client,
+            dayfly.Executor(client=client, environment=environment, source=True) as executor,
         ):
             assert executor.submit(of_which_python, times=2).result(60) == [["1.0", python]] * 2
             registered = client.register(of_which_python, environment=environment, source=True)
             assert client.run(registered, 1).result(60) == [["1.0", python]]
-            with pytest.raises(mayfly.Error) as raised:
+            with pytest.raises(dayfly.Error) as raised:
                 client.register(of_which_python, environment=environment)
             assert raised.value.code == "python_mismatch"
 
@@ -328,14 +328,14 @@ def test_functions_as_source_run_in_another_version_of_python(directory: Path, i
 def test_the_command_line_captures_builds_and_shows(directory: Path, index: Index) -> None:
     requirements = directory / "requirements.txt"
     requirements.write_text(f"{PACKAGE}<2\n")
-    with running(directory, index) as manager, mayfly.connect(config=manager.state) as client:
+    with running(directory, index) as manager, dayfly.connect(config=manager.state) as client:
 
         def env(*arguments: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
-                [bin_dir() / "mayfly", "env", *arguments],
+                [bin_dir() / "dayfly", "env", *arguments],
                 env=os.environ
                 | manager.client_environment()
-                | settings(directory, index, MAYFLY_PYTHON=sys.executable, MAYFLY_BIN=str(bin_dir() / "mayfly")),
+                | settings(directory, index, DAYFLY_PYTHON=sys.executable, DAYFLY_BIN=str(bin_dir() / "dayfly")),
                 capture_output=True,
                 text=True,
                 timeout=60,

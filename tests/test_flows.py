@@ -18,8 +18,8 @@ from harness.managers import Manager, tenant
 from harness.marks import executions
 from harness.programs import program
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
-Step = mayfly.Step
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
+Step = dayfly.Step
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,8 +33,8 @@ def manager(state: Path) -> Iterator[Manager]:
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Manager) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -54,7 +54,7 @@ def fail(_: Any) -> None:
     raise ValueError("no good")
 
 
-def test_each_step_is_called_with_the_result_of_the_one_before(client: mayfly.Client) -> None:
+def test_each_step_is_called_with_the_result_of_the_one_before(client: dayfly.Client) -> None:
     steps = [
         Step("numbers", numbers),
         Step("squares", square, map=True, keywords={"offset": 1}),
@@ -70,14 +70,14 @@ def test_each_step_is_called_with_the_result_of_the_one_before(client: mayfly.Cl
     assert (same.id, same.status["state"]) == (flow.id, "done")
     assert same.result() == flow.result()
     assert client.find_flow(flow.id).result() == flow.result()
-    with pytest.raises(mayfly.Error, match="no flow") as caught:
+    with pytest.raises(dayfly.Error, match="no flow") as caught:
         client.find_flow("0" * 32)
     assert caught.value.code == "not_found"
     # Its tasks are tasks like others.
     assert len(client.tasks(tag=flow.tag)) == 102
 
 
-def test_a_step_takes_several_results_and_the_input(client: mayfly.Client) -> None:
+def test_a_step_takes_several_results_and_the_input(client: dayfly.Client) -> None:
     def pair(left: Any, right: Any) -> list[Any]:
         return [left, right]
 
@@ -93,13 +93,13 @@ def test_a_step_takes_several_results_and_the_input(client: mayfly.Client) -> No
     assert client.flow(steps, 5).result(30) == [[[10, 10], [15, 10], [5, 10]], "nobody"]
 
 
-def test_for_each_of_none_is_a_list_of_none(client: mayfly.Client) -> None:
+def test_for_each_of_none_is_a_list_of_none(client: dayfly.Client) -> None:
     flow = client.flow([Step("numbers", numbers), Step("squares", square, map=True), Step("sum", total)], 0)
     assert flow.result(30) == 0
     assert [step["tasks"] for step in flow.status["steps"]] == [1, 0, 1]
 
 
-def test_steps_that_do_not_wait_for_each_other_run_together(client: mayfly.Client, tmp_path: Path) -> None:
+def test_steps_that_do_not_wait_for_each_other_run_together(client: dayfly.Client, tmp_path: Path) -> None:
     def meet(place: str, own: str, other: str) -> str:
         Path(place, own).touch()
         until = time.monotonic() + 20
@@ -116,7 +116,7 @@ def test_steps_that_do_not_wait_for_each_other_run_together(client: mayfly.Clien
     assert client.flow(steps, str(tmp_path)).result(30) == ["a", "b"]
 
 
-def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: dayfly.Client, tmp_path: Path) -> None:
     place = str(tmp_path)
 
     def touch(_: Any) -> None:
@@ -124,27 +124,27 @@ def test_a_flow_fails_where_a_step_does_and_nothing_comes_after(client: mayfly.C
 
     steps = [Step("numbers", numbers), Step("bad", fail, map=True), Step("after", touch)]
     flow = client.flow(steps, 3)
-    with pytest.raises(mayfly.Error, match=r"(?s)the step `bad` failed in its task .*no good"):
+    with pytest.raises(dayfly.Error, match=r"(?s)the step `bad` failed in its task .*no good"):
         flow.result(30)
     assert flow.status["state"] == "failed"
     assert [step["state"] for step in flow.status["steps"]] == ["done", "failed", "failed"]
     assert not Path(place, "reached").exists()
 
 
-def test_a_flow_fails_as_soon_as_a_task_does_though_others_before_it_run_on(client: mayfly.Client) -> None:
+def test_a_flow_fails_as_soon_as_a_task_does_though_others_before_it_run_on(client: dayfly.Client) -> None:
     def wait_or_fail(number: int) -> None:
         if number == 1:
             raise ValueError("no good")
         time.sleep(60)
 
-    with pytest.raises(mayfly.Error, match=r"(?s)the step `some` failed in its task .*no good"):
+    with pytest.raises(dayfly.Error, match=r"(?s)the step `some` failed in its task .*no good"):
         client.flow([Step("numbers", numbers), Step("some", wait_or_fail, map=True)], 2).result(30)
 
 
-def test_what_goes_along_with_each_of_many_is_bounded(client: mayfly.Client) -> None:
+def test_what_goes_along_with_each_of_many_is_bounded(client: dayfly.Client) -> None:
     steps = [Step("numbers", numbers), Step("each", lambda n, text: n, of=["numbers", "input"], map=True)]
     steps[0] = Step("numbers", lambda _: list(range(1_000)), of="input")
-    with pytest.raises(mayfly.Error, match="beside each of 1000 elements") as caught:
+    with pytest.raises(dayfly.Error, match="beside each of 1000 elements") as caught:
         client.flow(steps, "x" * 100_000).result(30)
     assert caught.value.code == "too_large"
 
@@ -157,9 +157,9 @@ def test_what_goes_along_with_each_of_many_is_bounded(client: mayfly.Client) -> 
     ],
 )
 def test_what_json_cannot_express_or_is_no_list_fails_with_a_word_on_it(
-    client: mayfly.Client, steps: list[Step], words: str
+    client: dayfly.Client, steps: list[Step], words: str
 ) -> None:
-    with pytest.raises(mayfly.Error, match=words):
+    with pytest.raises(dayfly.Error, match=words):
         client.flow(steps, 3).result(30)
 
 
@@ -173,22 +173,22 @@ def test_what_json_cannot_express_or_is_no_list_fails_with_a_word_on_it(
         ([Step("a", numbers, map=True, of=[])], "for each of nothing"),
     ],
 )
-def test_what_is_no_flow_is_refused(client: mayfly.Client, steps: list[Step], words: str) -> None:
-    with pytest.raises(mayfly.Error, match=words):
+def test_what_is_no_flow_is_refused(client: dayfly.Client, steps: list[Step], words: str) -> None:
+    with pytest.raises(dayfly.Error, match=words):
         client.flow(steps, 3)
     assert client.flows() == []
 
 
-def test_tasks_of_a_step_have_its_priority_and_deadline(client: mayfly.Client) -> None:
+def test_tasks_of_a_step_have_its_priority_and_deadline(client: dayfly.Client) -> None:
     steps = [Step("slow", lambda _: time.sleep(60), priority=3, deadline=0.5)]
-    with pytest.raises(mayfly.DeadlineExceeded):
+    with pytest.raises(dayfly.DeadlineExceeded):
         client.flow(steps).result(30)
     for wrong in ({"priority": 200}, {"deadline": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             client.flow([Step("slow", numbers, **wrong)])
 
 
-def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: dayfly.Client, tmp_path: Path) -> None:
     place = str(tmp_path)
 
     def sleep(number: int) -> None:
@@ -198,7 +198,7 @@ def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: mayfly.Client, tmp
     flow = client.flow([Step("numbers", numbers), Step("sleep", sleep, map=True)], 5)
     wait_until(lambda: any(tmp_path.iterdir()), "a task runs", 30)
     flow.cancel()
-    with pytest.raises(mayfly.Error) as caught:
+    with pytest.raises(dayfly.Error) as caught:
         flow.result(20)
     assert caught.value.code == "cancelled"
     tasks = client.tasks(tag=flow.tag).futures
@@ -208,9 +208,9 @@ def test_a_flow_that_is_cancelled_ends_with_its_tasks(client: mayfly.Client, tmp
     flow.cancel()
 
 
-def test_results_that_are_too_much_for_the_manager_fail_their_flow_alone(client: mayfly.Client) -> None:
+def test_results_that_are_too_much_for_the_manager_fail_their_flow_alone(client: dayfly.Client) -> None:
     steps = [Step("numbers", numbers), Step("long", lambda _: "x" * (8 << 20), map=True)]
-    with pytest.raises(mayfly.Error, match="more than 67108864 bytes") as caught:
+    with pytest.raises(dayfly.Error, match="more than 67108864 bytes") as caught:
         client.flow(steps, 9).result(60)
     assert caught.value.code == "too_large"
     # What it had is free again.
@@ -229,7 +229,7 @@ def test_a_manager_that_is_killed_goes_on_with_its_flows(manager: Manager, tmp_p
     place = tmp_path / "marks"
     place.mkdir()
     gate = tmp_path / "gate"
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         many = {"place": str(place), "gate": str(gate)}
         steps = [
             Step("numbers", numbers),
@@ -240,7 +240,7 @@ def test_a_manager_that_is_killed_goes_on_with_its_flows(manager: Manager, tmp_p
         wait_until(lambda: executions(place), "the second step runs", 30)
         manager.again()
         gate.touch()
-        with mayfly.connect(config=manager.state) as other:
+        with dayfly.connect(config=manager.state) as other:
             [same] = other.flows()
             assert same.id == flow.id
             assert same.result(60) == sum(range(20))
@@ -249,7 +249,7 @@ def test_a_manager_that_is_killed_goes_on_with_its_flows(manager: Manager, tmp_p
     assert sum(executions(place).values()) <= 20 + 4
 
 
-def test_a_trigger_starts_a_flow(client: mayfly.Client) -> None:
+def test_a_trigger_starts_a_flow(client: dayfly.Client) -> None:
     def words(event: dict[str, Any]) -> list[str]:
         return event["body"].split()  # type: ignore[no-any-return]
 
@@ -266,11 +266,11 @@ def test_a_trigger_starts_a_flow(client: mayfly.Client) -> None:
     bad.fire("x")
     wait_until(lambda: bad.history()[0]["error"], "it fails", 30)
     assert "no good" in bad.history()[0]["error"]["message"]
-    with pytest.raises(mayfly.Error, match="two steps"):
+    with pytest.raises(dayfly.Error, match="two steps"):
         client.trigger("twice", words, webhook=True, then=[Step("event", total)])
 
 
-def test_others_neither_see_nor_cancel_a_flow(manager: Manager, client: mayfly.Client, state: Path) -> None:
+def test_others_neither_see_nor_cancel_a_flow(manager: Manager, client: dayfly.Client, state: Path) -> None:
     flow = client.flow([Step("numbers", numbers)], 3)
     token = json.loads(tenant(manager.daemon, "alice", state).read_text())["token"]
 
@@ -312,29 +312,29 @@ function = "total"
 """
 
 
-def test_flows_on_the_command_line(manager: Manager, client: mayfly.Client, tmp_path: Path) -> None:
+def test_flows_on_the_command_line(manager: Manager, client: dayfly.Client, tmp_path: Path) -> None:
     for function in (numbers, square, total):
         client.register(function)
     file = tmp_path / "sums.toml"
     file.write_text(FLOW)
 
-    def mayfly_flow(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def dayfly_flow(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [program(), "flow", *arguments]
         environment = manager.daemon.client_environment()
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
-    ran = mayfly_flow("run", str(file), "--input", "10")
+    ran = dayfly_flow("run", str(file), "--input", "10")
     assert (ran.returncode, json.loads(ran.stdout)) == (0, sum(n * n + 2 for n in range(10))), ran.stderr
     (tmp_path / "input.json").write_text("3")
-    started = mayfly_flow("start", str(file), "--input", f"@{tmp_path / 'input.json'}")
+    started = dayfly_flow("start", str(file), "--input", f"@{tmp_path / 'input.json'}")
     flow = started.stdout.strip()
-    shown = mayfly_flow("show", flow, "--wait", "30")
+    shown = dayfly_flow("show", flow, "--wait", "30")
     assert "squares" in shown.stdout
     assert shown.stdout.strip().endswith("11")
-    assert flow in mayfly_flow("list").stdout
-    assert "done" in mayfly_flow("cancel", flow).stdout
-    bad = mayfly_flow("run", str(file), "--input", '"no number"')
+    assert flow in dayfly_flow("list").stdout
+    assert "done" in dayfly_flow("cancel", flow).stdout
+    bad = dayfly_flow("run", str(file), "--input", '"no number"')
     assert bad.returncode != 0
     assert "the step `numbers` failed" in bad.stderr
     file.write_text(FLOW.replace("map =", "mapp ="))
-    assert "mapp" in mayfly_flow("run", str(file)).stderr
+    assert "mapp" in dayfly_flow("run", str(file)).stderr

@@ -16,7 +16,7 @@ import pytest
 from harness.leaks import wait_until
 from harness.managers import Manager
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 
 # Workers cannot import what pytest made of this file.
@@ -78,8 +78,8 @@ def note(path: str, number: int) -> bytes:
 
 
 def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, disk: Disk, tmp_path: Path) -> None:
-    with mayfly.connect(config=manager.state) as client:
-        with mayfly.Executor(client=client, tag="before") as executor:
+    with dayfly.connect(config=manager.state) as client:
+        with dayfly.Executor(client=client, tag="before") as executor:
             assert executor.submit(pow, 2, 10).result(30) == 1024
         batch = client.batch("noted")
         for number in range(1, 200):
@@ -89,7 +89,7 @@ def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, d
         (tmp_path / "gate").touch()
         wait_until(lambda: "cannot write outcomes" in manager.daemon.output(), "the disk is full", 60)
         # What cannot be kept is refused, by name, and what is known can be asked.
-        with pytest.raises(mayfly.Error) as refused:
+        with pytest.raises(dayfly.Error) as refused:
             client._native.post("/v1/tasks", json.dumps({"function": client.functions()[0].id, "tasks": [LONG] * 100}))
         assert refused.value.code == "store_failed"
         assert client.tasks("before")[0].result(30) == 1024
@@ -104,7 +104,7 @@ def test_outcomes_wait_for_room_on_the_disk_and_none_is_lost(manager: Manager, d
 
 def test_a_manager_whose_disk_is_full_ends_when_it_is_told(manager: Manager, disk: Disk, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.batch("noted")
         gate.touch()
         batch.submit(note, str(tmp_path), 0).result(30)
@@ -128,13 +128,13 @@ def test_a_manager_whose_disk_is_full_ends_when_it_is_told(manager: Manager, dis
     assert max(executed) == 1
 
 
-def outcomes_of(batch: mayfly.Batch) -> Counter[str]:
+def outcomes_of(batch: dayfly.Batch) -> Counter[str]:
     """How many ended well, and with which codes the others."""
     ended = Counter[str]()
     for future in batch.futures:
         try:
             future.result(60)
-        except mayfly.Error as error:
+        except dayfly.Error as error:
             ended[error.code] += 1
         else:
             ended["well"] += 1
@@ -145,7 +145,7 @@ def test_long_arguments_and_results_wait_for_room_in_the_content_store(manager: 
     def double(data: bytes) -> bytes:
         return data * 2
 
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert len(client.run(double, bytes(MIB)).result(30)) == 2 * MIB
         # Room for arguments, not for results.
         future = client.run(double, os.urandom(22 * MIB))

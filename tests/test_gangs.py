@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
+from dayfly import _run
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.programs import program, run
 from harness.sites import several_nodes, up
-from mayfly import _run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -32,7 +32,7 @@ def site(start: Callable[..., Daemon]) -> Site:
 
 
 def sum_of_ranks() -> tuple[int, int]:
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     return comm.rank, comm.allreduce(comm.rank)
@@ -40,14 +40,14 @@ def sum_of_ranks() -> tuple[int, int]:
 
 def test_a_function_runs_on_more_ranks_than_any_node_has_workers(site: Site) -> None:
     manager, _ = site
-    with mayfly.connect(manager.state) as client:
-        assert mayfly.run(sum_of_ranks, ranks=5, client=client) == [(rank, 10) for rank in range(5)]
+    with dayfly.connect(manager.state) as client:
+        assert dayfly.run(sum_of_ranks, ranks=5, client=client) == [(rank, 10) for rank in range(5)]
         assert client.leases() == [] or all(lease["state"] == "released" for lease in client.leases())
 
 
 def pass_around(length: int) -> list[bool]:
     """Everybody's bytes to everybody else, in messages short and long."""
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     right = []
@@ -60,14 +60,14 @@ def pass_around(length: int) -> list[bool]:
 
 def test_isolated_ranks_of_several_nodes_are_of_one_group_without_a_network(start: Callable[..., Daemon]) -> None:
     manager, _ = several_nodes(start, 2, 2, "isolated", "--python", sys.executable)
-    with mayfly.connect(manager.state) as client:
-        assert mayfly.run(sum_of_ranks, ranks=4, client=client, timeout=60) == [(rank, 6) for rank in range(4)]
-        assert mayfly.run(pass_around, ranks=4, args=(3 << 20,), client=client, timeout=60) == [[True] * 8] * 4
+    with dayfly.connect(manager.state) as client:
+        assert dayfly.run(sum_of_ranks, ranks=4, client=client, timeout=60) == [(rank, 6) for rank in range(4)]
+        assert dayfly.run(pass_around, ranks=4, args=(3 << 20,), client=client, timeout=60) == [[True] * 8] * 4
 
 
 def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
     manager, _ = site
-    with mayfly.connect(manager.state) as client:
+    with dayfly.connect(manager.state) as client:
         with client.gang(3, mode="warm") as packed:
             assert sorted(collections.Counter(packed.nodes).values()) == [1, 2]
         with client.gang(3, placement="spread", mode="warm") as spread:
@@ -75,7 +75,7 @@ def test_placement_decides_how_many_nodes_a_gang_has(site: Site) -> None:
             assert spread.rank(2).call(pow, 2, 10) == 1024
         with client.gang(2, placement="together", mode="warm") as together:
             assert len(together.leases) == 1
-        with pytest.raises(mayfly.RequestError, match="room for 2"):
+        with pytest.raises(dayfly.RequestError, match="room for 2"):
             client.gang(3, placement="together", mode="warm")
         with pytest.raises(ValueError, match="spread"):
             client.gang(2, placement="near", mode="warm")  # type: ignore[arg-type]
@@ -93,33 +93,33 @@ def test_a_gang_of_one_fabric_has_no_node_of_another(start: Callable[..., Daemon
             "node", "--join", str(join), "--name", name, "--cores", "0", "--workers", "2", "--sandbox", "process", *on
         )
     wait_until(lambda: len(up(manager)) == 3, "three nodes")
-    with mayfly.connect(manager.state) as client:
+    with dayfly.connect(manager.state) as client:
         assert {node["address"]["name"]: node["address"]["fabrics"] for node in client.nodes()}["n2"] == [
             "east",
             "west",
         ]
         with client.gang(3, placement="fabric", mode="warm") as gang:
             assert set(gang.nodes) in ({"n0", "n2"}, {"n1", "n2"})
-        with pytest.raises(mayfly.RequestError, match="room for 4"):
+        with pytest.raises(dayfly.RequestError, match="room for 4"):
             client.gang(5, placement="fabric", mode="warm")
-        assert mayfly.run(sum_of_ranks, ranks=4, client=client, placement="fabric") == [(rank, 6) for rank in range(4)]
+        assert dayfly.run(sum_of_ranks, ranks=4, client=client, placement="fabric") == [(rank, 6) for rank in range(4)]
 
 
 def test_a_gang_of_one_fabric_needs_nodes_that_say_on_which_they_are(site: Site) -> None:
     manager, _ = site
-    with mayfly.connect(manager.state) as client, pytest.raises(mayfly.RequestError, match="--on-fabric"):
+    with dayfly.connect(manager.state) as client, pytest.raises(dayfly.RequestError, match="--on-fabric"):
         client.gang(2, placement="fabric", mode="warm")
 
 
 def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(site: Site) -> None:
     manager, _ = site
-    with mayfly.connect(manager.state) as client:
+    with dayfly.connect(manager.state) as client:
         first = client.gang(4, mode="warm")
-        with pytest.raises(mayfly.CapacityError, match="room for 2"):
+        with pytest.raises(dayfly.CapacityError, match="room for 2"):
             client.gang(3, mode="warm")
         with client.lease(2, mode="warm"):
             pass  # nothing of the refused one is held
-        waiting: list[mayfly.Gang] = []
+        waiting: list[dayfly.Gang] = []
         waiter = threading.Thread(target=lambda: waiting.append(client.gang(6, mode="warm", wait=30)))
         waiter.start()
         first.shutdown()
@@ -131,8 +131,8 @@ def test_a_gang_that_finds_no_room_holds_nothing_and_waits_for_some_if_it_may(si
 def test_a_program_runs_on_ranks_of_several_nodes(site: Site, tmp_path: Path) -> None:
     manager, _ = site
     script = tmp_path / "sum.py"
-    script.write_text("from mayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
-    environment = manager.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    script.write_text("from dayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
+    environment = manager.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     done = run(program(), "run", "-n", "6", "--placement", "spread", str(script), env=environment, cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 6" for rank in range(6)]
 
@@ -141,20 +141,20 @@ def test_when_a_node_dies_the_ranks_of_the_others_hear_which_ones_are_lost(site:
     manager, nodes = site
 
     def wait_for_the_lost(place: str) -> str:
-        from mayfly import MPI
+        from dayfly import MPI
 
         comm = MPI.COMM_WORLD
         comm.barrier()
         Path(place, str(comm.rank)).touch()
         try:
             comm.recv(source=MPI.ANY_SOURCE)
-        except mayfly.GroupError as error:
+        except dayfly.GroupError as error:
             return str(error.code)
         return "a message from nobody"
 
-    with mayfly.connect(manager.state) as client, client.gang(3, placement="spread", mode="warm") as gang:
+    with dayfly.connect(manager.state) as client, client.gang(3, placement="spread", mode="warm") as gang:
         invitation = _run.invitation_to(client, 3)
-        futures = _run.start(gang, invitation, mayfly._run.packed(wait_for_the_lost, (str(tmp_path),)))
+        futures = _run.start(gang, invitation, dayfly._run.packed(wait_for_the_lost, (str(tmp_path),)))
         wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all ranks wait")
         lost = gang.nodes.index("n1")
         nodes[1].kill_tree()
@@ -162,17 +162,17 @@ def test_when_a_node_dies_the_ranks_of_the_others_hear_which_ones_are_lost(site:
         assert cf.wait(futures, timeout=30).not_done == set()
         told = [future.result() for rank, future in enumerate(futures) if rank != lost]
         assert told == ["rank_lost", "rank_lost"]
-        assert isinstance(futures[lost].exception(), mayfly.WorkerDied)
+        assert isinstance(futures[lost].exception(), dayfly.WorkerDied)
 
 
 def add_up(steps: int, place: str) -> int:
     """Adds numbers up, saves every third step, and waits after the seventh until it may go on."""
     import time
 
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm, signs = MPI.COMM_WORLD, Path(place)
-    checkpoint = mayfly.Checkpoint()
+    checkpoint = dayfly.Checkpoint()
     step, total = checkpoint.load(default=(0, 0))
     (signs / f"from-{step}").touch()
     while step < steps:
@@ -197,9 +197,9 @@ def test_a_run_whose_node_is_taken_goes_on_elsewhere_from_its_last_checkpoint(
     site: Site, tmp_path: Path, taken: str
 ) -> None:
     manager, nodes = site
-    with mayfly.connect(manager.state) as client, cf.ThreadPoolExecutor(1) as background:
+    with dayfly.connect(manager.state) as client, cf.ThreadPoolExecutor(1) as background:
         running = background.submit(
-            mayfly.run,
+            dayfly.run,
             add_up,
             ranks=4,
             args=(10, str(tmp_path)),
@@ -223,9 +223,9 @@ def test_a_program_whose_lease_is_over_goes_on_with_a_new_one(site: Site, tmp_pa
     manager, _ = site
     script = tmp_path / "count.py"
     script.write_text(
-        "import mayfly, time\n"
-        "from mayfly import MPI\n"
-        "checkpoint = mayfly.Checkpoint()\n"
+        "import dayfly, time\n"
+        "from dayfly import MPI\n"
+        "checkpoint = dayfly.Checkpoint()\n"
         "step = checkpoint.load(0)\n"
         "print('from', step)\n"
         "while step < 40:\n"
@@ -234,7 +234,7 @@ def test_a_program_whose_lease_is_over_goes_on_with_a_new_one(site: Site, tmp_pa
         "    checkpoint.save(step)\n"
         "print('done')\n"
     )
-    environment = manager.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    environment = manager.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     asked = ("--duration", "3s", "--checkpoint", "run", "--restarts", "9")
     done = run(program(), "run", "-n", "2", *asked, str(script), env=environment, cwd=tmp_path)
     lines = [line for line in done.stdout.splitlines() if line.startswith("[0]")]

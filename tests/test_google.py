@@ -15,7 +15,7 @@ from harness.google_rules import ACCOUNT, PROJECT, ZONE
 from harness.leaks import wait_until
 from harness.providers import STAYS, Provider
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(google.unavailable() is not None, reason=str(google.unavailable()))
 
 Begin = Callable[..., Provider]
@@ -171,7 +171,7 @@ def test_a_refusal_is_shown_at_once(compute: Google, manager: Daemon, set_up: Ca
     given = [word for key, value in compute.options().items() for word in ("--option", f"{key}={value}")]
     here = set_up("--provider", "google", "--address", "127.0.0.1", "--walltime", "10m", *given, name="cloud")
     compute.fault = FULL
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         task = client.run(pow, 2, 10, endpoint="cloud")
         wait_until(lambda: here.seen["trouble"] and FULL[0] in here.seen["trouble"], "the refusal is known", 20)
         task.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 from harness.compilers import compile_source
 from harness.daemons import Daemon, free_port
@@ -31,31 +31,31 @@ def seen() -> tuple[str, str]:
 
 def test_each_worker_sees_the_gpus_that_it_asked_for_and_no_others(start: Callable[..., Daemon]) -> None:
     site = start("up", "--listen", "127.0.0.1:0", "--gpus", "0,GPU-beef,2,3")
-    with mayfly.connect(site.state) as client:
+    with dayfly.connect(site.state) as client:
         assert [node["capacity"]["gpus"] for node in client.nodes()] == [4]
         with client.lease(2, mode="warm", gpus=1) as one, client.lease(1, mode="warm", gpus=2) as two:
             of_each = {one.options(worker=worker).call(seen) for worker in range(2)}
             assert of_each == {("0", "0"), ("GPU-beef", "GPU-beef")}
             assert two.call(seen) == ("2,3", "2,3")
             # A worker that takes the place of another has its GPUs.
-            with pytest.raises(mayfly.WorkerDied):
+            with pytest.raises(dayfly.WorkerDied):
                 two.call(os._exit, 1)
             assert two.call(seen) == ("2,3", "2,3")
             with client.lease(1, mode="warm") as none:
                 assert none.call(seen) == ("", "")
-            with pytest.raises(mayfly.CapacityError, match="1 GPUs"):
+            with pytest.raises(dayfly.CapacityError, match="1 GPUs"):
                 client.lease(1, mode="warm", gpus=1)
-        with pytest.raises(mayfly.Error, match=r"the largest: .* 4 GPUs") as refused:
+        with pytest.raises(dayfly.Error, match=r"the largest: .* 4 GPUs") as refused:
             client.lease(1, mode="warm", gpus=5)
         assert refused.value.code == "too_large"
-        with pytest.raises(mayfly.Error, match="isolated workers see no GPUs"):
+        with pytest.raises(dayfly.Error, match="isolated workers see no GPUs"):
             client.lease(1, mode="warm", gpus=1, sandbox="isolated")
         with client.gang(4, gpus=1, mode="warm") as gang:
             assert sorted(gang.rank(rank).call(seen)[0] for rank in range(4)) == ["0", "2", "3", "GPU-beef"]
     assert (
         "4 of 4 free"
         in subprocess.run(
-            ["mayfly", "status"], env=site.client_environment(), capture_output=True, text=True, check=True
+            ["dayfly", "status"], env=site.client_environment(), capture_output=True, text=True, check=True
         ).stdout
     )
 
@@ -65,9 +65,9 @@ def test_gpus_are_those_that_a_batch_system_names(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     site = start("up", "--listen", "127.0.0.1:0")
-    with mayfly.connect(site.state) as client, client.lease(1, mode="warm", gpus=1) as lease:
+    with dayfly.connect(site.state) as client, client.lease(1, mode="warm", gpus=1) as lease:
         assert lease.call(seen) == ("5", "5")
-    refused = subprocess.run(["mayfly", "up", "--gpus", "1,1"], check=False, capture_output=True, text=True)
+    refused = subprocess.run(["dayfly", "up", "--gpus", "1,1"], check=False, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "named twice" in refused.stderr
 
@@ -75,9 +75,9 @@ def test_gpus_are_those_that_a_batch_system_names(
 FUNCTION = r"""
 #include <stdlib.h>
 #include <string.h>
-#include "mayfly_function.h"
+#include "dayfly_function.h"
 
-MF_EXPORT uint32_t gpus(void *in, uint32_t size, void *out) {
+DFLY_EXPORT uint32_t gpus(void *in, uint32_t size, void *out) {
     const char *seen = getenv("CUDA_VISIBLE_DEVICES");
     (void)in, (void)size;
     memcpy(out, seen ? seen : "unset", strlen(seen ? seen : "unset"));
@@ -88,19 +88,19 @@ MF_EXPORT uint32_t gpus(void *in, uint32_t size, void *out) {
 #: What each worker of a lease sees, a line for each.
 PROGRAM = r"""
 #include <cstdio>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 
 int main(int, char **argv) {
-    mayfly::client client;
-    mayfly::lease_options options;
-    options.mode = mayfly::mode::warm;
+    dayfly::client client;
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
     options.workers = 2;
     options.gpus_per_worker = 2;
-    mayfly::lease lease = client.lease(options);
-    mf_code code = lease.load_library(argv[1]);
+    dayfly::lease lease = client.lease(options);
+    dfly_code code = lease.load_library(argv[1]);
     for (std::uint32_t worker = 0; worker < 2; worker++) {
-        mayfly::channel channel(lease, worker);
-        mayfly::function gpus = channel.load(code, "gpus", mayfly::form::plain);
+        dayfly::channel channel(lease, worker);
+        dayfly::function gpus = channel.load(code, "gpus", dayfly::form::plain);
         char seen[64];
         std::size_t length = channel.call(gpus, "", 0, seen, sizeof seen);
         std::printf("%.*s\n", static_cast<int>(length), seen);
@@ -132,7 +132,7 @@ def test_tasks_of_an_endpoint_share_its_gpus_and_no_two_have_the_same(state: Pat
     with (
         manager_alone(state / "manager", free_port()) as manager,
         endpoints_of(manager, state / "home") as endpoint,
-        mayfly.connect(config=manager.state) as client,
+        dayfly.connect(config=manager.state) as client,
     ):
         here = endpoint("--workers-per-node", "4", "--gpus-per-node", "2", start=False)
         configuration = here.directory / "endpoint.toml"
@@ -146,6 +146,6 @@ def test_tasks_of_an_endpoint_share_its_gpus_and_no_two_have_the_same(state: Pat
         assert client.batch(endpoint="here").submit(seen).result(30) == ("", "")
         both = client.batch(endpoint="here", gpus=2).submit(hold, str(tmp_path), 0.01)
         assert both.result(30) == "0,1"
-        with pytest.raises(mayfly.Error, match="1 workers of 1 cores and 3 GPUs") as refused:
+        with pytest.raises(dayfly.Error, match="1 workers of 1 cores and 3 GPUs") as refused:
             client.batch(endpoint="here", gpus=3).submit(abs, 1).result(30)
         assert refused.value.code == "too_large"

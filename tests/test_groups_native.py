@@ -1,4 +1,4 @@
-"""Groups of programs in C and C++, as ``mayfly run`` starts them and as they meet by themselves."""
+"""Groups of programs in C and C++, as ``dayfly run`` starts them and as they meet by themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_isolated_ranks_of_a_program_that_is_linked_statically_meet_too(
 ) -> None:
     # They see the system's libraries alone.
     compile_source(
-        ROOT / SOURCES["c"], tmp_path / "groups", "-Wl,--as-needed", str(program("libmayfly.a")), "-lm", "-ldl"
+        ROOT / SOURCES["c"], tmp_path / "groups", "-Wl,--as-needed", str(program("libdayfly.a")), "-lm", "-ldl"
     )
     site = start("up", "--listen", "127.0.0.1:0", "--share-network", "--python", sys.executable)
     done = ranks(site, "--ranks", "2", "--sandbox", "isolated", *network, "./groups", cwd=tmp_path)

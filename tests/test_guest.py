@@ -17,7 +17,7 @@ SCRIPT = """
 cd /sys/fs/cgroup
 echo "CONTROLLERS $(cat cgroup.controllers)"
 echo "+cpu +memory +pids" > cgroup.subtree_control
-export MAYFLY_TEST_CGROUPS=required TMPDIR=/tmp HOME=/tmp
+export DAYFLY_TEST_CGROUPS=required TMPDIR=/tmp HOME=/tmp
 mkdir -p /tmp && chmod 1777 /tmp
 useradd --uid 4242 someone
 chmod 755 /guest/*
@@ -32,7 +32,7 @@ for who in root someone; do
             exec setpriv --reuid $who --regid $who --clear-groups $test --color never
         )
         echo "RESULT $who ${test#/guest/} $?"
-        find $who -depth -mindepth 1 -type d ! -name mayfly-daemons | sed 's/^/LEFT /'
+        find $who -depth -mindepth 1 -type d ! -name dayfly-daemons | sed 's/^/LEFT /'
         find $who -depth -type d -exec rmdir {} \\;
     done
 done
@@ -41,7 +41,7 @@ done
 
 def compiled() -> dict[str, Path]:
     """The test programs of the crate."""
-    command = ["cargo", "test", "--locked", "-p", "mayfly-sandbox", "--no-run", "--message-format", "json"]
+    command = ["cargo", "test", "--locked", "-p", "dayfly-sandbox", "--no-run", "--message-format", "json"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=dict(os.environ))
     messages = [json.loads(line) for line in done.stdout.splitlines()]
     return {

@@ -75,15 +75,15 @@ def test_package_tools_ask_no_public_index(tool: str, tmp_path: Path) -> None:
         "pip": [sys.executable, "-m", "pip", "install", "--quiet", "--retries=0"],
         "uv": [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", f"--cache-dir={tmp_path}/cache"],
     }
-    wanted = [*install[tool], "--target", tmp_path / "installed", "mayfly-test-package"]
+    wanted = [*install[tool], "--target", tmp_path / "installed", "dayfly-test-package"]
     with index.serving(tmp_path) as proxy:
         proxied = os.environ | {"ALL_PROXY": proxy.address, "HTTPS_PROXY": proxy.address}
         done = subprocess.run(wanted, env=proxied, check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode != 0
         assert proxy.requests == []
-        index.write_wheel(tmp_path, "mayfly_test_package", "1.0")
+        index.write_wheel(tmp_path, "dayfly_test_package", "1.0")
         subprocess.run(wanted, env=proxied | index.settings(proxy.url), check=True, timeout=60)
-    assert (tmp_path / "installed" / "mayfly_test_package").is_dir()
+    assert (tmp_path / "installed" / "dayfly_test_package").is_dir()
 
 
 def run_of(test: str, tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:

@@ -21,7 +21,7 @@ from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.managers import manager_here, most_memory
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -36,9 +36,9 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
     """A client whose test leaves an endpoint behind that runs tasks on every worker."""
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         yield client
         # More than there are workers, so that it is not the other one alone that is well.
         assert list(client.map(area, range(40), range(40)).results(timeout=30)) == [n * n for n in range(40)]
@@ -53,14 +53,14 @@ def executions(mark: Path) -> int:
     return mark.stat().st_size
 
 
-def failure(future: Any) -> mayfly.Error:
-    """What Mayfly says of a task that did not end well."""
-    with pytest.raises(mayfly.Error) as raised:
+def failure(future: Any) -> dayfly.Error:
+    """What Dayfly says of a task that did not end well."""
+    with pytest.raises(dayfly.Error) as raised:
         future.result(30)
     return raised.value
 
 
-def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: dayfly.Client, tmp_path: Path) -> None:
     def both(mark: str) -> tuple[int, int]:
         before = os.getpid()
         forked = os.fork()
@@ -78,7 +78,7 @@ def test_a_task_that_forks_and_returns_on_both_sides_answers_once(client: mayfly
     assert {executions(Path(mark)) for mark in marks} == {2}
 
 
-def test_a_gigabyte_of_output_is_nobodys_harm(client: mayfly.Client, manager: Daemon) -> None:
+def test_a_gigabyte_of_output_is_nobodys_harm(client: dayfly.Client, manager: Daemon) -> None:
     def babble() -> int:
         piece = b"x" * (MIB - 1) + b"\n"
         written = 0
@@ -94,7 +94,7 @@ def test_a_gigabyte_of_output_is_nobodys_harm(client: mayfly.Client, manager: Da
     assert most_memory(manager.pid) < 1 << 30
 
 
-def test_of_long_lines_the_end_is_kept(client: mayfly.Client) -> None:
+def test_of_long_lines_the_end_is_kept(client: dayfly.Client) -> None:
     def babble() -> None:
         piece = "x" * (MIB - 1) + "\n"
         for _ in range(100):
@@ -114,22 +114,22 @@ def die(mark: str) -> NoReturn:
     raise AssertionError
 
 
-def test_a_task_that_kills_its_worker_is_not_executed_again(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_that_kills_its_worker_is_not_executed_again(client: dayfly.Client, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         future = executor.submit(die, str(mark))
         error = failure(future)
-    assert isinstance(error, mayfly.WorkerDied)
+    assert isinstance(error, dayfly.WorkerDied)
     assert error.code == "maybe_executed"
     assert executions(mark) == 1
     assert client.task_status(future.id)["error"]["code"] == "maybe_executed"
 
 
 def test_a_task_that_keeps_killing_its_workers_is_given_up_though_it_may_be_repeated(
-    client: mayfly.Client, tmp_path: Path
+    client: dayfly.Client, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    with mayfly.Executor(client=client, repeatable=True) as executor:
+    with dayfly.Executor(client=client, repeatable=True) as executor:
         future = executor.submit(die, str(mark))
         assert failure(future).code == "maybe_executed"
     assert client.task_status(future.id)["attempts"] == 5
@@ -137,12 +137,12 @@ def test_a_task_that_keeps_killing_its_workers_is_given_up_though_it_may_be_repe
     assert "it cost 5 executions their worker" in client.task_status(future.id)["error"]["message"]
 
 
-def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: mayfly.Client, tmp_path: Path) -> None:
+def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: dayfly.Client, tmp_path: Path) -> None:
     def note(path: str) -> None:
         with open(path, "a") as file:
             file.write("x")
 
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         killers = [executor.submit(die, str(tmp_path / f"killer{n}")) for n in range(3)]
         others = [executor.submit(note, str(tmp_path / f"other{n}")) for n in range(50)]
         for future in others:
@@ -152,7 +152,7 @@ def test_tasks_beside_one_that_kills_its_worker_are_all_executed_once(client: ma
     assert {executions(mark) for mark in tmp_path.iterdir()} == {1}
 
 
-def test_a_task_that_never_returns_ends_with_all_that_it_started(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_that_never_returns_ends_with_all_that_it_started(client: dayfly.Client, tmp_path: Path) -> None:
     def linger(directory: str) -> NoReturn:
         import signal
 
@@ -172,18 +172,18 @@ def test_a_task_that_never_returns_ends_with_all_that_it_started(client: mayfly.
             except BaseException:
                 pass
 
-    with mayfly.Executor(client=client, walltime=1) as executor:
+    with dayfly.Executor(client=client, walltime=1) as executor:
         begin = time.monotonic()
         error = failure(executor.submit(linger, str(tmp_path)))
         took = time.monotonic() - begin
-    assert isinstance(error, mayfly.DeadlineExceeded)
+    assert isinstance(error, dayfly.DeadlineExceeded)
     assert took < 5
     started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     started += [int((tmp_path / name).read_text()) for name in ("orphan", "daemon")]
     wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], "all of them are gone")
 
 
-def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: mayfly.Client, tmp_path: Path) -> None:
+def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: dayfly.Client, tmp_path: Path) -> None:
     def daemonize(path: str) -> int:
         daemon = f"sleep 1000 >/dev/null 2>&1 & echo $! > {path}"
         subprocess.run(["setsid", "--wait", "sh", "-c", daemon], check=True)
@@ -199,7 +199,7 @@ def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: mayf
     assert Path(f"/proc/{daemon}").exists()
 
     def killed() -> bool:
-        with contextlib.suppress(mayfly.Error):
+        with contextlib.suppress(dayfly.Error):
             client.run(die_of, worker).result(30)
         return not Path(f"/proc/{worker}").exists()
 
@@ -207,7 +207,7 @@ def test_what_a_task_daemonized_ends_with_its_worker_and_not_before(client: mayf
     wait_until(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon is gone, too")
 
 
-def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: mayfly.Client, manager: Daemon) -> None:
+def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: dayfly.Client, manager: Daemon) -> None:
     def leave() -> None:
         subprocess.run(["sh", "-c", "true & exit 0"], check=True)
 
@@ -225,7 +225,7 @@ def test_processes_that_tasks_left_and_that_have_ended_are_collected(client: may
 
 
 @pytest.mark.parametrize("how", ["descriptor", "stream", "replaced"])
-def test_a_task_that_closes_its_standard_output_closes_no_others(client: mayfly.Client, how: str) -> None:
+def test_a_task_that_closes_its_standard_output_closes_no_others(client: dayfly.Client, how: str) -> None:
     def close(how: str) -> None:
         print("before")
         match how:
@@ -245,7 +245,7 @@ def test_a_task_that_closes_its_standard_output_closes_no_others(client: mayfly.
         wait_until(lambda: client.output(future) == f"heard {number}\n", "it is heard")  # noqa: B023 (called at once)
 
 
-def test_three_hundred_mebibytes_come_back_whole(client: mayfly.Client) -> None:
+def test_three_hundred_mebibytes_come_back_whole(client: dayfly.Client) -> None:
     def make() -> bytes:
         chance = random.Random(7)
         return b"".join([chance.randbytes(MIB) for _ in range(300)])
@@ -259,7 +259,7 @@ def test_three_hundred_mebibytes_come_back_whole(client: mayfly.Client) -> None:
     assert hashlib.sha256(result).digest() == wanted.digest()
 
 
-def test_more_than_a_gibibyte_goes_there_and_comes_back_whole(client: mayfly.Client) -> None:
+def test_more_than_a_gibibyte_goes_there_and_comes_back_whole(client: dayfly.Client) -> None:
     block = random.Random(7).randbytes(MIB)
 
     def again(data: bytes) -> bytes:
@@ -310,21 +310,21 @@ class NestedError(ValueError):
     ids=["unpicklable", "unmakable", "wordless", "nested"],
 )
 def test_an_exception_that_cannot_travel_is_told_by_its_name_and_text(
-    client: mayfly.Client, make: Any, told: str
+    client: dayfly.Client, make: Any, told: str
 ) -> None:
     def fail() -> NoReturn:
         raise make()
 
-    with pytest.raises(mayfly.RemoteError, match=told) as raised:
+    with pytest.raises(dayfly.RemoteError, match=told) as raised:
         client.run(fail).result(30)
     assert "in fail" in str(raised.value.__cause__)
 
 
-def test_an_exception_that_quits_while_it_is_pickled_is_told_as_well(client: mayfly.Client) -> None:
+def test_an_exception_that_quits_while_it_is_pickled_is_told_as_well(client: dayfly.Client) -> None:
     def fail() -> NoReturn:
         raise QuittingError("on purpose")
 
-    with pytest.raises((mayfly.RemoteError, mayfly.FunctionError), match="QuittingError: on purpose"):
+    with pytest.raises((dayfly.RemoteError, dayfly.FunctionError), match="QuittingError: on purpose"):
         client.run(fail).result(30)
 
 
@@ -338,7 +338,7 @@ class Dies:
         os._exit(3)
 
 
-def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: mayfly.Client) -> None:
+def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle .*lock"):
         client.run(threading.Lock).result(30)
     with pytest.raises(TypeError, match=r"cannot pickle .*generator"):
@@ -347,13 +347,13 @@ def test_a_result_that_cannot_be_pickled_raises_what_pickle_says(client: mayfly.
         client.run(UnpicklableError, "returned").result(30)
 
 
-def test_a_result_that_ends_the_worker_while_it_is_pickled_is_told(client: mayfly.Client) -> None:
+def test_a_result_that_ends_the_worker_while_it_is_pickled_is_told(client: dayfly.Client) -> None:
     with pytest.raises(SystemExit):
         client.run(Quits).result(30)
     assert failure(client.run(Dies)).code == "maybe_executed"
 
 
-def test_a_result_deeper_than_pickle_goes_is_told(client: mayfly.Client) -> None:
+def test_a_result_deeper_than_pickle_goes_is_told(client: dayfly.Client) -> None:
     def deep() -> list[Any]:
         nested: list[Any] = []
         for _ in range(100_000):
@@ -365,7 +365,7 @@ def test_a_result_deeper_than_pickle_goes_is_told(client: mayfly.Client) -> None
 
 
 @pytest.mark.parametrize("status", [None, 0, 3, "a message"])
-def test_sys_exit_is_told_as_what_it_raises(client: mayfly.Client, status: object) -> None:
+def test_sys_exit_is_told_as_what_it_raises(client: dayfly.Client, status: object) -> None:
     def quit(status: object) -> NoReturn:
         sys.exit(status)  # type: ignore[arg-type]
 
@@ -374,7 +374,7 @@ def test_sys_exit_is_told_as_what_it_raises(client: mayfly.Client, status: objec
     assert raised.value.code == status
 
 
-def test_os_exit_is_told_with_its_status(client: mayfly.Client) -> None:
+def test_os_exit_is_told_with_its_status(client: dayfly.Client) -> None:
     error = failure(client.run(os._exit, 3))
     assert error.code == "maybe_executed"
     assert "exit status 3" in str(error)

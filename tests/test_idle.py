@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import mayfly
+import dayfly
 
 
 def nothing() -> None:
@@ -24,7 +24,7 @@ def own_pid() -> int:
 
 
 def test_an_idle_warm_worker_uses_no_measurable_processor_time() -> None:
-    with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         pid = lease.call(own_pid)
         lease.call(nothing)
         before = processor_seconds(pid)

@@ -10,7 +10,7 @@ from harness.leaks import wait_until
 from harness.managers import Manager
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def say(lines: int) -> int:
 
 
 def test_printed_output_survives_killed_manager(manager: Manager) -> None:
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         future = client.run(say, 6_000)
         assert future.result(60) == 6_000
         task = future.id
@@ -47,7 +47,7 @@ def test_printed_output_survives_killed_manager(manager: Manager) -> None:
             pass
         before = client.output(task)
     manager.again()
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert client.output(task) == before
         assert client.output(task, "out").endswith("line 005999\n")
         assert 50_000 < len(before) <= 64 << 10
@@ -55,5 +55,5 @@ def test_printed_output_survives_killed_manager(manager: Manager) -> None:
         done = run(program(), "task", "output", task[-12:], env=manager.daemon.client_environment())
         assert "line 005999\n" in done.stdout
         assert client.forget([task]) == {"forgotten": 1, "left": 0}
-        with pytest.raises(mayfly.RequestError):
+        with pytest.raises(dayfly.RequestError):
             client.output(task)

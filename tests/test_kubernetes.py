@@ -14,7 +14,7 @@ from harness.kubernetes import Kubernetes
 from harness.leaks import wait_until
 from harness.providers import STAYS, Provider
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(kubernetes.unavailable() is not None, reason=str(kubernetes.unavailable()))
 
 Make = Callable[..., Endpoint]
@@ -31,7 +31,7 @@ def cluster(state: Path) -> Iterator[Kubernetes]:
 
 @pytest.fixture
 def provider(cluster: Kubernetes, tmp_path: Path) -> Iterator[Provider]:
-    with Provider("kubernetes", tmp_path, cluster.environment(), image="mayfly:1", namespace="tests") as provider:
+    with Provider("kubernetes", tmp_path, cluster.environment(), image="dayfly:1", namespace="tests") as provider:
         yield provider
 
 
@@ -47,7 +47,7 @@ def endpoint(cluster: Kubernetes, manager: Daemon, state: Path) -> Iterator[Make
     with endpoints_of(manager, state / "home", **cluster.environment()) as set_up:
 
         def make(*options: str, more: tuple[str, ...] = ()) -> Endpoint:
-            given = [word for option in ("image=mayfly:1", *options) for word in ("--option", option)]
+            given = [word for option in ("image=dayfly:1", *options) for word in ("--option", option)]
             setup = ("--provider", "kubernetes", "--address", "127.0.0.1", "--walltime", "10m", *given, *more)
             return set_up(*setup, name="pods")
 
@@ -55,7 +55,7 @@ def endpoint(cluster: Kubernetes, manager: Daemon, state: Path) -> Iterator[Make
 
 
 def test_a_pod_runs_its_command_and_ends_with_it(cluster: Kubernetes, provider: Provider) -> None:
-    well = provider.job("echo it is $MAYFLY_RANK")
+    well = provider.job("echo it is $DAYFLY_RANK")
     badly = provider.job("exit 3")
     provider.wait_for(well, "ended")
     provider.wait_for(badly, "ended")
@@ -86,8 +86,8 @@ def test_a_pod_has_its_walltime_and_no_more(provider: Provider) -> None:
 def test_without_the_client_of_kubernetes_it_is_said_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "kubernetes.py").write_text("""raise ImportError("No module named 'kubernetes'")""")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    provider = Provider("kubernetes", tmp_path / "blocks", {"PYTHONPATH": path}, image="mayfly:1")
-    assert "-m pip install 'mayfly[kubernetes]'" in provider.begin()["failed"]
+    provider = Provider("kubernetes", tmp_path / "blocks", {"PYTHONPATH": path}, image="dayfly:1")
+    assert "-m pip install 'dayfly[kubernetes]'" in provider.begin()["failed"]
     provider.end()
 
 
@@ -102,7 +102,7 @@ def test_a_cluster_that_does_not_answer_has_not_ended_anything(cluster: Kubernet
 
 def test_tasks_run_on_pods_which_go_when_they_idle(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("worker_init=export PREPARED=yes", more=("--idle", "1s"))
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="pods", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="pods", client=client) as executor:
         assert executor.submit(os.getenv, "PREPARED").result(60) == "yes"
         [block] = here.blocks
         assert cluster.names() == [block["job"]]
@@ -115,7 +115,7 @@ def test_tasks_run_on_pods_which_go_when_they_idle(cluster: Kubernetes, manager:
 def test_a_refusal_is_shown_at_once(cluster: Kubernetes, manager: Daemon, endpoint: Make) -> None:
     here = endpoint()
     cluster.room = 0
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         future = client.batch(endpoint="pods").submit(abs, -1)
         wait_until(lambda: here.seen["trouble"], "the refusal is known", 20)
         assert "exceeded quota" in here.seen["trouble"]

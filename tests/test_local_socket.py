@@ -15,7 +15,7 @@ from harness.daemons import Daemon, free_port
 from harness.leaks import die_with_parent
 from harness.network import Cable, unavailable
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 Start = Callable[..., Daemon]
 
@@ -37,7 +37,7 @@ def name_of(manager: Daemon) -> str:
     about = manager.connection
     port = urlsplit(about["manager"]).port or 0
     digest = hashlib.sha256(about["ca_pem"].strip().encode() + port.to_bytes(2, "big")).digest()
-    return f"mayfly-manager-{digest[:16].hex()}"
+    return f"dayfly-manager-{digest[:16].hex()}"
 
 
 def connections(name: str) -> int:
@@ -73,7 +73,7 @@ def test_a_client_of_the_same_machine_needs_no_encryption(start: Start) -> None:
     manager = start("manager", "--listen", "127.0.0.1:0")
     name = name_of(manager)
     assert connections(name) == 0
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert client.nodes() == []
         assert connections(name) > 0
     # A manager that comes back has the name again.
@@ -82,15 +82,15 @@ def test_a_client_of_the_same_machine_needs_no_encryption(start: Start) -> None:
         "manager", "--listen", f"127.0.0.1:{urlsplit(manager.connection['manager']).port}", state=manager.state
     )
     assert name_of(again) == name
-    with mayfly.connect(config=again.state) as client:
+    with dayfly.connect(config=again.state) as client:
         assert client.nodes() == []
         assert connections(name) > 0
 
 
 def test_what_is_answered_before_all_of_it_is_read_is_heard(start: Start) -> None:
     site = start("up", "--listen", "127.0.0.1:0")
-    with mayfly.connect(config=site.state) as client:
-        flow = client.flow([mayfly.Step("done", list)], [])
+    with dayfly.connect(config=site.state) as client:
+        flow = client.flow([dayfly.Step("done", list)], [])
         assert flow.result(30) == []
         # The manager reads no body of these, and closes the connection where it came too late.
         for _ in range(3000):
@@ -108,7 +108,7 @@ def test_a_name_that_somebody_else_has_is_shown_nothing(
     other = squatter(name_of(manager), 65534)
     again = start("manager", *listen, state=manager.state)
     assert "connect by TLS" in again.output()
-    with mayfly.connect(config=again.state) as client:
+    with dayfly.connect(config=again.state) as client:
         assert client.nodes() == []
     assert other.stdout is not None
     assert other.stdout.readline() == "0\n"

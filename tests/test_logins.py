@@ -58,7 +58,7 @@ def site(start: Callable[..., Daemon], provider: Provider, tmp_path: Path) -> Da
     """A manager whose people log in with the provider."""
     file = tmp_path / "oidc.json"
     scopes = ["profile", "email", "groups"]
-    site = {"issuer": provider.issuer, "client_id": "mayfly", "scopes": scopes, "ca_file": provider.ca.name}
+    site = {"issuer": provider.issuer, "client_id": "dayfly", "scopes": scopes, "ca_file": provider.ca.name}
     file.write_text(json.dumps(site | {"valid_for_s": 3600, "rules": RULES}))
     manager = start("manager", "--listen", "127.0.0.1:0", "--oidc", str(file))
     manager.cli("tenant", "set", "astro", "--workers", "4")
@@ -66,10 +66,10 @@ def site(start: Callable[..., Daemon], provider: Provider, tmp_path: Path) -> Da
 
 
 class Login:
-    """``mayfly login`` as a person sees it."""
+    """``dayfly login`` as a person sees it."""
 
     def __init__(self, site: Daemon, *args: str, home: Path | None = None) -> None:
-        environment = clean_environment(MAYFLY_MANAGER=str(site.state / "login.json"))
+        environment = clean_environment(DAYFLY_MANAGER=str(site.state / "login.json"))
         if home:
             environment["XDG_STATE_HOME"] = str(home)
         self.process = subprocess.Popen(
@@ -111,7 +111,7 @@ def logged_in(
     return login.end()
 
 
-def token_of(site: Daemon, provider: Provider, person: str, client: str = "mayfly") -> str:
+def token_of(site: Daemon, provider: Provider, person: str, client: str = "dayfly") -> str:
     """An ID token, as some other program of theirs would get it."""
     verifier, back = "v" * 50, "http://127.0.0.1:1/callback"
     challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
@@ -150,7 +150,7 @@ def test_somebody_logs_in_with_a_browser_on_another_machine_and_every_command_fi
     assert status == 0, said
     assert (said["token"]["tenant"], said["token"]["role"]) == ("astro", "user")
     own = clean_environment(XDG_STATE_HOME=str(home))
-    assert (home / "mayfly" / "connection.json").stat().st_mode & 0o777 == 0o600
+    assert (home / "dayfly" / "connection.json").stat().st_mode & 0o777 == 0o600
     tenants = json.loads(run(program(), "tenant", "list", "--json", env=own).stdout)
     assert [tenant["name"] for tenant in tenants] == ["astro"]
     refused = run(program(), "tenant", "set", "more", "--json", env=own, check=False)
@@ -172,7 +172,7 @@ def test_somebody_logs_in_with_a_browser_on_the_same_machine(site: Daemon, provi
     status, said = logged_in(site, provider, "olga", "--browser", "--output", str(output))
     assert status == 0, said
     assert (said["token"]["tenant"], said["token"]["role"]) == ("default", "operator")
-    run(program(), "status", env=clean_environment(MAYFLY_MANAGER=str(output)))
+    run(program(), "status", env=clean_environment(DAYFLY_MANAGER=str(output)))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class Site:
         state: Path,
         database: str,
         nodes: int = 3,
+        *,
         env: dict[str, str] | None = None,
         heartbeat: str = "300ms",
     ) -> None:
@@ -71,7 +72,7 @@ class Site:
 CLIENT = textwrap.dedent(
     """
     import json, os, sys, time
-    import mayfly
+    import dayfly
 
     state, outcomes, stop = sys.argv[1:]
     log = open(outcomes, "a", buffering=1)
@@ -82,13 +83,13 @@ CLIENT = textwrap.dedent(
     number = 0
     while not os.path.exists(stop):
         try:
-            with mayfly.connect(state) as client, client.lease(workers=1, mode="warm", wait=20) as lease:
+            with dayfly.connect(state) as client, client.lease(workers=1, mode="warm", wait=20) as lease:
                 for _ in range(20):
                     number += 1
                     assert lease.submit(double, number).result(timeout=30) == 2 * number
                     log.write(json.dumps(["ok", str(lease.id) if hasattr(lease, "id") else ""]) + "\\n")
                 lease.renew(60)
-        except mayfly.Error as error:
+        except dayfly.Error as error:
             log.write(json.dumps([error.code, str(error)]) + "\\n")
             time.sleep(0.02)
     """
@@ -226,7 +227,7 @@ def test_tenants_tokens_and_quotas_hold_at_every_manager(start: Any, state: Path
     a.cli("tenant", "set", "astro", "--workers", "5")
     token = state / "astro.json"
     b.cli("token", "create", "laptop", "--tenant", "astro", "--output", str(token))
-    environment = a.client_environment() | {"MAYFLY_MANAGER": str(token)}
+    environment = a.client_environment() | {"DAYFLY_MANAGER": str(token)}
 
     def create(workers: int) -> str:
         """The lease, or the error's code."""

@@ -17,7 +17,7 @@ from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.managers import manager_here, most_memory
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -34,8 +34,8 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -47,7 +47,7 @@ def wait_for(path: str) -> str:
     return "released"
 
 
-def hold_the_workers(client: mayfly.Client, gate: Path) -> mayfly.Batch:
+def hold_the_workers(client: dayfly.Client, gate: Path) -> dayfly.Batch:
     """Tasks in front of all others, more than there are workers."""
     held = client.map(wait_for, [str(gate)] * 50, priority=5)
     wait_until(lambda: list(gate.parent.glob(f"{gate.name}.*")), "a worker is held", 30)
@@ -65,7 +65,7 @@ def ended_cancelled(manager: Daemon, tag: str) -> int:
         before = f"&before={page[-1]['id']}"
 
 
-def test_many_tasks_of_a_batch_are_cancelled_at_once(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_many_tasks_of_a_batch_are_cancelled_at_once(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     held = hold_the_workers(client, gate)
     batch = client.map(abs, range(MANY), tag="unwanted")
@@ -89,7 +89,7 @@ def test_many_tasks_of_a_batch_are_cancelled_at_once(client: mayfly.Client, mana
     assert most_memory(manager.pid) < 1 << 30
 
 
-def test_many_tasks_of_a_tag_are_cancelled_by_hand(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_many_tasks_of_a_tag_are_cancelled_by_hand(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     held = hold_the_workers(client, gate)
     function = client.register(abs, name="abs").id

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 def lab(*command: str | Path, state: Path, symmetric: bool = False) -> str:
     """What a command prints within the laboratory, of which nothing is left."""
-    variables = {"MAYFLY_PYTHON": sys.executable, "MAYFLY_BIN_DIR": str(bin_dir()), "TMPDIR": str(state)}
+    variables = {"DAYFLY_PYTHON": sys.executable, "DAYFLY_BIN_DIR": str(bin_dir()), "TMPDIR": str(state)}
     options = ("--symmetric",) if symmetric else ()
     done = run(LAB, *options, *command, env=clean_environment(**variables), cwd=state, timeout=90)
     assert list(state.glob("nat-lab.*")) == []
@@ -34,7 +34,7 @@ def lab(*command: str | Path, state: Path, symmetric: bool = False) -> str:
 def test_ranks_of_two_sites_reach_each_other_through_both_nats(
     state: Path, sandbox: str, symmetric: bool, between: str
 ) -> None:
-    command = ("mayfly", "run", "--ranks", "4", "--no-label", "--sandbox", sandbox, PYTHON / "ways.py")
+    command = ("dayfly", "run", "--ranks", "4", "--no-label", "--sandbox", sandbox, PYTHON / "ways.py")
     lines = lab(*command, state=state, symmetric=symmetric).splitlines()
     rows = [line.partition(": ")[2].split() for line in lines]
     assert [rows[low][high] for low in range(4) for high in range(4)] == [
@@ -45,10 +45,10 @@ def test_ranks_of_two_sites_reach_each_other_through_both_nats(
 def test_the_examples_run_there_as_they_do_on_one_node(state: Path) -> None:
     compile_source(ROOT / "examples" / "cxx" / "jacobi_group.cpp", state / "jacobi_group")
     commands = [
-        f"mayfly run --ranks 4 {PYTHON / 'allreduce.py'}",
+        f"dayfly run --ranks 4 {PYTHON / 'allreduce.py'}",
         f"{sys.executable} {PYTHON / 'allreduce.py'}",
-        "mayfly run --ranks 4 ./jacobi_group 24 32 0.001",
-        f"mayfly run --ranks 4 {PYTHON / 'ddp_digits.py'}",
+        "dayfly run --ranks 4 ./jacobi_group 24 32 0.001",
+        f"dayfly run --ranks 4 {PYTHON / 'ddp_digits.py'}",
     ]
     said = lab("sh", "-ec", "\n".join(commands), state=state)
     lines = said.splitlines()

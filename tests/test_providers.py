@@ -20,7 +20,7 @@ from harness.programs import run
 from harness.providers import STAYS, Provider
 from harness.slurm import GRACE, Slurm, slurm_cluster, unavailable
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("parsl") is None, reason="Parsl is not installed")
 needs_slurm = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -48,11 +48,11 @@ def by_slurm(slurm: Slurm, directory: Path, partition: str = "idle", **options: 
 def test_a_job_runs_once_on_each_node_with_its_rank(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         # With all that shells look at: it is written to one script by another.
-        command = r"""printf '%s\n' "rank $MAYFLY_RANK of `echo two` on $SLURMD_NODENAME: $((1 + 1)) \\ \$x" '$y\n' """
+        command = r"""printf '%s\n' "rank $DAYFLY_RANK of `echo two` on $SLURMD_NODENAME: $((1 + 1)) \\ \$x" '$y\n' """
         job = provider.job(command, nodes=2)
         assert provider.wait_for(job, "ended") == "COMPLETED"
         for rank in range(2):
-            variables = os.environ | {"MAYFLY_RANK": str(rank), "SLURMD_NODENAME": f"n{rank}"}
+            variables = os.environ | {"DAYFLY_RANK": str(rank), "SLURMD_NODENAME": f"n{rank}"}
             lines = run("sh", "-c", command, env=variables).stdout.splitlines()
             assert lines[0] == rf"rank {rank} of two on n{rank}: 2 \ $x"
             assert provider.output().count(lines[0]) == 1
@@ -107,7 +107,7 @@ def test_the_command_of_a_cancelled_job_is_told_on_each_node(slurm: Slurm, tmp_p
 def test_the_command_of_a_preempted_job_is_told_at_once(slurm: Slurm, tmp_path: Path) -> None:
     with by_slurm(slurm, tmp_path) as provider:
         # It goes on, so it is there for its time of grace.
-        text = "trap 'echo told $MAYFLY_RANK; trap - TERM' TERM; echo here; while :; do sleep 0.05; done"
+        text = "trap 'echo told $DAYFLY_RANK; trap - TERM' TERM; echo here; while :; do sleep 0.05; done"
         job = provider.job(text, nodes=2)
         wait_until(lambda: provider.output().count("here") == 2, "it runs", 30)
         better = slurm.fill()
@@ -228,7 +228,7 @@ def test_without_parsl_it_is_said_how_to_get_it(tmp_path: Path) -> None:
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     provider = Provider("slurm", tmp_path / "blocks", {"PYTHONPATH": path})
     failed = provider.begin()["failed"]
-    assert f"{sys.executable} -m pip install 'mayfly[providers]'" in failed
+    assert f"{sys.executable} -m pip install 'dayfly[providers]'" in failed
     provider.end()
 
 
@@ -326,12 +326,12 @@ def run_script(files: Path, job: str) -> str:
 
 def test_a_fake_pbs_runs_tells_and_ends_jobs(tmp_path: Path) -> None:
     with fake("pbs", PBS, tmp_path, queue="open", worker_init="greeting=hello; export greeting") as (provider, files):
-        job = provider.job("echo $greeting from $MAYFLY_RANK", walltime_s=3601)
+        job = provider.job("echo $greeting from $DAYFLY_RANK", walltime_s=3601)
         assert provider.how(job) == ("pending", "Not Running: Not enough of it")
         assert "#PBS -l walltime=01:00:01\n" in (files / "1.script").read_text()
         assert run_script(files, job) == "hello from 0\n"
         (files / "1.state").write_text("R")
-        other = provider.job("echo $greeting from $MAYFLY_RANK", nodes=2)
+        other = provider.job("echo $greeting from $DAYFLY_RANK", nodes=2)
         assert "#PBS -l select=2:" in (files / "2.script").read_text()
         assert [line for line in run_script(files, other).splitlines() if "hello" in line] == [
             "hello from 0",
@@ -361,7 +361,7 @@ OTHERS = [("torque", PBS), ("lsf", LSF), ("grid-engine", GRID_ENGINE), ("htcondo
 @pytest.mark.parametrize(("kind", "commands"), OTHERS, ids=[kind for kind, _ in OTHERS])
 def test_fakes_of_others_run_tell_and_end_jobs(kind: str, commands: dict[str, str], tmp_path: Path) -> None:
     with fake(kind, commands, tmp_path) as (provider, files):
-        job = provider.job("echo it is \"$MAYFLY_RANK\" '$x'", walltime_s=90)
+        job = provider.job("echo it is \"$DAYFLY_RANK\" '$x'", walltime_s=90)
         assert run_script(files, job) == "it is 0 $x\n"
         if kind == "torque":
             assert provider.how(job)[0] == "pending"

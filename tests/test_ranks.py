@@ -23,7 +23,7 @@ from harness.endpoints import Endpoint, endpoints_of, manager_alone
 from harness.leaks import wait_until
 from harness.programs import run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 #: Two nodes of two workers come together.
@@ -48,8 +48,8 @@ def endpoint(manager: Daemon, state: Path) -> Iterator[Callable[..., Endpoint]]:
 
 
 @pytest.fixture
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -60,14 +60,14 @@ def executor_of_rank() -> int:
 
 def sum_up(number: int) -> tuple[int, int, int]:
     """The rank, the sum of all ranks' numbers, and where it is."""
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     print(f"rank {comm.rank} has {number}")
     return comm.rank, comm.allreduce(number + comm.rank), executor_of_rank()
 
 
-def test_all_ranks_of_a_task_run_at_once_on_as_many_nodes_as_they_need(client: mayfly.Client, endpoint: Any) -> None:
+def test_all_ranks_of_a_task_run_at_once_on_as_many_nodes_as_they_need(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
     function = client.register(sum_up, ranks=4)
     assert function.status["resources"]["ranks"] == 4
@@ -81,16 +81,16 @@ def test_all_ranks_of_a_task_run_at_once_on_as_many_nodes_as_they_need(client: m
     assert sorted(client.output(future).splitlines()) == [f"rank {rank} has 0" for rank in range(4)]
 
 
-def test_ranks_are_where_they_were_asked_to_be(client: mayfly.Client, endpoint: Any) -> None:
+def test_ranks_are_where_they_were_asked_to_be(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
     for placement, nodes in (("spread", 2), ("together", 1)):
-        with mayfly.Executor("here", client=client, ranks=2, placement=placement) as executor:
+        with dayfly.Executor("here", client=client, ranks=2, placement=placement) as executor:
             result = executor.submit(sum_up, 1).result(60)
             assert len({where for _, _, where in result}) == nodes
 
 
 def fail_on_one(rank: int) -> None:
-    from mayfly import MPI
+    from dayfly import MPI
 
     if MPI.COMM_WORLD.rank == rank:
         raise KeyError("only here")
@@ -98,9 +98,9 @@ def fail_on_one(rank: int) -> None:
     MPI.COMM_WORLD.barrier()
 
 
-def test_the_exception_of_one_rank_is_the_tasks(client: mayfly.Client, endpoint: Any) -> None:
+def test_the_exception_of_one_rank_is_the_tasks(client: dayfly.Client, endpoint: Any) -> None:
     endpoint(*TWO_NODES)
-    with mayfly.Executor("here", client=client, ranks=4) as executor:
+    with dayfly.Executor("here", client=client, ranks=4) as executor:
         with pytest.raises(KeyError, match="only here"):
             executor.submit(fail_on_one, 2).result(60)
         # The same workers go on.
@@ -108,7 +108,7 @@ def test_the_exception_of_one_rank_is_the_tasks(client: mayfly.Client, endpoint:
 
 
 def die_at_first(path: str) -> int:
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     if comm.rank == 1 and not os.path.exists(path):
@@ -119,36 +119,36 @@ def die_at_first(path: str) -> int:
 
 
 def test_a_task_that_lost_a_rank_is_executed_again_only_if_it_may_be(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     endpoint(*TWO_NODES)
-    with mayfly.Executor("here", client=client, ranks=3) as executor, pytest.raises(mayfly.Error) as raised:
+    with dayfly.Executor("here", client=client, ranks=3) as executor, pytest.raises(dayfly.Error) as raised:
         executor.submit(die_at_first, str(tmp_path / "once")).result(60)
     assert raised.value.code == "maybe_executed"
-    with mayfly.Executor("here", client=client, ranks=3, repeatable=True) as executor:
+    with dayfly.Executor("here", client=client, ranks=3, repeatable=True) as executor:
         assert executor.submit(die_at_first, str(tmp_path / "twice")).result(60) == [3, 3, 3]
 
 
 def linger(directory: str) -> None:
-    from mayfly import MPI
+    from dayfly import MPI
 
     Path(directory, f"{MPI.COMM_WORLD.rank}.{os.getpid()}").touch()
     time.sleep(1000)
 
 
 def test_all_ranks_end_when_their_task_is_cancelled_or_has_had_its_time(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     endpoint(*TWO_NODES)
 
     def are_gone() -> bool:
         return not any(Path(f"/proc/{path.name.split('.')[1]}").exists() for path in tmp_path.iterdir())
 
-    with mayfly.Executor("here", client=client, ranks=4, walltime=1) as executor:
-        with pytest.raises(mayfly.DeadlineExceeded):
+    with dayfly.Executor("here", client=client, ranks=4, walltime=1) as executor:
+        with pytest.raises(dayfly.DeadlineExceeded):
             executor.submit(linger, str(tmp_path)).result(60)
         wait_until(are_gone, "no rank is left")
-    with mayfly.Executor("here", client=client, ranks=4) as executor:
+    with dayfly.Executor("here", client=client, ranks=4) as executor:
         future = executor.submit(linger, str(tmp_path))
         wait_until(lambda: len(list(tmp_path.iterdir())) == 8, "all run", 60)
         future.kill()
@@ -158,17 +158,17 @@ def test_all_ranks_end_when_their_task_is_cancelled_or_has_had_its_time(
 
 
 def test_a_rank_whose_node_is_taken_away_takes_its_task_with_it(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     here = endpoint(*TWO_NODES, "--max-blocks", "2")
-    with mayfly.Executor("here", client=client, ranks=4, repeatable=True) as executor:
+    with dayfly.Executor("here", client=client, ranks=4, repeatable=True) as executor:
         future = executor.submit(die_with_its_node, str(tmp_path / "first"))
         assert future.result(100) == [4, 4, 4, 4]
     assert len(here.blocks) >= 1
 
 
 def die_with_its_node(path: str) -> int:
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     if comm.rank == 3 and not os.path.exists(path):
@@ -184,7 +184,7 @@ def die_with_its_node(path: str) -> int:
     return int(comm.size)
 
 
-def test_more_ranks_than_an_endpoint_can_have_are_refused_at_once(client: mayfly.Client, endpoint: Any) -> None:
+def test_more_ranks_than_an_endpoint_can_have_are_refused_at_once(client: dayfly.Client, endpoint: Any) -> None:
     here = endpoint(*TWO_NODES)
     for asked, words in (
         ({"ranks": 5}, "5 workers of 1 cores, packed, and this endpoint has 2 nodes of 2 cores at most"),
@@ -192,15 +192,15 @@ def test_more_ranks_than_an_endpoint_can_have_are_refused_at_once(client: mayfly
         ({"cores": 3}, "1 workers of 3 cores"),
     ):
         with (
-            mayfly.Executor("here", client=client, **asked) as executor,
-            pytest.raises(mayfly.Error, match=words) as refused,
+            dayfly.Executor("here", client=client, **asked) as executor,
+            pytest.raises(dayfly.Error, match=words) as refused,
         ):
             executor.submit(abs, 1).result(30)
         assert refused.value.code == "too_large"
     assert here.blocks == []
-    with pytest.raises(mayfly.Error, match="4096 are allowed"):
+    with pytest.raises(dayfly.Error, match="4096 are allowed"):
         client.register(sum_up, ranks=5000)
-    with mayfly.Executor("here", client=client, ranks=2) as executor, pytest.raises(ValueError, match="chunksize"):
+    with dayfly.Executor("here", client=client, ranks=2) as executor, pytest.raises(ValueError, match="chunksize"):
         executor.map(abs, range(3), chunksize=2)
 
 
@@ -213,7 +213,7 @@ def note(directory: str, task: int, seconds: float) -> tuple[float, float]:
 
 
 def test_a_task_of_several_cores_leaves_no_more_tasks_beside_it_than_there_are_cores(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     endpoint("--max-blocks", "1")
     wide = client.map(note, [str(tmp_path)] * 4, range(4), [0.2] * 4, endpoint="here", cores=2)
@@ -223,7 +223,7 @@ def test_a_task_of_several_cores_leaves_no_more_tasks_beside_it_than_there_are_c
 
 
 def test_those_who_come_later_find_room_beside_whoever_has_many_tasks(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     endpoint(*TWO_NODES)
     places = {name: tmp_path / name for name in ("many", "wide", "gang")}
@@ -247,7 +247,7 @@ def test_a_program_without_python_runs_a_function_on_several_ranks(manager: Daem
     endpoint()
     source = (
         "def share(total):\n"
-        "    from mayfly import MPI\n"
+        "    from dayfly import MPI\n"
         "    world = MPI.COMM_WORLD\n"
         "    return {'rank': world.rank, 'part': total / world.size}\n"
     )
@@ -291,35 +291,35 @@ int main(int count, char **words) {
 
 @needs_open_mpi
 def test_an_mpi_program_runs_on_the_ranks_of_a_task_and_needs_no_ssh_between_hosts(
-    client: mayfly.Client, endpoint: Any, tmp_path: Path
+    client: dayfly.Client, endpoint: Any, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("a host name of its own for each node needs root")
     (tmp_path / "hello.c").write_text(HELLO)
     run("mpicc", str(tmp_path / "hello.c"), "-o", str(tmp_path / "hello"))
     # Nodes that take themselves for two hosts, which reach each other by the loopback.
-    script = tmp_path / "mayfly"
+    script = tmp_path / "dayfly"
     script.write_text(
         "#!/bin/sh\n"
         "export OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_btl_tcp_if_include=lo\n"
-        f'exec unshare --uts sh -c \'hostname host-$MAYFLY_RANK; exec {shutil.which("mayfly")} "$@"\' mayfly "$@"\n'
+        f'exec unshare --uts sh -c \'hostname host-$DAYFLY_RANK; exec {shutil.which("dayfly")} "$@"\' dayfly "$@"\n'
     )
     script.chmod(0o755)
     here = endpoint(*TWO_NODES, start=False)
     configuration = here.directory / "endpoint.toml"
     configuration.write_text(configuration.read_text().replace('program = ""', f'program = "{script}"'))
     here.start()
-    hello = client.register(mayfly.MPICommand(f"{tmp_path}/hello {{word}}"), ranks=4)
-    with mayfly.Executor("here", client=client) as executor:
+    hello = client.register(dayfly.MPICommand(f"{tmp_path}/hello {{word}}"), ranks=4)
+    with dayfly.Executor("here", client=client) as executor:
         first, *others = executor.submit(hello, "two words").result(60)
         assert others == [None] * 3
         lines = sorted(line for line in first.splitlines() if "rank" in line)
         assert [line.split(" on ")[0] for line in lines] == [f"two words: rank {rank} of 4" for rank in range(4)]
         assert Counter(line.split(" on ")[1] for line in lines) == {"host-0, 6": 2, "host-1, 6": 2}
-        failing = client.register(mayfly.MPICommand("/bin/false"), ranks=4)
-        with pytest.raises(mayfly.CommandError, match="ended with status 1"):
+        failing = client.register(dayfly.MPICommand("/bin/false"), ranks=4)
+        with pytest.raises(dayfly.CommandError, match="ended with status 1"):
             executor.submit(failing).result(60)
         # What has its own launcher is started by that.
-        own = client.register(mayfly.MPICommand("echo", launcher="echo {ranks} on {hosts}: "), ranks=4)
+        own = client.register(dayfly.MPICommand("echo", launcher="echo {ranks} on {hosts}: "), ranks=4)
         first = executor.submit(own).result(60)[0]
         assert sorted(first.split(": ")[0].split(" ", 2)[2].split(",")) == ["host-0", "host-0", "host-1", "host-1"]

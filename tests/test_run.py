@@ -1,4 +1,4 @@
-"""``mayfly run``: programs on many ranks, from the shell."""
+"""``dayfly run``: programs on many ranks, from the shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.programs import clean_environment, program, run
 
 
 def ranks(site: Daemon, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    environment = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     return run(program(), "run", *args, env=environment, cwd=cwd, check=False)
 
 
@@ -38,7 +38,7 @@ def test_a_script_is_sent_to_its_ranks_and_each_line_tells_whose_it_is(site: Dae
         tmp_path / "sum.py",
         """
         import sys
-        from mayfly import MPI
+        from dayfly import MPI
         comm = MPI.COMM_WORLD
         print(comm.allreduce(comm.rank), *sys.argv[1:])
         print("to standard error", file=sys.stderr)
@@ -57,7 +57,7 @@ def test_a_folder_a_program_and_a_function_are_run_too(site: Daemon, tmp_path: P
     write(
         folder / "part.py",
         """
-        from mayfly import MPI
+        from dayfly import MPI
         def work(*args):
             print(MPI.COMM_WORLD.allgather("x"))
         """,
@@ -71,7 +71,7 @@ def test_a_folder_a_program_and_a_function_are_run_too(site: Daemon, tmp_path: P
     write(
         tmp_path / "functions.py",
         """
-        from mayfly import MPI
+        from dayfly import MPI
         def work(*args):
             return {"rank": MPI.COMM_WORLD.rank, "args": args}
         """,
@@ -86,7 +86,7 @@ def test_the_exit_status_is_that_of_a_rank_that_failed_and_the_others_are_ended(
         tmp_path / "fail.py",
         """
         import sys, time
-        from mayfly import MPI
+        from dayfly import MPI
         if MPI.COMM_WORLD.rank == 1:
             sys.exit(3)
         time.sleep(60)
@@ -119,10 +119,10 @@ def test_processes_of_plain_shells_meet_at_a_rendezvous_of_their_own(rendezvous:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", "from mayfly import MPI; print(MPI.COMM_WORLD.allgather(1))"],
+            [sys.executable, "-c", "from dayfly import MPI; print(MPI.COMM_WORLD.allgather(1))"],
             stdout=subprocess.PIPE,
             text=True,
-            env=clean_environment(MAYFLY_GROUP=json.dumps(group)) | {"HOME": os.environ.get("HOME", "/")},
+            env=clean_environment(DAYFLY_GROUP=json.dumps(group)) | {"HOME": os.environ.get("HOME", "/")},
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
         )
         for _ in range(2)

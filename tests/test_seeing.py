@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import mayfly
+import dayfly
 import pytest
 from harness.daemons import Daemon
 from harness.programs import ROOT
@@ -47,7 +47,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 def work(daemon: Daemon) -> None:
     """A lease that is used and given back."""
-    with mayfly.connect(daemon.state) as client, client.lease(workers=2, mode="warm") as lease:
+    with dayfly.connect(daemon.state) as client, client.lease(workers=2, mode="warm") as lease:
         assert list(lease.map(abs, range(-50, 0))) == list(range(50, 0, -1))
         with pytest.raises(ZeroDivisionError):
             lease.call(divmod, 1, 0)
@@ -67,20 +67,20 @@ def test_the_manager_tells_prometheus_what_was_granted_used_and_answered(up: Dae
 
     def booked() -> dict[tuple[str, ...], float] | None:
         found = samples(fetch(up, "/v1/metrics"))
-        return found if found.get(("mayfly_failed_calls_total", "default"), 0) >= 1 else None
+        return found if found.get(("dayfly_failed_calls_total", "default"), 0) >= 1 else None
 
     found = until(booked)
-    assert found["mayfly_grants_total", "granted"] == 1
-    assert found["mayfly_grant_seconds_count",] == 1
-    assert found["mayfly_nodes", "up"] == 1
-    assert found["mayfly_leases_ended_total", "released"] == 1
-    assert found["mayfly_cores", "free"] == found["mayfly_cores", "all"] > 0
-    assert found["mayfly_calls_total", "default"] > 1
-    assert found["mayfly_usage_seconds_total", "default", "computing"] > 0
-    assert found["mayfly_http_requests_total", "POST", "/v1/leases", "201"] == 1
-    assert found["mayfly_store_writes",] == 1
+    assert found["dayfly_grants_total", "granted"] == 1
+    assert found["dayfly_grant_seconds_count",] == 1
+    assert found["dayfly_nodes", "up"] == 1
+    assert found["dayfly_leases_ended_total", "released"] == 1
+    assert found["dayfly_cores", "free"] == found["dayfly_cores", "all"] > 0
+    assert found["dayfly_calls_total", "default"] > 1
+    assert found["dayfly_usage_seconds_total", "default", "computing"] > 0
+    assert found["dayfly_http_requests_total", "POST", "/v1/leases", "201"] == 1
+    assert found["dayfly_store_writes",] == 1
     # Nodes say every two seconds how long calls took.
-    until(lambda: samples(fetch(up, "/v1/metrics"))["mayfly_call_seconds_bucket", "+Inf"] >= 1)
+    until(lambda: samples(fetch(up, "/v1/metrics"))["dayfly_call_seconds_bucket", "+Inf"] >= 1)
 
 
 def test_metrics_are_for_operators_and_a_token_for_looking_only_will_do(up: Daemon) -> None:
@@ -89,7 +89,7 @@ def test_metrics_are_for_operators_and_a_token_for_looking_only_will_do(up: Daem
         role: up.cli("token", "create", role, "--role", role, "--read-only", *tenant)["token"]
         for role, tenant in [("operator", ()), ("user", ("--tenant", "astro"))]
     }
-    assert "mayfly_nodes" in fetch(up, "/v1/metrics", made["operator"])
+    assert "dayfly_nodes" in fetch(up, "/v1/metrics", made["operator"])
     with pytest.raises(urllib.error.HTTPError) as refused:
         fetch(up, "/v1/metrics", made["user"])
     assert refused.value.code == 403
@@ -106,19 +106,19 @@ def test_a_node_tells_prometheus_what_it_has_and_how_long_calls_took(start: Any)
         with urllib.request.urlopen(url[0], timeout=20) as answer:
             found = samples(answer.read().decode())
         # A worker counts a call first, and how long it took right after.
-        both = found["mayfly_node_call_seconds_bucket", "+Inf"], found["mayfly_node_calls_total",]
+        both = found["dayfly_node_call_seconds_bucket", "+Inf"], found["dayfly_node_calls_total",]
         return found if both[0] == both[1] else None
 
     found = until(settled)
-    assert found["mayfly_node_manager_connected",] == 1
-    assert found["mayfly_node_calls_total",] > 0
-    assert found["mayfly_node_failed_calls_total",] == 1
-    assert found["mayfly_node_places",] >= 1
+    assert found["dayfly_node_manager_connected",] == 1
+    assert found["dayfly_node_calls_total",] > 0
+    assert found["dayfly_node_failed_calls_total",] == 1
+    assert found["dayfly_node_places",] >= 1
 
 
 def test_the_times_of_tasks_are_known_for_each_and_in_sum(up: Daemon) -> None:
     before = time.time()
-    with mayfly.connect(config=up.state) as client:
+    with dayfly.connect(config=up.state) as client:
         batch = client.map(time.sleep, [0.3] * 4)
         assert list(batch.results(timeout=30)) == [None] * 4
         times, took = batch.times(), time.time() - before
@@ -135,9 +135,9 @@ def test_the_times_of_tasks_are_known_for_each_and_in_sum(up: Daemon) -> None:
     assert (counts["done"], counts["failed"], counts["running"]) == (4, 0, 0)
     assert counts["times"]["running_ms"] == pytest.approx(times["running"] * 1000, abs=20)
     found = samples(fetch(up, "/v1/metrics"))
-    assert found["mayfly_tasks_ended_total", "well"] == 4
-    assert found["mayfly_tasks_time_seconds_total", "running"] == pytest.approx(times["running"], abs=0.02)
-    assert found["mayfly_tasks", "queued"] == 0
+    assert found["dayfly_tasks_ended_total", "well"] == 4
+    assert found["dayfly_tasks_time_seconds_total", "running"] == pytest.approx(times["running"], abs=0.02)
+    assert found["dayfly_tasks", "queued"] == 0
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
@@ -146,12 +146,12 @@ def test_the_dashboard_asks_for_metrics_that_there_are(up: Daemon) -> None:
     def families() -> set[str] | None:
         found = {family.name for family in text_string_to_metric_families(fetch(up, "/v1/metrics"))}
         # What was used is known once it is booked.
-        return found if "mayfly_calls" in found else None
+        return found if "dayfly_calls" in found else None
 
     there = until(families)
-    dashboard = json.loads((ROOT / "docs" / "grafana" / "mayfly.json").read_text())
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "dayfly.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    named = {name for expression in asked for name in re.findall(r"\bmayfly_\w+", expression)}
+    named = {name for expression in asked for name in re.findall(r"\bdayfly_\w+", expression)}
     assert len(named) > 8
     for name in named:
         assert re.sub(r"_(total|bucket|count)$", "", name) in there, f"{name} of the dashboard is no metric"
@@ -233,7 +233,7 @@ class TestPage:
         return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", self.document(address, profile, seconds)))
 
     def test_shows_nodes_leases_use_and_bills(self, up: Daemon, tmp_path: Path) -> None:
-        with mayfly.connect(up.state) as client, client.lease(workers=3, mode="warm") as lease:
+        with dayfly.connect(up.state) as client, client.lease(workers=3, mode="warm") as lease:
             list(lease.map(abs, range(100)))
             # The page draws what was within the last hour: there must be something.
             until(lambda: len(json.loads(fetch(up, "/v1/history"))) >= 2)
@@ -249,7 +249,7 @@ class TestPage:
         assert up.connection["token"] not in seen
 
     def test_charts_show_gaps_and_tiles_agree_with_tables(self, up: Daemon, tmp_path: Path) -> None:
-        with mayfly.connect(up.state) as client, client.lease(workers=3, mode="warm"):
+        with dayfly.connect(up.state) as client, client.lease(workers=3, mode="warm"):
             idle = until(lambda: json.loads(fetch(up, "/v1/history")))[0] | {"workers_leased": 0, "leases": 0}
             now = int(time.time() * 1000)
             # One time that is repeated, and two minutes without a moment.

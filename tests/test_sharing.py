@@ -16,7 +16,7 @@ from harness.leaks import wait_until
 from harness.managers import Manager, tenant
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,8 +30,8 @@ def manager(state: Path) -> Iterator[Manager]:
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Manager) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -55,42 +55,42 @@ def fail(mark: str) -> None:
 
 
 def test_what_is_shared_with_a_team_is_shared_with_whoever_is_in_it(
-    manager: Manager, client: mayfly.Client, state: Path
+    manager: Manager, client: dayfly.Client, state: Path
 ) -> None:
     people = {name: tenant(manager.daemon, name, state) for name in ("alice", "bob")}
-    with mayfly.connect(config=people["alice"]) as alice, mayfly.connect(config=people["bob"]) as bob:
+    with dayfly.connect(config=people["alice"]) as alice, dayfly.connect(config=people["bob"]) as bob:
         assert client.team("astro", ["alice"], description="the telescope")["owner"] == "default"
         function = client.register(double, share=["team:astro"])
         assert alice.run(alice.function(function.id), 4).result(30) == 8
         for forbidden in (lambda: bob.function(function.id), lambda: bob.run(function, 4).result(30)):
-            with pytest.raises(mayfly.Error, match="there is no function"):
+            with pytest.raises(dayfly.Error, match="there is no function"):
                 forbidden()
         assert [team["name"] for team in alice.teams()] == ["astro"]
         assert bob.teams() == []
         # It is its owner's to change, and nobody else's.
-        with pytest.raises(mayfly.Error, match="another tenant's"):
+        with pytest.raises(dayfly.Error, match="another tenant's"):
             alice.team("astro", ["alice", "bob"])
         client.team("astro", ["bob"])
         assert bob.run(bob.function(function.id), 5).result(30) == 10
-        with pytest.raises(mayfly.Error, match="there is no function"):
+        with pytest.raises(dayfly.Error, match="there is no function"):
             alice.function(function.id)
         # Nobody shares with a team that somebody else may make later, or takes over the name of one that was removed.
-        with pytest.raises(mayfly.Error, match="there is no team"):
+        with pytest.raises(dayfly.Error, match="there is no team"):
             bob.register(double, share=["team:bio"])
         manager.daemon.cli("team", "remove", "astro")
-        with pytest.raises(mayfly.Error, match="another tenant's"):
+        with pytest.raises(dayfly.Error, match="another tenant's"):
             alice.team("astro", ["alice"])
-        with pytest.raises(mayfly.Error, match="there is no function"):
+        with pytest.raises(dayfly.Error, match="there is no function"):
             bob.function(function.id)
         assert client.teams() == []
         client.team("astro", ["bob", "bob"])
         client.team("bio", ["bob"])
-        with pytest.raises(mayfly.Error, match="you have no team `bio`"):
+        with pytest.raises(dayfly.Error, match="you have no team `bio`"):
             bob.remove_team("bio")
         assert client.remove_team("bio")["members"] == ["bob"]
         assert [team["name"] for team in client.teams()] == ["astro"]
     manager.again()
-    with mayfly.connect(config=people["bob"]) as bob:
+    with dayfly.connect(config=people["bob"]) as bob:
         assert bob.run(bob.function(function.id), 6).result(30) == 12
 
 
@@ -115,21 +115,21 @@ def test_teams_on_the_command_line(manager: Manager) -> None:
 
 
 def test_what_tasks_took_is_known_by_function_and_tenant_through_a_restart(
-    manager: Manager, client: mayfly.Client, state: Path
+    manager: Manager, client: dayfly.Client, state: Path
 ) -> None:
     alice_at = tenant(manager.daemon, "alice", state)
     for future in [client.run(sleep, 0.1) for _ in range(4)]:
         future.result(30)
     assert client.run(double, 1).result(30) == 2
-    with mayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="again"):
+    with dayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="again"):
         executor.submit(fail, "again").result(30)
-    with mayfly.connect(config=alice_at) as alice:
+    with dayfly.connect(config=alice_at) as alice:
         assert alice.run(double, 2).result(30) == 4
         assert [(line["tenant"], short(line), line["tasks"]) for line in alice.usage()] == [("alice", "double", 1)]
-        with pytest.raises(mayfly.Error, match="operator"):
+        with pytest.raises(dayfly.Error, match="operator"):
             alice.usage(everybody=True)
     manager.again()
-    with mayfly.connect(config=manager.state) as again:
+    with dayfly.connect(config=manager.state) as again:
         lines = {short(line): line for line in again.usage()}
         assert set(lines) == {"sleep", "double", "fail"}
         assert {name: (line["tasks"], line["failed"]) for name, line in lines.items()} == {
@@ -164,23 +164,23 @@ def test_who_has_spent_a_budget_or_is_suspended_submits_nothing_until_that_chang
         return next(one["spent"] for one in manager.daemon.cli("tenant", "list") if one["name"] == "astro")
 
     def refusal() -> str:
-        with pytest.raises(mayfly.Error) as refused:
+        with pytest.raises(dayfly.Error) as refused:
             astro.run(function, 1).result(30)
         assert refused.value.code == "quota_exceeded"
         return str(refused.value)
 
-    with mayfly.connect(config=tenant(manager.daemon, "astro", state)) as astro:
+    with dayfly.connect(config=tenant(manager.daemon, "astro", state)) as astro:
         function = astro.register(double)
         set_astro("--price-computing", "100", "--budget", "5")
         assert astro.run(sleep, 0.1).result(30) is None
         # Nodes say what was used every two seconds.
         wait_until(lambda: spent() > 5 * 10**9, "it is in the books", 30)
         assert "has spent" in refusal()
-        steps = [mayfly.Step("one", function)]
-        with pytest.raises(mayfly.Error, match="has spent"):
+        steps = [dayfly.Step("one", function)]
+        with pytest.raises(dayfly.Error, match="has spent"):
             astro.flow(steps, 1)
-        with pytest.raises(mayfly.Error, match="no endpoint `elsewhere`"):
-            mayfly.Executor(endpoint="elsewhere", client=astro, durable=False)
+        with pytest.raises(dayfly.Error, match="no endpoint `elsewhere`"):
+            dayfly.Executor(endpoint="elsewhere", client=astro, durable=False)
         # What happens meanwhile is not lost, and says what it waits for.
         timer = astro.trigger("each-second", function, timer="* * * * * *", keywords={})
         wait_until(lambda: "has spent" in str(timer.refresh()["trouble"]), "the trigger says why it waits", 30)
@@ -202,14 +202,14 @@ def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_b
         found: list[dict[str, Any]] = manager.daemon.cli("tenant", "list")
         return next(one for one in found if one["name"] == "astro")
 
-    def cost(client: mayfly.Client) -> int:
+    def cost(client: dayfly.Client) -> int:
         return sum(line["cost"] for line in client.usage())
 
     astro_at = tenant(manager.daemon, "astro", state)
     manager.daemon.cli("tenant", "set", "astro", "--price-computing", "100")
     with endpoints_of(manager.daemon, state) as make:
         here = make("--share-with", "astro", "--min-blocks", "1", "--workers-per-node", "1")
-        with mayfly.connect(config=astro_at) as astro:
+        with dayfly.connect(config=astro_at) as astro:
             for future in [astro.batch(endpoint="here").submit(sleep, 0.2) for _ in range(5)]:
                 future.result(60)
             # A second of computing, for a hundred each.
@@ -219,13 +219,13 @@ def test_tasks_at_anothers_endpoint_elsewhere_are_charged_once_and_wait_when_a_b
             assert (of_astro()["spent"], manager.daemon.cli("bill", "--tenant", "astro")) == (before, [])
         # It is neither lost nor charged again when the manager dies.
         manager.again()
-        with mayfly.connect(config=astro_at) as astro, mayfly.connect(config=manager.state) as owner:
+        with dayfly.connect(config=astro_at) as astro, dayfly.connect(config=manager.state) as owner:
             assert (cost(astro), of_astro()["spent_on_tasks"], of_astro()["spent"]) == (before, before, before)
             manager.daemon.cli("tenant", "set", "astro", "--budget", str(before // 10**9 + 30))
             # At once: what comes after the budget is spent would be refused.
             futures = astro.map(sleep, [0.5] * 40, endpoint="here").futures
             wait_until(lambda: of_astro()["spent"] > of_astro()["budget"], "the budget is spent", 60)
-            with pytest.raises(mayfly.Error, match="has spent"):
+            with pytest.raises(dayfly.Error, match="has spent"):
                 astro.batch(endpoint="here").submit(double, 1).result(30)
             # What the endpoint has is executed; the rest waits, as it would for nodes here, until the budget grows.
             wait_until(lambda: here.seen["tasks"]["waiting"] + here.seen["tasks"]["running"] == 0, "all rests", 60)

@@ -18,7 +18,7 @@ from harness.programs import program
 from harness.sites import several_nodes, up
 from harness.slurm import Slurm, slurm_cluster
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytest.importorskip("parsl", reason="Parsl is not installed")
 pytestmark = pytest.mark.skipif(slurm.unavailable() is not None, reason=str(slurm.unavailable()))
 
@@ -63,7 +63,7 @@ def node_of_slurm() -> str:
 
 def test_tasks_run_on_nodes_of_slurm_which_go_when_they_idle(cluster: Slurm, manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=idle", more=("--nodes-per-block", "2", "--idle", "1s"))
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cluster", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cluster", client=client) as executor:
         assert executor.submit(pow, 2, 10).result(60) == 1024
         wait_until(lambda: here.blocks and here.blocks[0]["joined"] == 2, "both nodes are there", 30)
         [block] = here.blocks
@@ -77,7 +77,7 @@ def test_tasks_run_on_nodes_of_slurm_which_go_when_they_idle(cluster: Slurm, man
 
 def test_a_refusal_is_shown_at_once_in_slurms_own_words(manager: Daemon, endpoint: Make) -> None:
     here = endpoint("partition=nowhere")
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         begun = time.monotonic()
         batch = client.batch(endpoint="cluster")
         future = batch.submit(abs, -1)
@@ -93,7 +93,7 @@ def test_a_job_that_waits_says_why(cluster: Slurm, manager: Daemon, endpoint: Ma
     taken = cluster.fill("batch")
     cluster.wait_for(taken, "RUNNING")
     here = endpoint("partition=idle")
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         future = client.batch(endpoint="cluster").submit(abs, -1)
         wait_until(lambda: "waits: " in (here.seen["trouble"] or ""), "the reason is shown", 30)
         assert "Resources" in here.seen["trouble"] or "Priority" in here.seen["trouble"]
@@ -107,7 +107,7 @@ def test_nodes_are_given_back_the_moment_slurm_wants_them(
 ) -> None:
     here = endpoint("partition=idle")
     count = 400
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         options = {"endpoint": "cluster", "repeatable": True}
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), [0.05] * count, **options)
         wait_until(lambda: batch.done() > 20, "tasks go on", 60)
@@ -128,7 +128,7 @@ def test_pilot_jobs_are_adopted_by_an_endpoint_that_is_started_again(
     cluster: Slurm, manager: Daemon, endpoint: Make
 ) -> None:
     here = endpoint("partition=idle")
-    with mayfly.connect(config=manager.state) as client, mayfly.Executor(endpoint="cluster", client=client) as executor:
+    with dayfly.connect(config=manager.state) as client, dayfly.Executor(endpoint="cluster", client=client) as executor:
         assert executor.submit(abs, -1).result(60) == 1
         [block] = here.blocks
         for end in (here.kill, lambda: here.stop("--keep-blocks")):
@@ -175,7 +175,7 @@ def test_a_prolog_takes_nodes_back_before_a_job_begins_and_an_epilog_gives_them_
     with (
         private_directory() as directory,
         slurm_cluster(Path(directory), settings=settings) as cluster,
-        mayfly.connect(config=manager.state) as client,
+        dayfly.connect(config=manager.state) as client,
     ):
         ids = {node["address"]["name"]: node["address"]["id"] for node in client.nodes()}
         leases = {name: client.lease(1, mode="warm", node=node) for name, node in ids.items()}
@@ -190,7 +190,7 @@ def test_a_prolog_takes_nodes_back_before_a_job_begins_and_an_epilog_gives_them_
         assert time.monotonic() - begun < 8
         taken = cluster.about(job)["NodeList"]
         other = next(name for name in ids if name != taken)
-        assert isinstance(calls[taken].exception(10), mayfly.Error)
+        assert isinstance(calls[taken].exception(10), dayfly.Error)
 
         def states() -> dict[str, str]:
             return {node["address"]["name"]: node["state"] for node in client.nodes()}

@@ -18,7 +18,7 @@ from harness.managers import manager_here
 from harness.people import Person
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -81,7 +81,7 @@ def test_a_stranger_does_not_find_anothers_task_by_python(bob: Person, running: 
         lambda: list(client.follow(running.id)),
     ]
     for ask in asked:
-        with pytest.raises(mayfly.Error) as error:
+        with pytest.raises(dayfly.Error) as error:
             ask()
         assert error.value.code in REFUSALS
 
@@ -125,7 +125,7 @@ def test_a_stranger_cancels_nothing_of_anothers(bob: Person, running: Any) -> No
             assert said == {"ended": 0, "told": 0, "running": 0}, what
         else:
             refused((status, said))
-    environment = {**os.environ, "MAYFLY_MANAGER": str(bob.connection)}
+    environment = {**os.environ, "DAYFLY_MANAGER": str(bob.connection)}
     run(program(), "task", "cancel", running.id, check=False, env=environment)
     assert "secret" not in run(program(), "task", "output", running.id, check=False, env=environment).stdout
     assert not running.done()
@@ -148,7 +148,7 @@ def test_a_stranger_reads_no_result_of_anothers_after_its_end(alice: Person, bob
     for path in (f"/v1/tasks/{future.id}/outcome", f"/v1/tasks/{future.id}/output", f"/v1/contents/{content}"):
         refused(bob.ask("GET", path))
         assert bob.ask("GET", path)[0] == 404, "forbidden would tell that it is there"
-    environment = {**os.environ, "MAYFLY_MANAGER": str(bob.connection)}
+    environment = {**os.environ, "DAYFLY_MANAGER": str(bob.connection)}
     assert run(program(), "task", "result", future.id, check=False, env=environment).returncode != 0
     # Who only knows the hash has no use of it in a task either.
     function = bob.client.register(len, name="len").id
@@ -167,7 +167,7 @@ def runs(person: Person, function: Any) -> bool:
             lambda: person.client.function(function.id),
             lambda: person.client.run(function, 21).result(30),
         ):
-            with pytest.raises(mayfly.Error) as error:
+            with pytest.raises(dayfly.Error) as error:
                 attempt()
             assert error.value.code in REFUSALS
         for path in ("", "/code"):
@@ -209,7 +209,7 @@ def test_what_was_shared_is_shared_with_others_or_with_nobody_any_more(people: d
     assert runs(alice, later)
     # Nobody shares what is another's.
     refused(carol.ask("PUT", f"/v1/functions/{earlier.id}/sharing", {"shared_with": ["bob"]}))
-    with pytest.raises(mayfly.Error, match="no team"):
+    with pytest.raises(dayfly.Error, match="no team"):
         alice.client.share("changing", ["team:nobodys"])
     assert not runs(bob, earlier)
 

@@ -20,7 +20,7 @@ from harness.marks import executions, go_on, leave_a_mark, outcomes
 from harness.postgres import Postgres
 from harness.programs import bin_dir, program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 pytestmark = pytest.mark.skipif(postgres.unavailable() is not None, reason=str(postgres.unavailable()))
 
 
@@ -28,7 +28,7 @@ class Site:
     """Managers that share a database and a directory for contents, and an endpoint."""
 
     def __init__(self, state: Path, database: str, managers: int = 2) -> None:
-        os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+        os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
         self.state = state
         self.database = database
         self.contents = state / "contents"
@@ -107,18 +107,18 @@ def test_whichever_manager_is_asked_there_is_one_set_of_tasks(site: Make) -> Non
     # Set up where the tasks are not, its connection leads through that manager to the one that has them.
     endpoint = here.endpoint(other)
     assert endpoint.seen["state"] == "up"
-    with mayfly.connect(config=other.state) as client:
+    with dayfly.connect(config=other.state) as client:
         function = client.register(sorted, name="sorted")
         batch = client.map(function, [[3, 1, 2], [2, 1]], endpoint="here")
         assert list(batch.results(60)) == [[1, 2, 3], [1, 2]]
         # What is long goes through as it comes.
         long = os.urandom(3 << 20)
-        with mayfly.Executor(endpoint="here", client=client) as executor:
+        with dayfly.Executor(endpoint="here", client=client) as executor:
             back = executor.submit(_as_it_is, long)
             assert back.result(60) == long
             loud = executor.submit(print, "hello")
             loud.result(60)
-    with mayfly.connect(config=owner.state) as client:
+    with dayfly.connect(config=owner.state) as client:
         assert client.task(back.id).result(60) == long
         assert client.output(loud.id) == "hello\n"
     for manager in (owner, other):
@@ -138,18 +138,18 @@ def test_a_hook_a_team_and_a_flow_are_at_every_manager(site: Make) -> None:
     here = site()
     owner, other = here.owner(), here.another()
     here.endpoint(owner)
-    with mayfly.connect(config=other.state) as client:
+    with dayfly.connect(config=other.state) as client:
         function = client.register(_named, name="named")
         client.team("astro", ["alice"])
         assert [team["name"] for team in client.teams()] == ["astro"]
         hook = client.trigger("door", function, webhook=True, endpoint="here")
-        flow = client.flow([mayfly.Step("first", function, endpoint="here")], {"who": "a"})
+        flow = client.flow([dayfly.Step("first", function, endpoint="here")], {"who": "a"})
         assert flow.result(60) == "a"
     for manager in (owner, other):
         body, kind = b'{"who": "b"}', "application/json"
         status, said = manager.ask("POST", f"/v1/hooks/{hook.token}", body, token="none", Content_Type=kind)
         assert status == 202, said
-    with mayfly.connect(config=owner.state) as client:
+    with dayfly.connect(config=owner.state) as client:
         [same] = client.triggers()
         wait_until(lambda: [event["state"] for event in same.history()] == ["started"] * 2, "both events")
 
@@ -166,7 +166,7 @@ def test_when_the_manager_that_has_the_tasks_ends_another_goes_on_with_them(
     owner, other = here.owner(), here.another()
     here.endpoint(owner)
     count = 6_000
-    with mayfly.connect(config=other.state) as client:
+    with dayfly.connect(config=other.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
         for _ in range(2):
             go_on(batch, 200)
@@ -189,7 +189,7 @@ def test_the_database_restarts_under_tasks_and_none_is_lost(site: Make, tmp_path
         here = site(server.database())
         here.endpoint(here.owner())
         count = 4_000
-        with mayfly.connect(config=here.another().state) as client:
+        with dayfly.connect(config=here.another().state) as client:
             batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
             for how in ("stop", "kill"):
                 go_on(batch, 200)
@@ -209,7 +209,7 @@ def test_a_manager_that_was_stopped_for_a_while_writes_nothing_of_tasks_that_ano
     owner, other = here.owner(), here.another()
     here.endpoint(other)
     count = 3_000
-    with mayfly.connect(config=other.state) as client:
+    with dayfly.connect(config=other.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), endpoint="here")
         wait_until(lambda: batch.done() > 200, "tasks go on", 60)
         owner.process.send_signal(signal.SIGSTOP)
@@ -228,7 +228,7 @@ def test_a_manager_with_another_content_store_does_not_take_the_tasks_and_says_s
     here = site(managers=1)
     [owner] = here.managers
     here.endpoint(owner)
-    with mayfly.connect(config=owner.state) as client:
+    with dayfly.connect(config=owner.state) as client:
         assert list(client.map(abs, [-3], endpoint="here").results(60)) == [3]
     elsewhere = here.state / "elsewhere"
     elsewhere.mkdir()

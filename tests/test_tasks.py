@@ -16,7 +16,7 @@ from harness.daemons import private_directory
 from harness.managers import Manager
 from harness.marks import executions, go_on, leave_a_mark, leave_a_mark_behind, outcomes
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def manager() -> Iterator[Manager]:
 
 def test_tasks_survive_the_death_of_everything_and_none_is_executed_twice(manager: Manager, tmp_path: Path) -> None:
     count = 3_000
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count))
         for _ in range(3):
             go_on(batch, 100)
@@ -46,7 +46,7 @@ def test_tasks_survive_the_death_of_everything_and_none_is_executed_twice(manage
 
 def test_repeatable_tasks_all_end_well_whatever_dies(manager: Manager, tmp_path: Path) -> None:
     count = 2_000
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count), repeatable=True)
         go_on(batch, 50)
         manager.again()
@@ -55,7 +55,7 @@ def test_repeatable_tasks_all_end_well_whatever_dies(manager: Manager, tmp_path:
 
 
 def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> None:
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         assert client.run(abs, -1).result(30) == 1
         manager.kill()
         future = client.run(abs, -2)
@@ -66,7 +66,7 @@ def test_a_submission_waits_for_a_manager_that_comes_back(manager: Manager) -> N
 
 
 def test_first_use_of_a_function_waits_for_the_manager(manager: Manager) -> None:
-    with mayfly.connect(config=manager.state) as client, cf.ThreadPoolExecutor() as threads:
+    with dayfly.connect(config=manager.state) as client, cf.ThreadPoolExecutor() as threads:
         manager.kill()
         task = threads.submit(client.run, lambda: "ran")
         registered = threads.submit(client.register, lambda: "registered", name="named")
@@ -83,7 +83,7 @@ def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies
     gate, marks = tmp_path / "gate", tmp_path / "marks"
     marks.mkdir()
     count = 100
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         function = client.register(leave_a_mark_behind, name="mark")
         same = ([str(gate)] * count, [str(marks)] * count, [7] * count)
         batch = client.map(function, *same, tag="same", memoize=True, repeatable=True)
@@ -108,7 +108,7 @@ def test_identical_tasks_are_executed_once_and_their_answers_known_whatever_dies
 def test_workers_and_executors_that_are_killed_lose_no_task(manager: Manager, tmp_path: Path) -> None:
     count = 2_000
     chance = random.Random(7)
-    with mayfly.connect(config=manager.state) as client:
+    with dayfly.connect(config=manager.state) as client:
         batch = client.map(leave_a_mark, [str(tmp_path)] * count, range(count))
         # Sooner than an executor can be started, at times; so there must be an end to it.
         for pause in [0.05] * 60 + [0.3] * 10:

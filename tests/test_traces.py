@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mayfly
+import dayfly
 import pytest
 from harness.collector import Collector
 from harness.daemons import Daemon
@@ -29,7 +29,7 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
     python = ("--python", sys.executable)
     up = start("up", "--listen", "127.0.0.1:0", "--readable", str(tmp_path), *python, env=collector.environment)
     tracer = TracerProvider().get_tracer("test")
-    with mayfly.connect(up.state) as client:
+    with dayfly.connect(up.state) as client:
         with tracer.start_as_current_span("mine") as span:
             # An executor that sees this is not among those that wait for a lease.
             lease = client.lease(workers=1, mode="warm", sandbox="isolated", readable=[tmp_path])
@@ -37,7 +37,7 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
         with lease:
             assert lease.call(abs, -3) == 3
             started = collector.find(name="start an executor", trace=mine)
-    assert started.attributes["mayfly.sandbox"] == "isolated"
+    assert started.attributes["dayfly.sandbox"] == "isolated"
     request = collector.find(name="POST /v1/leases", trace=mine)
     taken = collector.find(name="take a lease", trace=mine)
     asked = collector.find(name="ask a node", trace=mine)
@@ -45,8 +45,8 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
     assert request.parent == f"{span.get_span_context().span_id:016x}"
     assert (request.kind, asked.kind, taken.kind) == (SERVER, CLIENT, SERVER)
     assert int(request.attributes["http.response.status_code"]) == 201
-    assert request.service == taken.service == "mayfly-up"
-    assert taken.attributes["mayfly.node.id"] == asked.attributes["mayfly.node.id"]
+    assert request.service == taken.service == "dayfly-up"
+    assert taken.attributes["dayfly.node.id"] == asked.attributes["dayfly.node.id"]
     assert collector.find(name="write", trace=mine).parent == request.span
     assert request.nanoseconds[0] <= asked.nanoseconds[0] <= taken.nanoseconds[0] <= started.nanoseconds[0]
     # What is outside the program's span is not of its trace, nor are calls anybody's.
@@ -55,7 +55,7 @@ def test_a_lease_is_followed_from_the_program_that_asks_to_the_executor_that_sta
 
 def test_a_refusal_is_a_step_that_failed_and_says_why(collector: Collector, start: Callable[..., Daemon]) -> None:
     up = start("up", "--listen", "127.0.0.1:0", env=collector.environment)
-    with mayfly.connect(up.state) as client, pytest.raises(mayfly.Error):
+    with dayfly.connect(up.state) as client, pytest.raises(dayfly.Error):
         client.lease(workers=1, sandbox="container", image="nowhere:1")
     asked, refused = (collector.find(name=name, failed=True) for name in ("ask a node", "take a lease"))
     assert asked.attributes["error.type"] == refused.attributes["error.type"]
@@ -76,7 +76,7 @@ def test_a_collector_that_is_away_harms_nobody_and_is_in_the_log(
 ) -> None:
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     up = start("up", "--listen", "127.0.0.1:0", env=away)
-    with mayfly.connect(up.state) as client, client.lease(workers=1, mode="warm") as lease:
+    with dayfly.connect(up.state) as client, client.lease(workers=1, mode="warm") as lease:
         assert list(lease.map(abs, range(-9, 0))) == list(range(9, 0, -1))
     assert up.stop() == 0
     assert "BatchSpanProcessor" in up.output()

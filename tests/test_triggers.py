@@ -25,7 +25,7 @@ from harness.leaks import wait_until
 from harness.managers import Manager, tenant
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 EACH_SECOND = "* * * * * *"
 MIB = 1 << 20
@@ -39,8 +39,8 @@ def manager(state: Path) -> Iterator[Manager]:
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Manager) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -88,12 +88,12 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def heard(trigger: mayfly.Trigger) -> list[dict[str, Any]]:
+def heard(trigger: dayfly.Trigger) -> list[dict[str, Any]]:
     """What a trigger heard of, in its order."""
     return trigger.history(10_000)[::-1]
 
 
-def settled(trigger: mayfly.Trigger, count: int = 0, timeout: float = 60) -> list[dict[str, Any]]:
+def settled(trigger: dayfly.Trigger, count: int = 0, timeout: float = 60) -> list[dict[str, Any]]:
     """The same, once there are so many of which all tasks have ended."""
 
     def started() -> bool:
@@ -105,7 +105,7 @@ def settled(trigger: mayfly.Trigger, count: int = 0, timeout: float = 60) -> lis
     return heard(trigger)
 
 
-def tick(metronome: mayfly.Trigger, times: int = 2) -> None:
+def tick(metronome: dayfly.Trigger, times: int = 2) -> None:
     """Waits until a timer has started so many tasks more."""
     until = metronome.refresh()["started"] + times
     wait_until(lambda: metronome.refresh()["started"] >= until, "another timer goes on", 30)
@@ -130,7 +130,7 @@ def names(events: list[dict[str, Any]]) -> list[str]:
     return [os.path.basename(one["event"]["path"]) for one in events]
 
 
-def send(hook: mayfly.Trigger, body: bytes, **headers: str) -> tuple[int, Any]:
+def send(hook: dayfly.Trigger, body: bytes, **headers: str) -> tuple[int, Any]:
     """What a program is answered that knows the address of a webhook, and nothing else."""
     assert hook.url is not None
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -148,7 +148,7 @@ def send(hook: mayfly.Trigger, body: bytes, **headers: str) -> tuple[int, Any]:
 
 
 def test_a_timer_starts_its_function_at_each_of_its_times_and_its_history_has_the_tasks(
-    manager: Manager, client: mayfly.Client, marks: Path
+    manager: Manager, client: dayfly.Client, marks: Path
 ) -> None:
     begun_ms = now_ms()
     keywords = {"place": str(marks), "by": "due_ms"}
@@ -174,7 +174,7 @@ def test_a_timer_starts_its_function_at_each_of_its_times_and_its_history_has_th
 
 
 def test_a_manager_that_was_killed_makes_up_once_for_what_passed_and_starts_nothing_twice(
-    manager: Manager, client: mayfly.Client, marks: Path
+    manager: Manager, client: dayfly.Client, marks: Path
 ) -> None:
     keywords = {"place": str(marks), "by": "due_ms"}
     timer = client.trigger("each-second", record, timer=EACH_SECOND, keywords=keywords)
@@ -205,7 +205,7 @@ def test_a_manager_that_was_killed_makes_up_once_for_what_passed_and_starts_noth
     assert due[-1] > again_ms
 
 
-def test_a_trigger_that_is_paused_starts_nothing_and_goes_on_when_it_is_resumed(client: mayfly.Client) -> None:
+def test_a_trigger_that_is_paused_starts_nothing_and_goes_on_when_it_is_resumed(client: dayfly.Client) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     timer = client.trigger("timer", same, timer=EACH_SECOND, paused=True)
     assert (timer.status["state"], timer.status["next_at_ms"]) == ("paused", 0)
@@ -222,7 +222,7 @@ def test_a_trigger_that_is_paused_starts_nothing_and_goes_on_when_it_is_resumed(
     assert [one for one in heard(timer) if one["event"]["due_ms"] > paused_ms] == []
 
 
-def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: mayfly.Client) -> None:
+def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: dayfly.Client) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     timer = client.trigger("timer", same, timer=EACH_SECOND, valid_for=1)
     wait_until(lambda: timer.refresh()["state"] == "expired", "it expires")
@@ -231,7 +231,7 @@ def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: mayfly.Cl
     assert expired_ms <= now_ms()
     tick(metronome)
     assert [one for one in heard(timer) if one["event"]["due_ms"] > expired_ms] == []
-    with pytest.raises(mayfly.Error, match="expired"):
+    with pytest.raises(dayfly.Error, match="expired"):
         timer.fire()
     status, said = send(timer, b"")
     assert (status, said["error"]["code"]) == (403, "forbidden")
@@ -243,7 +243,7 @@ def test_a_trigger_that_has_expired_starts_nothing_and_says_so(client: mayfly.Cl
 
 
 def test_each_file_that_arrives_starts_the_function_once_and_again_when_it_changed(
-    client: mayfly.Client, inbox: Path, marks: Path
+    client: dayfly.Client, inbox: Path, marks: Path
 ) -> None:
     put(inbox / "before.txt", "was there")
     # What came a quarter of a second before counts, too.
@@ -281,7 +281,7 @@ def test_each_file_that_arrives_starts_the_function_once_and_again_when_it_chang
     assert sorted(names(settled(everything, len(expected)))) == expected
 
 
-def test_a_file_that_still_grows_counts_once_when_it_does_not(client: mayfly.Client, inbox: Path) -> None:
+def test_a_file_that_still_grows_counts_once_when_it_does_not(client: dayfly.Client, inbox: Path) -> None:
     # Looked at often, but less often than its writer may be held up.
     trigger = client.trigger("in", same, files=inbox, every=1)
     done = threading.Event()
@@ -308,7 +308,7 @@ def test_a_file_that_still_grows_counts_once_when_it_does_not(client: mayfly.Cli
 
 
 def test_files_that_arrive_while_the_manager_is_killed_start_the_function_and_each_is_one_task(
-    manager: Manager, client: mayfly.Client, inbox: Path, marks: Path
+    manager: Manager, client: dayfly.Client, inbox: Path, marks: Path
 ) -> None:
     keywords = {"place": str(marks), "by": "path"}
     trigger = client.trigger("in", record, files=inbox, every=0.1, repeatable=True, keywords=keywords)
@@ -333,7 +333,7 @@ def test_files_that_arrive_while_the_manager_is_killed_start_the_function_and_ea
 
 
 def test_a_directory_that_is_not_there_is_told_and_works_as_soon_as_it_is(
-    client: mayfly.Client, tmp_path: Path
+    client: dayfly.Client, tmp_path: Path
 ) -> None:
     later = tmp_path / "later"
     trigger = client.trigger("in", same, files=later, every=0.1)
@@ -346,7 +346,7 @@ def test_a_directory_that_is_not_there_is_told_and_works_as_soon_as_it_is(
 
 
 def test_files_that_arrive_while_a_trigger_is_paused_count_when_it_is_resumed(
-    client: mayfly.Client, inbox: Path
+    client: dayfly.Client, inbox: Path
 ) -> None:
     metronome = client.trigger("metronome", same, timer=EACH_SECOND)
     trigger = client.trigger("in", same, files=inbox, every=0.1, paused=True)
@@ -364,7 +364,7 @@ def test_objects_in_a_bucket_start_the_function_as_files_do(state: Path) -> None
     try:
         manager = Manager(state / "up", **store.environment())
         try:
-            with mayfly.connect(config=manager.state) as client:
+            with dayfly.connect(config=manager.state) as client:
                 place = f"{store.url}/in"
                 trigger = client.trigger("in", same, files=f"{place}/*.txt", every=0.2)
                 assert (trigger.status["source"]["place"], trigger.status["source"]["pattern"]) == (place, "*.txt")
@@ -393,15 +393,15 @@ def test_an_endpoint_looks_at_files_for_its_owner_alone_also_for_those_that_came
     with manager_alone(state / "manager", free_port()) as manager:
         here = Endpoint(manager, state / "home", "here", "--workers-per-node", "1", "--share-with", "alice").set_up()
         try:
-            with mayfly.connect(config=tenant(manager, "alice", state)) as alice:
+            with dayfly.connect(config=tenant(manager, "alice", state)) as alice:
                 # She may have tasks there, and not see what its owner sees.
                 assert alice.trigger("hook", same, webhook=True, endpoint="here").status["owner"] == "alice"
                 for more in ({"endpoint": "here"}, {"watched_at": "here"}):
-                    with pytest.raises(mayfly.Error, match="not yours") as refused:
+                    with pytest.raises(dayfly.Error, match="not yours") as refused:
                         alice.trigger("in", same, files=inbox, **more)
                     assert refused.value.code == "forbidden"
                 assert [one.name for one in alice.triggers()] == ["hook"]
-            with mayfly.connect(config=manager.state) as client:
+            with dayfly.connect(config=manager.state) as client:
                 trigger = client.trigger("in", same, files=inbox, every=0.1, watched_at="here")
                 assert "`here`" in trigger.status["trouble"]["message"]
                 put(inbox / "first", "first")
@@ -420,21 +420,21 @@ def test_an_endpoint_looks_at_files_for_its_owner_alone_also_for_those_that_came
 # By requests
 
 
-def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: mayfly.Client) -> None:
+def test_tasks_of_a_trigger_have_its_deadline_and_priority(client: dayfly.Client) -> None:
     def linger(event: dict[str, Any]) -> None:
         time.sleep(60)
 
     hook = client.trigger("hook", linger, webhook=True, priority=-3, deadline=0.5)
     hook.fire("x")
     wait_until(lambda: len(client.tasks("trigger:hook")) == 1, "its task is there", 30)
-    with pytest.raises(mayfly.DeadlineExceeded):
+    with pytest.raises(dayfly.DeadlineExceeded):
         client.tasks("trigger:hook")[0].result(30)
     for wrong in ({"priority": -129}, {"deadline": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             client.trigger("hook", linger, webhook=True, **wrong)
 
 
-def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client: mayfly.Client, marks: Path) -> None:
+def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client: dayfly.Client, marks: Path) -> None:
     hook = client.trigger("hook", record, webhook=True, keywords={"place": str(marks)})
     assert hook.token is not None
     assert hook.url is not None
@@ -467,7 +467,7 @@ def test_a_webhook_takes_json_text_and_bytes_of_whoever_knows_its_address(client
 
 
 def test_the_same_idempotency_key_is_one_event_however_it_is_sent(
-    manager: Manager, client: mayfly.Client, marks: Path
+    manager: Manager, client: dayfly.Client, marks: Path
 ) -> None:
     hook = client.trigger("hook", record, webhook=True, keywords={"place": str(marks)})
     status, first = send(hook, b"1", Idempotency_Key="a")
@@ -493,7 +493,7 @@ def test_the_same_idempotency_key_is_one_event_however_it_is_sent(
 
 
 def test_what_was_taken_is_executed_whatever_dies_meanwhile(
-    manager: Manager, client: mayfly.Client, marks: Path
+    manager: Manager, client: dayfly.Client, marks: Path
 ) -> None:
     hook = client.trigger("hook", record, webhook=True, repeatable=True, keywords={"place": str(marks)})
     numbers = []
@@ -510,7 +510,7 @@ def test_what_was_taken_is_executed_whatever_dies_meanwhile(
 
 
 def test_a_token_is_good_for_its_trigger_alone_and_for_nothing_after_it(
-    manager: Manager, client: mayfly.Client
+    manager: Manager, client: dayfly.Client
 ) -> None:
     hook = client.trigger("hook", same, webhook=True)
     assert hook.token is not None
@@ -524,7 +524,7 @@ def test_a_token_is_good_for_its_trigger_alone_and_for_nothing_after_it(
     ]:
         assert manager.daemon.ask(method, path, b"{}", token=hook.token)[0] == 401, path
     # Nor is another token good for it.
-    strange = mayfly.Trigger(client, hook.status, {"url": f"{hook.url}0", "ca_pem": hook.ca_pem})
+    strange = dayfly.Trigger(client, hook.status, {"url": f"{hook.url}0", "ca_pem": hook.ca_pem})
     assert send(strange, b"1")[0] == 404
     assert send(hook, b"1")[0] == 202
     again = client.trigger("hook", same, webhook=True, description="another")
@@ -539,18 +539,18 @@ def test_a_token_is_good_for_its_trigger_alone_and_for_nothing_after_it(
     again.remove()
     assert send(again, b"4")[0] == 404
     assert client.triggers() == []
-    with pytest.raises(mayfly.Error, match="no trigger `hook`") as gone:
+    with pytest.raises(dayfly.Error, match="no trigger `hook`") as gone:
         again.refresh()
     assert gone.value.code == "not_found"
 
 
 def test_another_tenant_neither_sees_a_trigger_nor_fires_it(
-    manager: Manager, client: mayfly.Client, state: Path, inbox: Path
+    manager: Manager, client: dayfly.Client, state: Path, inbox: Path
 ) -> None:
     hook = client.trigger("hook", same, webhook=True)
     connection = tenant(manager.daemon, "alice", state, "--valid-for", "1h")
     token = json.loads(connection.read_text())["token"]
-    with mayfly.connect(config=connection) as alice:
+    with dayfly.connect(config=connection) as alice:
         assert alice.triggers() == []
         for name in ("hook", hook.status["id"]):
             path = f"/v1/triggers/{name}"
@@ -565,11 +565,11 @@ def test_another_tenant_neither_sees_a_trigger_nor_fires_it(
                 body = b"{}" if method == "POST" else None
                 assert manager.daemon.ask(method, at, body, token=token, Content_Type="application/json")[0] == 404, at
         # Nor may she run what is not hers, look at what the manager's own site sees, or outlive her token.
-        with pytest.raises(mayfly.Error) as refused:
+        with pytest.raises(dayfly.Error) as refused:
             alice.trigger("mine", hook.status["function"], webhook=True)
         assert refused.value.code == "not_found"
         for more in ({"files": inbox}, {"files": inbox, "watched_at": "local"}, {"webhook": True, "valid_for": 7200}):
-            with pytest.raises(mayfly.Error, match=r"not yours|outlive") as refused:
+            with pytest.raises(dayfly.Error, match=r"not yours|outlive") as refused:
                 alice.trigger("mine", same, **more)
             assert refused.value.code == "forbidden"
         # The name is hers as well.
@@ -592,7 +592,7 @@ def together(event: dict[str, Any], *, of: list[int], name: str = "none") -> dic
 
 
 def test_arguments_by_name_go_along_also_with_a_function_that_was_registered_as_source(
-    manager: Manager, client: mayfly.Client
+    manager: Manager, client: dayfly.Client
 ) -> None:
     client.register(together, name="pickled")
     source = "def together(event, *, of, name='none'):\n    return {'body': event['body'], 'of': of, 'name': name}\n"
@@ -609,7 +609,7 @@ def test_arguments_by_name_go_along_also_with_a_function_that_was_registered_as_
 
 
 def test_what_goes_wrong_in_a_function_is_in_the_history_after_it_was_tried_again(
-    client: mayfly.Client, marks: Path
+    client: dayfly.Client, marks: Path
 ) -> None:
     hook = client.trigger("hook", fail, webhook=True, retries=2, keywords={"place": str(marks)})
     hook.fire("this")
@@ -622,7 +622,7 @@ def test_what_goes_wrong_in_a_function_is_in_the_history_after_it_was_tried_agai
 
 
 def test_what_makes_no_sense_is_refused_with_a_sentence(
-    manager: Manager, client: mayfly.Client, tmp_path: Path
+    manager: Manager, client: dayfly.Client, tmp_path: Path
 ) -> None:
     function = client.register(same, name="same").id
     timer, files = {"kind": "timer"}, {"kind": "files", "place": "/data"}
@@ -677,7 +677,7 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(
 
 
 def test_the_command_line_makes_shows_fires_pauses_and_removes_triggers(
-    manager: Manager, client: mayfly.Client, tmp_path: Path, marks: Path
+    manager: Manager, client: dayfly.Client, tmp_path: Path, marks: Path
 ) -> None:
     function = client.register(record, name="record").id
     environment = manager.daemon.client_environment()

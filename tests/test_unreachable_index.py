@@ -20,29 +20,29 @@ from harness.index import NOWHERE
 from harness.leaks import wait_until
 from harness.programs import bin_dir, program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-PACKAGE = "mayfly_test_package"
+PACKAGE = "dayfly_test_package"
 #: Where this system keeps the certificates that it trusts.
 STORE = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
     with private_directory() as directory:
         yield Path(directory)
 
 
 @contextlib.contextmanager
 def running(directory: Path, index: str, *options: str, prefix: tuple[str, ...] = ()) -> Iterator[Daemon]:
-    """``mayfly up``, whose uv asks this index and nobody else."""
+    """``dayfly up``, whose uv asks this index and nobody else."""
     daemon = Daemon(
         *("up", "--listen", "127.0.0.1:0", "--python", sys.executable, *options),
         state=directory / "state",
         env=package_index.settings(index)
         | {
-            "MAYFLY_ENVIRONMENTS": str(directory / "environments"),
+            "DAYFLY_ENVIRONMENTS": str(directory / "environments"),
             "UV_CACHE_DIR": str(directory / "uv"),
             "UV_PYTHON_DOWNLOADS": "never",
         },
@@ -59,9 +59,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def imported() -> str:
-    import mayfly_test_package
+    import dayfly_test_package
 
-    version: str = mayfly_test_package.version
+    version: str = dayfly_test_package.version
     return version
 
 
@@ -69,9 +69,9 @@ def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: 
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         running(directory, f"http://127.0.0.1:{silent.getsockname()[1]}/simple", "--index-timeout", "2s") as site,
-        mayfly.connect(config=site.state) as client,
+        dayfly.connect(config=site.state) as client,
     ):
-        with pytest.raises(mayfly.Error, match=r"environment [0-9a-f]{12}: building since \d+ s") as refused:
+        with pytest.raises(dayfly.Error, match=r"environment [0-9a-f]{12}: building since \d+ s") as refused:
             client.lease(environment=[PACKAGE])
         assert refused.value.code == "environment_building"
         task = client.run(client.register(imported, environment=[PACKAGE]))
@@ -85,7 +85,7 @@ def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: 
         assert "cannot reach the index" in shown
         (endpoint,) = client.endpoints()
         assert "cannot reach the index" in endpoint["trouble"]
-        with pytest.raises(mayfly.Error, match="will try again at"):
+        with pytest.raises(dayfly.Error, match="will try again at"):
             client.lease(environment=[PACKAGE])
         client.cancel(task)
 
@@ -93,8 +93,8 @@ def test_index_that_never_answers_is_told_by_lease_task_and_endpoint(directory: 
 def test_index_that_refuses_connections_fails_for_good_at_the_limit(directory: Path) -> None:
     with (
         running(directory, NOWHERE, "--environment-limit", "5s") as site,
-        mayfly.connect(config=site.state) as client,
-        pytest.raises(mayfly.Error, match=r"127\.0\.0\.1:9") as failed,
+        dayfly.connect(config=site.state) as client,
+        pytest.raises(dayfly.Error, match=r"127\.0\.0\.1:9") as failed,
     ):
         client.lease(environment=[PACKAGE], wait=60)
     assert failed.value.code == "environment_failed"
@@ -114,14 +114,14 @@ def test_index_behind_a_private_authority_is_reached_if_the_system_trusts_it(dir
     with package_index.serving(directory / "wheels", tls=context) as index:
         with (
             running(directory, index.url, prefix=trusting) as site,
-            mayfly.connect(config=site.state) as client,
+            dayfly.connect(config=site.state) as client,
             client.lease(environment=[PACKAGE], wait=60) as lease,
         ):
             assert lease.call(imported) == "1.0"
         shutil.rmtree(directory / "environments")
         with (
             running(directory, index.url, "--environment-limit", "1s") as site,
-            mayfly.connect(config=site.state) as client,
-            pytest.raises(mayfly.Error, match="certificate"),
+            dayfly.connect(config=site.state) as client,
+            pytest.raises(dayfly.Error, match="certificate"),
         ):
             client.lease(environment=[PACKAGE], wait=60)

@@ -14,7 +14,7 @@ import pytest
 from harness.daemons import Daemon, free_port
 from harness.leaks import wait_until
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 Start = Callable[..., Daemon]
 #: What a side of another version says of itself.
@@ -26,18 +26,18 @@ OTHER = "9.9.9/99"
     [("/v1/nodes", "client"), ("/v1/nodes/connect", "node"), ("/v1/endpoints/connect", "endpoint")],
 )
 def test_request_of_another_version_is_refused_by_the_manager(up: Daemon, path: str, who: str) -> None:
-    status, said = up.ask("GET", path, mayfly_version=OTHER)
+    status, said = up.ask("GET", path, dayfly_version=OTHER)
     assert status == 426
     error = json.loads(said)["error"]
     assert error["code"] == "version_mismatch"
-    both = (f"the {who} is Mayfly 9.9.9 (wire version 99)", f"this manager is Mayfly {mayfly.__version__}")
+    both = (f"the {who} is Dayfly 9.9.9 (wire version 99)", f"this manager is Dayfly {dayfly.__version__}")
     for told in (*both, "install the same release"):
         assert told in error["message"]
 
 
 def test_request_without_a_version_and_the_question_for_it_are_answered(up: Daemon) -> None:
     assert up.ask("GET", "/v1/nodes")[0] == 200
-    assert up.ask("GET", "/v1/version", mayfly_version=OTHER)[0] == 200
+    assert up.ask("GET", "/v1/version", dayfly_version=OTHER)[0] == 200
 
 
 class Other(http.server.BaseHTTPRequestHandler):
@@ -47,11 +47,11 @@ class Other(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # As a manager refuses a daemon that connects.
-        refusal = {"code": "version_mismatch", "message": "the node is Mayfly 0.0.1, and this manager is Mayfly 9.9.9"}
+        refusal = {"code": "version_mismatch", "message": "the node is Dayfly 0.0.1, and this manager is Dayfly 9.9.9"}
         connects = self.path.endswith("/connect")
         body = json.dumps({"error": refusal} if connects else []).encode()
         self.send_response(426 if connects else 200)
-        self.send_header("mayfly-version", OTHER)
+        self.send_header("dayfly-version", OTHER)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -84,13 +84,13 @@ def certificate(state: Path, name: str) -> Path:
 def test_client_refuses_a_manager_of_another_version(up: Daemon) -> None:
     with (
         other_manager(up.state) as other,
-        mayfly.connect(other, token=up.connection["token"], ca=certificate(up.state, "ca.pem")) as client,
-        pytest.raises(mayfly.AccessError, match="install the same release") as raised,
+        dayfly.connect(other, token=up.connection["token"], ca=certificate(up.state, "ca.pem")) as client,
+        pytest.raises(dayfly.AccessError, match="install the same release") as raised,
     ):
         client.nodes()
     assert raised.value.code == "version_mismatch"
     assert "9.9.9 (wire version 99)" in str(raised.value)
-    assert f"this program is Mayfly {mayfly.__version__}" in str(raised.value)
+    assert f"this program is Dayfly {dayfly.__version__}" in str(raised.value)
 
 
 def test_node_tells_that_its_manager_has_another_version(start: Start, state: Path) -> None:
@@ -101,6 +101,6 @@ def test_node_tells_that_its_manager_has_another_version(start: Start, state: Pa
     # It is replaced by one of another release.
     manager.stop()
     with other_manager(state / "manager", port):
-        wait_until(lambda: "this manager is Mayfly 9.9.9" in node.output(), "the node says why it is alone", 30)
-    assert "the node is Mayfly 0.0.1" in node.output()
+        wait_until(lambda: "this manager is Dayfly 9.9.9" in node.output(), "the node says why it is alone", 30)
+    assert "the node is Dayfly 0.0.1" in node.output()
     node.stop()

@@ -10,7 +10,7 @@ import pytest
 from harness.daemons import Daemon
 from harness.leaks import wait_until
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 def leave_a_file(name: str) -> tuple[str, list[str]]:
@@ -30,7 +30,7 @@ def test_workers_of_a_daemon_begin_in_directories_of_their_own(tmp_path: Path) -
         env={"TMPDIR": str(temporary)},
         cwd=Path("/"),
     )
-    with mayfly.connect(config=daemon.state) as client:
+    with dayfly.connect(config=daemon.state) as client:
         with client.lease(workers=2, mode="warm") as lease:
             found = [lease.options(worker=worker).call(leave_a_file, "mine") for worker in range(2)]
             places = [Path(place) for place, _ in found]
@@ -39,7 +39,7 @@ def test_workers_of_a_daemon_begin_in_directories_of_their_own(tmp_path: Path) -
             assert all(place.is_relative_to(temporary) for place in places)
             assert all((place / "mine").read_text() == "written" for place in places)
             # A worker that takes another's place begins anew, and what was there is gone.
-            with pytest.raises(mayfly.WorkerDied):
+            with pytest.raises(dayfly.WorkerDied):
                 lease.options(worker=0).call(os._exit, 1)
             place, before = lease.options(worker=0).call(leave_a_file, "mine")
             assert before == []
@@ -53,6 +53,6 @@ def test_workers_of_a_daemon_begin_in_directories_of_their_own(tmp_path: Path) -
 
 def test_workers_begin_where_their_node_was_started(tmp_path: Path) -> None:
     daemon = Daemon("up", "--listen", "127.0.0.1:0", "--python", sys.executable, state=tmp_path / "state", cwd=tmp_path)
-    with mayfly.connect(config=daemon.state) as client:
+    with dayfly.connect(config=daemon.state) as client:
         assert client.run(os.getcwd).result(30) == str(tmp_path)
     daemon.stop()

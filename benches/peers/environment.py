@@ -15,11 +15,11 @@ REQUIREMENTS = HERE / "requirements.txt"
 
 def cache() -> Path:
     """Where the scripts keep what may be thrown away; a home that cannot be written to must not stop anybody."""
-    path = Path(os.environ.get("MAYFLY_CACHE") or Path.home() / ".cache/mayfly")
+    path = Path(os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache/dayfly")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        path = Path(tempfile.gettempdir()) / f"mayfly-cache-{os.getuid()}"
+        path = Path(tempfile.gettempdir()) / f"dayfly-cache-{os.getuid()}"
         path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 
@@ -59,5 +59,5 @@ def prepare(peers: list[str]) -> tuple[Path, dict[str, str]]:
     return python, dict(entry.split("\1", 1) for entry in text.split("\0") if entry)
 
 
-def has_mayfly() -> bool:
-    return importlib.util.find_spec("mayfly") is not None
+def has_dayfly() -> bool:
+    return importlib.util.find_spec("dayfly") is not None

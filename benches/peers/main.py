@@ -1,4 +1,4 @@
-"""Mayfly beside its peers, in one run on the same two cores: `main.py --out DIRECTORY [--only NAME ...]`.
+"""Dayfly beside its peers, in one run on the same two cores: `main.py --out DIRECTORY [--only NAME ...]`.
 
 The standard library comes first, as the baseline. Each peer is a process of its own with a deadline; everything that it
 started is gone before the next. Writes peers.json and peers.md, and a table to the terminal.
@@ -26,15 +26,15 @@ ALL = 345.0  # seconds; a peer that does not fit any more is not started
 @dataclass
 class Entry:
     module: str
-    package: str = ""  # to be installed; none for the standard library and Mayfly
+    package: str = ""  # to be installed; none for the standard library and Dayfly
     shared: tuple[str, ...] = ("psm_", "sem.mp-")  # what it may forget in /dev/shm
 
 
 PEERS = {
     "ProcessPoolExecutor": Entry("peer_executor"),
     "multiprocessing.Pool": Entry("peer_pool"),
-    "Mayfly, hot": Entry("peer_mayfly_hot"),
-    "Mayfly, warm": Entry("peer_mayfly_warm"),
+    "Dayfly, hot": Entry("peer_dayfly_hot"),
+    "Dayfly, warm": Entry("peer_dayfly_warm"),
     "DragonHPC pool": Entry("peer_dragon", "dragonhpc", ("DD", "psm_", "sem.mp-")),
     "Ray actor": Entry("peer_ray_actor", "ray", ("plasma", "ray")),
     "Ray task": Entry("peer_ray_task", "ray", ("plasma", "ray")),
@@ -59,7 +59,7 @@ def run_one(entry: Entry, python: Path, deadline: float, cores: list[int], resul
     output = results / f"{entry.module}.json"
     own = Path(sys.executable) if not entry.package else python
     command = [str(own), str(HERE / "one.py"), entry.module, str(len(cores)), str(output)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAYFLY_MANAGER")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DAYFLY_MANAGER")}
     env |= {**QUIET, "PYTHONPATH": str(HERE), "PATH": f"{own.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     if entry.package == "dragonhpc":
         command = [str(own.parent / "dragon"), "-s", *command]
@@ -99,8 +99,8 @@ def main() -> int:
         deadline = min(DEADLINE, end - time.monotonic())
         if entry.package in missing:
             results[name] = {"problem": f"could not be installed: {missing[entry.package]}"}
-        elif entry.module.startswith("peer_mayfly") and not environment.has_mayfly():
-            results[name] = {"problem": f"the package mayfly is not installed in {sys.executable}; run make build"}
+        elif entry.module.startswith("peer_dayfly") and not environment.has_dayfly():
+            results[name] = {"problem": f"the package dayfly is not installed in {sys.executable}; run make build"}
         elif deadline < 10:
             results[name] = {"problem": f"the {ALL:.0f} s of all peers together were used up"}
         else:
@@ -110,7 +110,7 @@ def main() -> int:
     (out / "peers.json").write_text(json.dumps({"machine": about, "peers": results}, indent=2) + "\n")
     (out / "peers.md").write_text(report.markdown(about, results))
     print(report.table(about, results))
-    # A peer that does not run is reported and is no failure of ours; Mayfly and the baseline have to.
+    # A peer that does not run is reported and is no failure of ours; Dayfly and the baseline have to.
     return int(any("p50_ns" not in results[name] for name, entry in chosen.items() if not entry.package))
 
 

@@ -1,4 +1,4 @@
-//! Leaves in the program what `mayfly version` tells of its build.
+//! Leaves in the program what `dayfly version` tells of its build.
 
 use std::process::Command;
 
@@ -9,8 +9,8 @@ fn main() {
         |_| String::new(),
         |output| String::from_utf8_lossy(&output.stdout).into_owned(),
     );
-    println!("cargo:rustc-env=MAYFLY_BUILT_FOR={}", variable("TARGET"));
-    println!("cargo:rustc-env=MAYFLY_BUILT_AS={}", variable("PROFILE"));
-    println!("cargo:rustc-env=MAYFLY_BUILT_BY={}", compiler.trim());
+    println!("cargo:rustc-env=DAYFLY_BUILT_FOR={}", variable("TARGET"));
+    println!("cargo:rustc-env=DAYFLY_BUILT_AS={}", variable("PROFILE"));
+    println!("cargo:rustc-env=DAYFLY_BUILT_BY={}", compiler.trim());
     println!("cargo:rerun-if-changed=build.rs");
 }

@@ -1,9 +1,9 @@
 /* Option prices over shared memory without a copy: the worker reads and writes the buffers of this program.
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libblackscholes.so examples/functions/blackscholes.c -lm
- *     cc -I bindings/c/include -o blackscholes examples/c/blackscholes.c -L "$LIB" -Wl,-rpath,"$LIB" -lmayfly
+ *     cc -I bindings/c/include -o blackscholes examples/c/blackscholes.c -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly
  *     ./blackscholes ./libblackscholes.so */
-#include <mayfly.h>
+#include <dayfly.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,40 +13,40 @@ typedef struct {
     double spot, strike, years, rate, volatility;
 } option;
 
-static void check(mf_status status) {
-    if (status != MF_OK) {
-        fprintf(stderr, "%s [%s] %s\n", mf_last_error_message(), mf_error_name(status), mf_error_remedy(status));
+static void check(dfly_status status) {
+    if (status != DFLY_OK) {
+        fprintf(stderr, "%s [%s] %s\n", dfly_last_error_message(), dfly_error_name(status), dfly_error_remedy(status));
         exit(1);
     }
 }
 
 int main(int argc, char **argv) {
-    mf_client *client;
-    mf_lease *lease;
-    mf_channel *channel;
-    mf_buffer *in, *out;
-    mf_code code;
+    dfly_client *client;
+    dfly_lease *lease;
+    dfly_channel *channel;
+    dfly_buffer *in, *out;
+    dfly_code code;
     uint16_t price;
     size_t length;
 
-    check(mf_client_connect(NULL, &client));
-    check(mf_lease_open(client, NULL, &lease));
-    check(mf_lease_load_library(lease, argc > 1 ? argv[1] : "./libblackscholes.so", &code));
-    check(mf_channel_open(lease, 0, NULL, &channel));
-    check(mf_channel_load(channel, &code, "blackscholes", MF_FORM_CHECKED, &price));
+    check(dfly_client_connect(NULL, &client));
+    check(dfly_lease_open(client, NULL, &lease));
+    check(dfly_lease_load_library(lease, argc > 1 ? argv[1] : "./libblackscholes.so", &code));
+    check(dfly_channel_open(lease, 0, NULL, &channel));
+    check(dfly_channel_load(channel, &code, "blackscholes", DFLY_FORM_CHECKED, &price));
 
-    check(mf_buffer_alloc(channel, OPTIONS * sizeof(option), &in));
-    check(mf_buffer_alloc(channel, OPTIONS * sizeof(double), &out));
-    option *options = mf_buffer_data(in);
+    check(dfly_buffer_alloc(channel, OPTIONS * sizeof(option), &in));
+    check(dfly_buffer_alloc(channel, OPTIONS * sizeof(double), &out));
+    option *options = dfly_buffer_data(in);
     for (int i = 0; i < OPTIONS; i++) {
         options[i] = (option){100, 50 + i * 100.0 / OPTIONS, 1, 0.05, 0.2};
     }
-    check(mf_channel_call_into(channel, price, 0, in, OPTIONS * sizeof(option), out, &length));
-    printf("%zu prices; at the money %.4f\n", length / sizeof(double), ((double *)mf_buffer_data(out))[OPTIONS / 2]);
+    check(dfly_channel_call_into(channel, price, 0, in, OPTIONS * sizeof(option), out, &length));
+    printf("%zu prices; at the money %.4f\n", length / sizeof(double), ((double *)dfly_buffer_data(out))[OPTIONS / 2]);
 
-    mf_buffer_free(in);
-    mf_buffer_free(out);
-    mf_channel_free(channel);
-    mf_lease_free(lease);
-    mf_client_free(client);
+    dfly_buffer_free(in);
+    dfly_buffer_free(out);
+    dfly_channel_free(channel);
+    dfly_lease_free(lease);
+    dfly_client_free(client);
 }

@@ -2,15 +2,15 @@
  * exchanges the rows at its edges with its neighbours before every sweep.
  *
  *     c++ -std=c++17 -O3 -I bindings/c/include -I bindings/cxx/include -o jacobi_group examples/cxx/jacobi_group.cpp \
- *         -L "$LIB" -Wl,-rpath,"$LIB" -lmayfly -pthread
- *     mayfly up &
- *     mayfly run --ranks 4 ./jacobi_group            # or: ./jacobi_group ROWS COLUMNS TOLERANCE
+ *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
+ *     dayfly up &
+ *     dayfly run --ranks 4 ./jacobi_group            # or: ./jacobi_group ROWS COLUMNS TOLERANCE
  *
  * LIB is the directory that `make build` prints. Rank 0 solves it alone as well; the exit status is 1 if the two differ. */
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ struct block {
     }
 
     // Row number `y`, counted from 1 within the block, without the boundary.
-    mayfly::span<double> row(std::size_t y) { return {&now[y * (columns + 2) + 1], columns}; }
+    dayfly::span<double> row(std::size_t y) { return {&now[y * (columns + 2) + 1], columns}; }
 
     // Replaces each cell by the mean of its neighbours; the largest change.
     double sweep() {
@@ -58,22 +58,22 @@ struct block {
 int main(int argc, char **argv) try {
     const std::size_t rows = argc > 1 ? std::stoul(argv[1]) : 96, columns = argc > 2 ? std::stoul(argv[2]) : 128;
     const double tolerance = argc > 3 ? std::stod(argv[3]) : 1e-4;
-    const mayfly::group group; // of `mayfly run`, else of this process alone
+    const dayfly::group group; // of `dayfly run`, else of this process alone
     const std::uint32_t rank = group.rank(), size = group.size();
     if (rows < size || columns < 1) {
-        throw mayfly::error(MF_INVALID_REQUEST, "give each rank a row at least: jacobi_group ROWS COLUMNS TOLERANCE");
+        throw dayfly::error(DFLY_INVALID_REQUEST, "give each rank a row at least: jacobi_group ROWS COLUMNS TOLERANCE");
     }
 
     const auto first_row = [&](std::uint32_t of) { return rows * of / size; };
     block own(first_row(rank + 1) - first_row(rank), columns, rank == 0);
-    const std::uint32_t above = rank > 0 ? rank - 1 : mayfly::no_rank;
-    const std::uint32_t below = rank + 1 < size ? rank + 1 : mayfly::no_rank;
+    const std::uint32_t above = rank > 0 ? rank - 1 : dayfly::no_rank;
+    const std::uint32_t below = rank + 1 < size ? rank + 1 : dayfly::no_rank;
     std::size_t sweeps = 0;
     double residual = 0;
     do {
         group.sendrecv(own.row(1), above, 0, own.row(own.rows + 1), below, 0);
         group.sendrecv(own.row(own.rows), below, 1, own.row(0), above, 1);
-        residual = group.allreduce(own.sweep(), mayfly::operation::max);
+        residual = group.allreduce(own.sweep(), dayfly::operation::max);
         sweeps++;
     } while (residual > tolerance);
 
@@ -101,7 +101,7 @@ int main(int argc, char **argv) try {
     }
     group.bcast(differs);
     return differs;
-} catch (const mayfly::error &error) {
+} catch (const dayfly::error &error) {
     std::cerr << error.what() << " [" << error.name() << "] " << error.remedy() << '\n';
     return 1;
 }

@@ -2,17 +2,17 @@
  *
  *     cc -O3 -shared -fPIC -I bindings/c/include -o libsquare.so examples/functions/square.c
  *     c++ -std=c++17 -I bindings/c/include -I bindings/cxx/include -o parallel examples/cxx/parallel.cpp \
- *         -L "$LIB" -Wl,-rpath,"$LIB" -lmayfly -pthread
+ *         -L "$LIB" -Wl,-rpath,"$LIB" -ldayfly -pthread
  *     ./parallel ./libsquare.so */
 #include <cstdio>
 #include <future>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 #include <vector>
 
 int main(int argc, char **argv) try {
     constexpr std::size_t calls = 10000;
-    mayfly::invoker invoker;
-    invoker.allocate(argc > 1 ? argv[1] : "./libsquare.so", sizeof(double), mayfly::invoker::ALWAYS_WARM, 2);
+    dayfly::invoker invoker;
+    invoker.allocate(argc > 1 ? argv[1] : "./libsquare.so", sizeof(double), dayfly::invoker::ALWAYS_WARM, 2);
 
     std::vector<double> out(calls);
     std::vector<std::future<std::size_t>> futures;
@@ -27,7 +27,7 @@ int main(int argc, char **argv) try {
     }
     std::printf("the squares of 0 to %zu add up to %.0f, on %u workers\n", calls - 1, sum, invoker.workers());
     invoker.deallocate();
-} catch (const mayfly::error &error) {
+} catch (const dayfly::error &error) {
     std::fprintf(stderr, "%s [%s] %s\n", error.what(), error.name(), error.remedy());
     return 1;
 }

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 #include <vector>
 
 struct option {
@@ -28,11 +28,11 @@ int main(int argc, char **argv) try {
     std::vector<double> prices(options.size());
     constexpr std::size_t chunk = 50000;
 
-    mayfly::invoker invoker;
-    mayfly::lease_options wanted;
+    dayfly::invoker invoker;
+    dayfly::lease_options wanted;
     wanted.workers = static_cast<std::uint32_t>(std::stoul(argv[4]));
     invoker.allocate(argv[1], wanted);
-    invoker.declare("blackscholes", mayfly::form::checked);
+    invoker.declare("blackscholes", dayfly::form::checked);
     invoker.call("blackscholes", options.data(), sizeof(option), prices.data(), sizeof(double)); // loads the function
 
     const auto start = std::chrono::steady_clock::now();
@@ -51,7 +51,7 @@ int main(int argc, char **argv) try {
     std::ofstream file(argv[3], std::ios::binary);
     file.write(reinterpret_cast<const char *>(prices.data()), static_cast<std::streamsize>(priced * sizeof(double)));
     std::cout << took.count() << '\n';
-} catch (const mayfly::error &error) {
+} catch (const dayfly::error &error) {
     std::cerr << error.what() << " [" << error.name() << "] " << error.remedy() << '\n';
     return 1;
 }

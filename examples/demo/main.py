@@ -12,24 +12,24 @@ import sys
 import time
 from pathlib import Path
 
-import mayfly
+import dayfly
 import options
 import photos
 import terminal
 
 
 def binaries() -> Path:
-    """Where the programs and the C library are: named by MAYFLY_BIN_DIR, else beside `mayfly` on the PATH."""
-    named = os.environ.get("MAYFLY_BIN_DIR")
-    found = Path(named) / "mayfly" if named else shutil.which("mayfly")
+    """Where the programs and the C library are: named by DAYFLY_BIN_DIR, else beside `dayfly` on the PATH."""
+    named = os.environ.get("DAYFLY_BIN_DIR")
+    found = Path(named) / "dayfly" if named else shutil.which("dayfly")
     if found is None or not Path(found).exists():
-        raise terminal.DemoError("the programs are not there: run `make build`, or set MAYFLY_BIN_DIR")
+        raise terminal.DemoError("the programs are not there: run `make build`, or set DAYFLY_BIN_DIR")
     return Path(found).parent
 
 
 def latencies(directory: Path, out: Path) -> None:
     terminal.title("What an invocation costs here")
-    command = [str(directory / "mayfly"), "bench", "table", "--out", str(out), "--python", sys.executable]
+    command = [str(directory / "dayfly"), "bench", "table", "--out", str(out), "--python", sys.executable]
     quiet = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     if quiet.returncode != 0:
         terminal.say("a busy machine", quiet.stderr.strip().partition("]: ")[2] or quiet.stderr.strip())
@@ -48,11 +48,11 @@ def main() -> int:
     start = time.perf_counter()
     try:
         directory = binaries()
-        os.environ["MAYFLY_BIN"] = str(directory / "mayfly")
+        os.environ["DAYFLY_BIN"] = str(directory / "dayfly")
         cores = len(os.sched_getaffinity(0))
         workers = max(1, min(4, cores))
-        print(terminal.paint(f"Mayfly {mayfly.__version__}", "1") + f" on {platform.node()}, {cores} cores", flush=True)
-        with mayfly.connect() as client:
+        print(terminal.paint(f"Dayfly {dayfly.__version__}", "1") + f" on {platform.node()}, {cores} cores", flush=True)
+        with dayfly.connect() as client:
             photos.run(client, workers, out)
             options.run(client, workers, directory, out)
         latencies(directory, out)

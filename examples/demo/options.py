@@ -76,7 +76,7 @@ def from_python(client: Any, workers: int, library: Path, options: Any, expected
 
 
 def from_cxx(workers: int, library: Path, libraries: Path, out: Path, *, options: Any, expected: Any) -> None:
-    flags = [f"-L{libraries}", "-lmayfly", f"-Wl,-rpath,{libraries}", "-pthread"]
+    flags = [f"-L{libraries}", "-ldayfly", f"-Wl,-rpath,{libraries}", "-pthread"]
     program = compiled(Path(__file__).parent / "blackscholes.cpp", out / "blackscholes", *flags)
     options.tofile(out / "options.bin")
     command = [str(program), str(library), str(out / "options.bin"), str(out / "prices.bin"), str(workers)]

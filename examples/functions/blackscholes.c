@@ -5,7 +5,7 @@
  *
  * An option is five doubles: spot, strike, years to expiry, interest rate, volatility. A price is one double. */
 #include <math.h>
-#include <mayfly_function.h>
+#include <dayfly_function.h>
 
 typedef struct {
     double spot, strike, years, rate, volatility;
@@ -19,23 +19,23 @@ static double call_price(const option *o) {
     return o->spot * normal(d1) - o->strike * exp(-o->rate * o->years) * normal(d1 - spread);
 }
 
-MF_EXPORT int32_t blackscholes(mf_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
+DFLY_EXPORT int32_t blackscholes(dfly_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
                                size_t *out_len) {
     const option *options = in;
     size_t count = in_len / sizeof *options;
     if (count * sizeof *options != in_len) {
-        return mf_set_error(context, "an option is five doubles, and the input is not a whole number of options");
+        return dfly_set_error(context, "an option is five doubles, and the input is not a whole number of options");
     }
     double *prices = out;
     if (count * sizeof *prices > out_capacity) {
-        prices = mf_grow_output(context, 0, count * sizeof *prices);
+        prices = dfly_grow_output(context, 0, count * sizeof *prices);
         if (prices == NULL) {
-            return mf_set_error(context, "the lease has no memory for so many prices");
+            return dfly_set_error(context, "the lease has no memory for so many prices");
         }
     }
     for (size_t i = 0; i < count; i++) {
         if (!(options[i].spot > 0 && options[i].strike > 0 && options[i].years > 0 && options[i].volatility > 0)) {
-            return mf_set_error(context, "spot, strike, years and volatility must be positive");
+            return dfly_set_error(context, "spot, strike, years and volatility must be positive");
         }
         prices[i] = call_price(&options[i]);
     }

@@ -1,7 +1,7 @@
 """What is known of every file below a folder, and a thumbnail of every picture, by durable tasks.
 
-python examples/python/album.py FOLDER                        on the machine that `mayfly up` runs on
-python examples/python/album.py FOLDER --endpoint cluster     the same on whatever `mayfly endpoint setup cluster` has
+python examples/python/album.py FOLDER                        on the machine that `dayfly up` runs on
+python examples/python/album.py FOLDER --endpoint cluster     the same on whatever `dayfly endpoint setup cluster` has
 
 End it whenever you like: the tasks go on. Start it again, and it fetches what there is by then, and waits for the rest.
 """
@@ -13,7 +13,7 @@ import json
 import time
 from pathlib import Path
 
-import mayfly
+import dayfly
 
 SIDE = 96
 
@@ -59,7 +59,7 @@ def main():
     tag = "album-" + hashlib.sha256("\n".join([given.endpoint, *files]).encode()).hexdigest()[:12]
     (given.out / "thumbnails").mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         earlier = client.tasks(tag)
         done = earlier.counts()["done"]
         # Reading a file twice does no harm: what a lost node had is done again by another.

@@ -1,8 +1,8 @@
-"""Adds up a vector over ranks: `python allreduce.py`, or `mayfly run --ranks 4 allreduce.py`."""
+"""Adds up a vector over ranks: `python allreduce.py`, or `dayfly run --ranks 4 allreduce.py`."""
 
-import mayfly
+import dayfly
 import numpy as np
-from mayfly import MPI
+from dayfly import MPI
 
 
 def add_up():
@@ -11,7 +11,7 @@ def add_up():
     return total.tolist()
 
 
-if MPI.COMM_WORLD.size > 1:  # by `mayfly run`: this is one of the ranks
+if MPI.COMM_WORLD.size > 1:  # by `dayfly run`: this is one of the ranks
     print(add_up())
 else:
-    print(mayfly.run(add_up, ranks=4))
+    print(dayfly.run(add_up, ranks=4))

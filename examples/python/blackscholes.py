@@ -7,12 +7,12 @@ The library is examples/functions/blackscholes.c; its first lines say how to com
 
 import sys
 
-import mayfly
+import dayfly
 import numpy as np
 
 COUNT = 100_000
 
-with mayfly.connect() as client, client.lease(runtime="native") as lease:
+with dayfly.connect() as client, client.lease(runtime="native") as lease:
     library = lease.library(sys.argv[1] if len(sys.argv) > 1 else "./libblackscholes.so")
     price = library.checked("blackscholes")
 

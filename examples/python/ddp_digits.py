@@ -1,13 +1,13 @@
 """Trains a network on handwritten digits, with the data divided over ranks, and checks it against one process.
 
-`python ddp_digits.py`, or `mayfly run --ranks 3 ddp_digits.py`. Fails if the losses differ.
+`python ddp_digits.py`, or `dayfly run --ranks 3 ddp_digits.py`. Fails if the losses differ.
 """
 
 import sys
 
-import mayfly
+import dayfly
 import numpy as np
-from mayfly import MPI
+from dayfly import MPI
 from sklearn.datasets import load_digits
 
 EPOCHS, BATCH, RATE = 15, 128, 0.5
@@ -52,10 +52,10 @@ def together(x, y):
 digits = load_digits()
 data = digits.data / 16, digits.target
 alone, _ = train(MPI.COMM_SELF, *data)
-if MPI.COMM_WORLD.size > 1:  # by `mayfly run`: this is one of the ranks
+if MPI.COMM_WORLD.size > 1:  # by `dayfly run`: this is one of the ranks
     ranks, results = MPI.COMM_WORLD.size, [together(*data)]
 else:
-    ranks, results = 3, mayfly.run(together, ranks=3, args=data)
+    ranks, results = 3, dayfly.run(together, ranks=3, args=data)
 for losses, weights in results:
     if not np.allclose(losses, alone, rtol=1e-6) or not np.array_equal(weights, results[0][1]):
         sys.exit(f"losses {losses} on {ranks} ranks, and {alone} in one process")

@@ -3,7 +3,7 @@
 python examples/python/hello.py
 """
 
-import mayfly
+import dayfly
 
 
 def square(x):
@@ -11,6 +11,6 @@ def square(x):
 
 
 # Finds a manager, or starts one of its own; leases one worker.
-with mayfly.connect() as client, client.lease() as lease:
+with dayfly.connect() as client, client.lease() as lease:
     for x in (1, 2, 3):
         print(f"{x} squared is {lease.submit(square, x).result()}")

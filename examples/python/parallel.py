@@ -3,7 +3,7 @@
 python examples/python/parallel.py
 """
 
-import mayfly
+import dayfly
 
 CALLS = 10_000
 
@@ -13,6 +13,6 @@ def square(x):
 
 
 # Warm workers share cores, and sleep when there is nothing to do.
-with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
     total = sum(lease.map(square, range(CALLS)))
     print(f"the squares of 0 to {CALLS - 1} add up to {total}, on {lease.workers} workers")

@@ -1,6 +1,6 @@
-"""Shows how the ranks of a group reach each other: `mayfly run --ranks 4 ways.py`."""
+"""Shows how the ranks of a group reach each other: `dayfly run --ranks 4 ways.py`."""
 
-from mayfly import MPI
+from dayfly import MPI
 
 ways = MPI.COMM_WORLD.gather(MPI.COMM_WORLD.ways)
 for rank, row in enumerate(ways or []):  # rank 0 has them all

@@ -1,9 +1,9 @@
 //! Option prices over shared memory without a copy: the worker reads and writes the buffers of this program.
 //!
 //!     cc -O3 -shared -fPIC -I bindings/c/include -o libblackscholes.so examples/functions/blackscholes.c -lm
-//!     cargo run --release -p mayfly-examples --bin blackscholes ./libblackscholes.so
+//!     cargo run --release -p dayfly-examples --bin blackscholes ./libblackscholes.so
 
-use mayfly_client::{ChannelOptions, Client, Form, LeaseOptions, WorkerIndex};
+use dayfly_client::{ChannelOptions, Client, Form, LeaseOptions, WorkerIndex};
 
 const OPTIONS: usize = 100_000;
 

@@ -1,9 +1,9 @@
 //! One function, one call.
 //!
 //!     cc -O3 -shared -fPIC -I bindings/c/include -o libsquare.so examples/functions/square.c
-//!     cargo run --release -p mayfly-examples --bin hello ./libsquare.so
+//!     cargo run --release -p dayfly-examples --bin hello ./libsquare.so
 
-use mayfly_client::{ChannelOptions, Client, Form, LeaseOptions, WorkerIndex};
+use dayfly_client::{ChannelOptions, Client, Form, LeaseOptions, WorkerIndex};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let library = std::env::args().nth(1).unwrap_or("./libsquare.so".into());

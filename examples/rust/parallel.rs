@@ -1,9 +1,9 @@
 //! Many calls over all workers of a lease.
 //!
 //!     cc -O3 -shared -fPIC -I bindings/c/include -o libsquare.so examples/functions/square.c
-//!     cargo run --release -p mayfly-examples --bin parallel ./libsquare.so
+//!     cargo run --release -p dayfly-examples --bin parallel ./libsquare.so
 
-use mayfly_client::{CallOptions, Client, Form, LeaseOptions, Mode};
+use dayfly_client::{CallOptions, Client, Form, LeaseOptions, Mode};
 
 const CALLS: usize = 10_000;
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mayfly
+import dayfly
 import pytest
 from harness.daemons import Daemon, private_directory
 from harness.people import Person
@@ -132,7 +132,7 @@ def test_home_directory_is_refused(shared: Path) -> None:
 
 def test_functions_have_the_umask_of_the_user(start: Callable[..., Daemon], state: Path, umask: int) -> None:
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--sandbox", "process")
-    with mayfly.connect(config=up.state / "connection.json") as client, client.lease() as lease:
+    with dayfly.connect(config=up.state / "connection.json") as client, client.lease() as lease:
         made = lease.submit(file_made_by_a_function, str(state / "result")).result(timeout=60)
     assert made == 0o666 & ~umask
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mayfly
+import dayfly
 import pytest
 from harness.daemons import Daemon
 from harness.leaks import wait_until
@@ -40,7 +40,7 @@ def half_head(observer: Observer) -> socket.socket:
 def half_body(observer: Observer) -> socket.socket:
     """A connection with a request of which the end does not come."""
     connection = observer.connect_tls()
-    connection.sendall(b"POST /v1/login HTTP/1.1\r\nHost: mayfly\r\nContent-Length: 100\r\n\r\n{")
+    connection.sendall(b"POST /v1/login HTTP/1.1\r\nHost: dayfly\r\nContent-Length: 100\r\n\r\n{")
     return connection
 
 
@@ -70,7 +70,7 @@ def answers(connect: Callable[[], socket.socket]) -> bool:
     """Whether a request on such a connection is answered."""
     try:
         with connect() as connection:
-            connection.sendall(b"GET /v1/version HTTP/1.1\r\nHost: mayfly\r\nConnection: close\r\n\r\n")
+            connection.sendall(b"GET /v1/version HTTP/1.1\r\nHost: dayfly\r\nConnection: close\r\n\r\n")
             return connection.recv(16).startswith(b"HTTP/1.1 200")
     except OSError:
         return False
@@ -107,7 +107,7 @@ def test_half_requests_of_a_stranger_keep_nobody_else_out(
 def test_connection_with_a_token_may_rest(start: Start) -> None:
     manager = start("manager", "--listen", "127.0.0.1:0")
     observer = Observer(manager)
-    request = b"GET /v1/leases HTTP/1.1\r\nHost: mayfly\r\nAuthorization: Bearer %s\r\n\r\n"
+    request = b"GET /v1/leases HTTP/1.1\r\nHost: dayfly\r\nAuthorization: Bearer %s\r\n\r\n"
     with observer.connect_tls() as known, observer.connect_tls() as unknown:
         known.sendall(request % manager.connection["token"].encode())
         unknown.sendall(request % b"00")
@@ -140,6 +140,6 @@ def test_workers_have_the_descriptor_limit_that_their_daemon_began_with(start: S
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--sandbox", sandbox, host=few)
     soft, hard = limits_of(up.pid)
     assert soft == hard > 777
-    with mayfly.connect(config=up.state) as client, client.lease(runtime="native"):
+    with dayfly.connect(config=up.state) as client, client.lease(runtime="native"):
         # A process that was forked a moment ago has it before its program begins.
         wait_until(lambda: (below := up.processes()) and all(has_limit(pid, 777) for pid in below), "all have it", 10)

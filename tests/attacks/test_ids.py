@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import mayfly
+import dayfly
 import pytest
 from harness.daemons import Daemon
 from harness.people import Person
@@ -22,7 +22,7 @@ def tasks(people: dict[str, Person]) -> list[str]:
     ids = []
     for n in range(3):
         # Ids of one client differ in their last digits alone.
-        with mayfly.connect(config=people["alice"].connection) as client:
+        with dayfly.connect(config=people["alice"].connection) as client:
             future = client.run(three, n)
             assert future.result(30) == n + 3
             ids.append(str(future.id))
@@ -68,7 +68,7 @@ def test_what_is_no_id_is_refused(alice: Person, given: str) -> None:
 
 
 def test_commands_take_what_their_lists_show(manager: Daemon, alice: Person, tasks: list[str]) -> None:
-    environment = {**manager.client_environment(), "MAYFLY_MANAGER": str(alice.connection)}
+    environment = {**manager.client_environment(), "DAYFLY_MANAGER": str(alice.connection)}
 
     def said(*words: str) -> str:
         return run(program(), *words, env=environment).stdout

@@ -18,7 +18,7 @@ from harness.managers import manager_here
 from harness.people import Person
 from harness.programs import program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -71,24 +71,24 @@ def shared(people: dict[str, Person]) -> dict[str, Any]:
 
 
 def named_by(person: Person) -> dict[str, str]:
-    return {**os.environ, "MAYFLY_MANAGER": str(person.connection)}
+    return {**os.environ, "DAYFLY_MANAGER": str(person.connection)}
 
 
 def test_bare_name_of_another_tenant_is_refused_with_candidates(carol: Person, shared: dict[str, Any]) -> None:
-    with pytest.raises(mayfly.Error) as refused:
+    with pytest.raises(dayfly.Error) as refused:
         carol.client.function("resize")
     assert refused.value.code == "not_found"
     assert "`alice/resize`, `bob/resize`" in refused.value.message
     assert "as in `alice/resize`" in refused.value.message
     # The same wherever a function is named.
-    steps = [mayfly.Step("one", "resize")]
+    steps = [dayfly.Step("one", "resize")]
     for ask in (
         lambda: carol.client.trigger("hook", "resize", webhook=True),
         lambda: carol.client.flow(steps, 1),
         lambda: carol.client.share("resize", []),
         lambda: carol.client.remove_function("resize"),
     ):
-        with pytest.raises(mayfly.Error, match="`alice/resize`, `bob/resize`"):
+        with pytest.raises(dayfly.Error, match="`alice/resize`, `bob/resize`"):
             ask()
     for path in ("", "/code"):
         status, body = carol.ask("GET", f"/v1/functions/resize{path}")
@@ -138,7 +138,7 @@ def test_owner_before_name_names_that_tenants_function(carol: Person, shared: di
     shown = run(program(), "function", "show", "alice/resize", env=environment).stdout
     assert f"alice/resize@{shared['alice'].id}" in shown
     assert "hostile" in run(program(), "function", "diff", "bob/resize", env=environment).stdout
-    assert client.flow([mayfly.Step("one", "alice/resize")], 5).result(PATIENCE) == [5, 5]
+    assert client.flow([dayfly.Step("one", "alice/resize")], 5).result(PATIENCE) == [5, 5]
 
 
 def test_pinned_version_runs_exactly_or_not_at_all(carol: Person, people: dict[str, Person]) -> None:
@@ -157,23 +157,23 @@ def test_pinned_version_runs_exactly_or_not_at_all(carol: Person, people: dict[s
     assert elsewhere.status["hash"] == first.status["hash"]
     assert elsewhere.id != first.id
     for wrong in ("alice/pinned@" + first.id[:8], f"alice/pinned@{first.status['hash']}", "alice/pinned@2"):
-        with pytest.raises(mayfly.Error) as refused:
+        with pytest.raises(dayfly.Error) as refused:
             client.function(wrong)
         assert refused.value.code == "invalid_request"
     # Gone, or no longer shared.
     alice.share(first, [])
-    with pytest.raises(mayfly.Error, match="any more") as refused:
+    with pytest.raises(dayfly.Error, match="any more") as refused:
         client.function(whole)
     assert refused.value.code == "not_found"
     alice.remove_function(first)
-    with pytest.raises(mayfly.Error) as refused:
+    with pytest.raises(dayfly.Error) as refused:
         client.function(whole)
     assert refused.value.code == "not_found"
 
 
 def test_function_name_with_separator_is_refused(people: dict[str, Person]) -> None:
     for name in ("alice/resize", "resize@1"):
-        with pytest.raises(mayfly.Error, match="is no name for a function"):
+        with pytest.raises(dayfly.Error, match="is no name for a function"):
             people["bob"].client.register(honest, name=name, share=["*"])
 
 
@@ -229,14 +229,14 @@ def test_result_of_another_tenants_function_runs_nothing_here(
     client, function = carol.client, carol.client.function(f"bob/{name}")
     future = client.run(function, str(mark))
     for ask in (lambda: future.result(PATIENCE), lambda: client.task(future.id).result(PATIENCE)):
-        with pytest.raises(mayfly.Untrusted) as refused:
+        with pytest.raises(dayfly.Untrusted) as refused:
             ask()
         assert refused.value.code == "untrusted"
         assert "`bob`" in refused.value.message
         assert "trust=['bob']" in refused.value.message
-    with pytest.raises(mayfly.Untrusted):
+    with pytest.raises(dayfly.Untrusted):
         list(client.map(function, [str(mark)]).results(timeout=PATIENCE))
-    with mayfly.Executor(client=client, trust=["alice"]) as executor, pytest.raises(mayfly.Untrusted):
+    with dayfly.Executor(client=client, trust=["alice"]) as executor, pytest.raises(dayfly.Untrusted):
         list(executor.map(function, [str(mark)], chunksize=2))
     assert not mark.exists()
 
@@ -248,9 +248,9 @@ def test_exception_of_another_tenants_function_runs_nothing_here(
     mark = tmp_path / "executed"
     function = carol.client.function(f"bob/{name}")
     error = carol.client.run(function, str(mark)).exception(PATIENCE)
-    assert isinstance(error, mayfly.RemoteError)
+    assert isinstance(error, dayfly.RemoteError)
     assert "\x1b" not in f"{error} {error.__cause__}"
-    with mayfly.Executor(client=carol.client) as executor, pytest.raises(mayfly.RemoteError):
+    with dayfly.Executor(client=carol.client) as executor, pytest.raises(dayfly.RemoteError):
         list(executor.map(function, [str(mark)] * 2, chunksize=2))
     assert not mark.exists()
 
@@ -267,13 +267,13 @@ def test_result_of_trusted_tenant_is_unpickled(carol: Person, bobs: dict[str, st
     marks = [tmp_path / str(number) for number in range(5)]
     client = carol.client
     client.run(client.function("bob/hostile", trust=["bob"]), str(marks[0])).result(PATIENCE)
-    with mayfly.Executor(client=client, trust="bob") as executor:
+    with dayfly.Executor(client=client, trust="bob") as executor:
         executor.submit(client.function("bob/hostile"), str(marks[1])).result(PATIENCE)
     list(client.map(client.function("bob/hostile"), [str(marks[2])], trust=True).results(timeout=PATIENCE))
-    with mayfly.connect(config=carol.connection, trust=["bob"]) as trusting:
+    with dayfly.connect(config=carol.connection, trust=["bob"]) as trusting:
         trusting.run(trusting.function("bob/hostile"), str(marks[3])).result(PATIENCE)
     future = client.run(client.function("bob/hostile"), str(marks[4]))
-    with pytest.raises(mayfly.Untrusted):
+    with pytest.raises(dayfly.Untrusted):
         future.result(PATIENCE)
     client.task(future.id, trust=True).result(PATIENCE)
     assert all(mark.is_dir() for mark in marks)
@@ -292,13 +292,13 @@ def test_result_of_another_tenant_as_argument_runs_nothing_in_own_worker(
     good = client.run(client.function("bob/plain"), "")
     own = client.run(describe, 1)
     error = client.run(describe, own, [bad]).exception(PATIENCE)
-    assert isinstance(error, mayfly.Untrusted)
+    assert isinstance(error, dayfly.Untrusted)
     assert "`bob`" in error.message
     assert not mark.exists()
     told = client.run(describe, own, good, [good]).result(PATIENCE)
     assert told.count("array([0., 1., 2.])") == 2
     # Nor where the function that is given it is bob's own, or where its answer is remembered.
-    with pytest.raises(mayfly.RemoteError, match="Untrusted"):
+    with pytest.raises(dayfly.RemoteError, match="Untrusted"):
         client.run(client.function("bob/plain"), bad).result(PATIENCE)
     trusting = client.function("bob/hostile", trust=True)
     client.run(describe, client.run(trusting, str(mark))).result(PATIENCE)
@@ -310,8 +310,8 @@ def test_memoized_answer_of_another_tenants_function_stays_theirs(
 ) -> None:
     mark = tmp_path / "executed"
     theirs = people["bob"].client.register(hostile, name="memoized", share=["*"])
-    with mayfly.Executor(client=carol.client, memoize=True) as executor:
-        with pytest.raises(mayfly.Untrusted):
+    with dayfly.Executor(client=carol.client, memoize=True) as executor:
+        with pytest.raises(dayfly.Untrusted):
             executor.submit(carol.client.function("bob/memoized"), str(mark)).result(PATIENCE)
         # The same code, of carol's own: executed anew, and hers to unpickle.
         own = carol.client.register(hostile, name="memoized")
@@ -354,35 +354,35 @@ def test_result_from_another_tenants_endpoint_runs_nothing_here(
     own = client.register(hostile, name="my own")
     with endpoints_of(manager, state) as make:
         make("--share-with", "carol", "--min-blocks", "1", "--workers-per-node", "2")
-        with mayfly.Executor("here", client=client, memoize=True) as executor:
+        with dayfly.Executor("here", client=client, memoize=True) as executor:
             assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
-            with pytest.raises(mayfly.Untrusted, match=r"trust=\['default'\]"):
+            with pytest.raises(dayfly.Untrusted, match=r"trust=\['default'\]"):
                 executor.submit(own, str(marks[0])).result(PATIENCE)
-            with pytest.raises(mayfly.RemoteError):
+            with pytest.raises(dayfly.RemoteError):
                 executor.submit(hostile_class, str(marks[0])).result(PATIENCE)
             # As an argument at the manager's own endpoint, too.
             bad = executor.submit(own, str(marks[0]))
-            assert isinstance(client.run(describe, bad).exception(PATIENCE), mayfly.Untrusted)
+            assert isinstance(client.run(describe, bad).exception(PATIENCE), dayfly.Untrusted)
         assert not marks[0].exists()
         # What ran there is not remembered for here.
-        with mayfly.Executor(client=client, memoize=True) as executor:
+        with dayfly.Executor(client=client, memoize=True) as executor:
             future = executor.submit(own, str(marks[1]))
             future.result(PATIENCE)
             assert marks[1].is_dir()
             assert client.task_status(future)["attempts"] == 1
-        with mayfly.Executor("here", client=client, trust=["default"]) as executor:
+        with dayfly.Executor("here", client=client, trust=["default"]) as executor:
             executor.submit(own, str(marks[2])).result(PATIENCE)
             assert marks[2].is_dir()
-        with mayfly.Executor("here", client=client, durable=False, workers=1) as executor:
+        with dayfly.Executor("here", client=client, durable=False, workers=1) as executor:
             assert executor.submit(honest, 2).result(PATIENCE) == [2, 2]
             assert list(executor.map(abs, range(-3, 0))) == [3, 2, 1]
-            with pytest.raises(mayfly.Untrusted, match="`default`"):
+            with pytest.raises(dayfly.Untrusted, match="`default`"):
                 executor.submit(hostile, str(marks[3])).result(PATIENCE)
-            with pytest.raises(mayfly.RemoteError):
+            with pytest.raises(dayfly.RemoteError):
                 executor.submit(hostile_class, str(marks[3])).result(PATIENCE)
-            with pytest.raises(mayfly.RemoteError):
+            with pytest.raises(dayfly.RemoteError):
                 list(executor.map(hostile_class, [str(marks[3])] * 2))
             assert not marks[3].exists()
-        with mayfly.Executor("here", client=client, durable=False, workers=1, trust=True) as executor:
+        with dayfly.Executor("here", client=client, durable=False, workers=1, trust=True) as executor:
             executor.submit(hostile, str(marks[3])).result(PATIENCE)
             assert marks[3].is_dir()

@@ -22,7 +22,7 @@ from harness.daemons import Daemon
 from harness.people import Person
 from harness.programs import clean_environment, program, run
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 # Workers cannot import what pytest made of this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,12 +56,12 @@ def secret(manager: Daemon) -> str:
 
 
 @pytest.fixture
-def owner(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def owner(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
-def test_owner_runs_code_as_itself(owner: mayfly.Client, secret: str) -> None:
+def test_owner_runs_code_as_itself(owner: dayfly.Client, secret: str) -> None:
     with owner.lease() as lease:
         assert lease.grant["sandbox"] == "process"
         assert "token" in json.loads(lease.call(steal, secret))
@@ -76,14 +76,14 @@ def test_direct_lease_of_stranger_is_isolated(bob: Person, secret: str) -> None:
 
 
 def test_stranger_who_asks_for_process_is_refused(bob: Person) -> None:
-    with pytest.raises(mayfly.Error, match="owner's tenant alone") as refused:
+    with pytest.raises(dayfly.Error, match="owner's tenant alone") as refused:
         bob.client.lease(sandbox="process")
     assert refused.value.code == "forbidden"
 
 
-def refuses_the_host(client: mayfly.Client, directory: Path) -> None:
+def refuses_the_host(client: dayfly.Client, directory: Path) -> None:
     for wanted in ({"readable": [directory]}, {"writable": [directory]}, {"network": True}, {"image": str(directory)}):
-        with pytest.raises(mayfly.Error, match=r"does not show it|shares with no|allows no image"):
+        with pytest.raises(dayfly.Error, match=r"does not show it|shares with no|allows no image"):
             client.lease(**wanted)
 
 
@@ -119,14 +119,14 @@ def test_durable_task_of_stranger_is_isolated(bob: Person, secret: str) -> None:
     assert bob.client.run(steal, secret).result(60) == REFUSED
 
 
-def test_function_shared_by_owner_runs_isolated_for_stranger(owner: mayfly.Client, bob: Person, secret: str) -> None:
+def test_function_shared_by_owner_runs_isolated_for_stranger(owner: dayfly.Client, bob: Person, secret: str) -> None:
     shared = owner.register(steal, share=["bob"])
     assert "token" in json.loads(owner.run(shared, secret).result(60))
     assert bob.client.run(bob.client.function(shared.id), secret).result(60) == REFUSED
 
 
 def test_ranks_of_stranger_are_isolated(bob: Person, secret: str) -> None:
-    assert mayfly.run(steal, ranks=2, args=(secret,), client=bob.client, timeout=60) == [REFUSED] * 2
+    assert dayfly.run(steal, ranks=2, args=(secret,), client=bob.client, timeout=60) == [REFUSED] * 2
 
 
 def test_lease_under_allowance_of_stranger_is_isolated(bob: Person, secret: str) -> None:
@@ -143,9 +143,9 @@ def test_delegated_workers_of_stranger_are_isolated(bob: Person, secret: str) ->
 
 EMBEDDED = """
 import json, os, sys
-import mayfly
+import dayfly
 
-client = mayfly.connect()
+client = dayfly.connect()
 with client.lease() as lease:
     assert lease.grant["sandbox"] == "process"
 with client.lease(sandbox="isolated", readable=[sys.argv[1]]) as lease:
@@ -157,7 +157,7 @@ sys.stdin.readline()
 
 def test_stranger_at_embedded_manager_is_isolated(tmp_path: Path) -> None:
     """Its own node shows its program's user everything, and strangers nothing."""
-    own = {"MAYFLY_BIN": str(program()), "MAYFLY_PYTHON": sys.executable}
+    own = {"DAYFLY_BIN": str(program()), "DAYFLY_PYTHON": sys.executable}
     process = subprocess.Popen(
         [sys.executable, "-c", EMBEDDED, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -169,11 +169,11 @@ def test_stranger_at_embedded_manager_is_isolated(tmp_path: Path) -> None:
     try:
         (node,) = json.loads(process.stdout.readline())
         state = Path(node["address"]["unix"]).parent.parent
-        environment = clean_environment(MAYFLY_MANAGER=str(state))
+        environment = clean_environment(DAYFLY_MANAGER=str(state))
         bob = tmp_path / "bob.json"
         run(program(), "tenant", "set", "bob", env=environment)
         run(program(), "token", "create", "laptop", "--tenant", "bob", "--output", bob, env=environment)
-        with mayfly.connect(config=bob) as client:
+        with dayfly.connect(config=bob) as client:
             with client.lease() as lease:
                 assert lease.grant["sandbox"] == "isolated"
                 assert lease.call(steal, str(state / "connection.json")) == REFUSED
@@ -190,13 +190,13 @@ def test_joined_node_runs_only_code_of_its_owner_as_its_user(state: Path) -> Non
         join.write_text(json.dumps(site.cli("manager", "join-token")))
         own = ("--sandbox", "process", "--python", sys.executable)
         with running("node", "--join", str(join), *own, state=state / "node"):
-            with mayfly.connect(config=site.state) as owner, owner.lease() as lease:
+            with dayfly.connect(config=site.state) as owner, owner.lease() as lease:
                 assert lease.grant["sandbox"] == "process"
             with Person(site, "bob", state).client as bob:
                 with bob.lease() as lease:
                     assert lease.grant["sandbox"] == "isolated"
                     assert lease.call(steal, str(site.state / "connection.json")) == REFUSED
-                with pytest.raises(mayfly.Error, match="owner's tenant alone"):
+                with pytest.raises(dayfly.Error, match="owner's tenant alone"):
                     bob.lease(sandbox="process")
 
 
@@ -221,12 +221,12 @@ def test_node_that_cannot_isolate_refuses_strangers(state: Path) -> None:
         prefix=("unshare", "--user", "--map-root-user", "sh", "-c", without, "sh"),
     ) as site:
         with Person(site, "bob", state).client as bob:
-            with pytest.raises(mayfly.Error, match="max_user_namespaces") as refused:
+            with pytest.raises(dayfly.Error, match="max_user_namespaces") as refused:
                 bob.lease()
             assert refused.value.code == "isolation_unavailable"
-            with pytest.raises(mayfly.Error, match="max_user_namespaces"):
+            with pytest.raises(dayfly.Error, match="max_user_namespaces"):
                 bob.run(steal, "/etc/hostname").result(60)
-        with mayfly.connect(config=site.state) as owner, owner.lease() as lease:
+        with dayfly.connect(config=site.state) as owner, owner.lease() as lease:
             assert lease.call(abs, -1) == 1
         # A stranger's leases do not suspend a node.
         assert [node["state"] for node in site.cli("status")["nodes"]] == ["up"]

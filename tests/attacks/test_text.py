@@ -30,7 +30,7 @@ def hostile_task(people: dict[str, Person], tmp_path_factory: pytest.TempPathFac
         "    raise ValueError(text + '\\n2026-11-24T00:00:00Z ERROR forged: ' + text)\n"
     )
     alice = people["alice"]
-    environment = {**alice.manager.client_environment(), "MAYFLY_MANAGER": str(alice.connection)}
+    environment = {**alice.manager.client_environment(), "DAYFLY_MANAGER": str(alice.connection)}
     run(program(), "function", "register", f"{source}:hostile", env=environment)
     tag = f"{HOSTILE}\n{FORGED}"
     done = run(program(), "task", "run", "hostile", HOSTILE, "--tag", tag, "--follow", env=environment, check=False)
@@ -42,7 +42,7 @@ def hostile_task(people: dict[str, Person], tmp_path_factory: pytest.TempPathFac
 
 def as_alice(alice: Person) -> dict[str, str]:
     """Her environment."""
-    return {**alice.manager.client_environment(), "MAYFLY_MANAGER": str(alice.connection)}
+    return {**alice.manager.client_environment(), "DAYFLY_MANAGER": str(alice.connection)}
 
 
 def test_line_break_in_subject_adds_no_audit_row(manager: Daemon, alice: Person) -> None:

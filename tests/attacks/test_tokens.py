@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 from harness import postgres
 from harness.daemons import Daemon, free_port
@@ -46,7 +46,7 @@ def person(manager: Daemon, tmp_path: Path) -> Iterator[Owner]:
 
 def close(person: Person) -> None:
     """Ends a client, whose token may be good for nothing any more."""
-    with contextlib.suppress(mayfly.Error):
+    with contextlib.suppress(dayfly.Error):
         person.client.close()
 
 
@@ -163,7 +163,7 @@ def test_revoked_token_ends_its_leases(person: Owner, bob: Person) -> None:
     revoked = revoke(carol)
     assert (revoked["leases_ended"], revoked["leases_kept"]) == (1, 0)
     assert state_of(carol.manager, lease.id) == "revoked"
-    with pytest.raises(mayfly.Error) as error:
+    with pytest.raises(dayfly.Error) as error:
         lease.call(double, 4)
     assert error.value.code in ("lease_ended", "lease_revoked", "unauthorized"), error.value
     assert other.call(double, 5) == 10

@@ -28,20 +28,22 @@ def test_a_c_function_calls_c_functions_on_workers_that_were_delegated_to_it(lib
 @pytest.mark.parametrize("flags", [["-std=c99", "-Wpedantic"], ["-std=c11", "-Wpedantic"], ["-std=gnu2x"]])
 def test_the_headers_are_plain_c(flags, tmp_path):
     source = tmp_path / "both.c"
-    source.write_text('#include "mayfly.h"\n#include "mayfly_function.h"\nint main(void) { return mf_last_error(); }\n')
+    source.write_text(
+        '#include "dayfly.h"\n#include "dayfly_function.h"\nint main(void) { return dfly_last_error(); }\n'
+    )
     compile_source(source, tmp_path / "both", *flags)
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
 def test_the_headers_are_plain_cxx(standard, tmp_path):
     source = tmp_path / "plain.cpp"
-    source.write_text("#include <mayfly/mayfly.hpp>\nint main() { return mf_last_error(); }\n")
+    source.write_text("#include <dayfly/dayfly.hpp>\nint main() { return dfly_last_error(); }\n")
     compile_source(source, tmp_path / "plain", f"-std={standard}", "-Wpedantic", "-Wshadow", "-Wconversion")
 
 
 def test_the_library_has_every_function_of_the_header_and_no_other():
-    header = (ROOT / "bindings/c/include/mayfly.h").read_text()
-    declared = set(re.findall(r"^[^/\n]*?\b(mf_[a-z_]+)\(", header, re.MULTILINE))
-    exported = run("nm", "-D", "--defined-only", program("libmayfly.so")).stdout.split()
+    header = (ROOT / "bindings/c/include/dayfly.h").read_text()
+    declared = set(re.findall(r"^[^/\n]*?\b(dfly_[a-z_]+)\(", header, re.MULTILINE))
+    exported = run("nm", "-D", "--defined-only", program("libdayfly.so")).stdout.split()
     assert len(declared) > 80
-    assert declared == {symbol for symbol in exported if symbol.startswith("mf_")}
+    assert declared == {symbol for symbol in exported if symbol.startswith("dfly_")}

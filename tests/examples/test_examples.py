@@ -26,7 +26,7 @@ def rust_examples() -> Path:
     """Directory of the examples in Rust, which cargo builds beside the programs."""
     environment = dict(os.environ, CARGO_TARGET_DIR=str(bin_dir().parent))
     # As `make test` has built them: other choices of packages have other features, and all would be built anew.
-    packages = ("mayfly-cli", "mayfly-executor", "mayfly-c", "mayfly-examples")
+    packages = ("dayfly-cli", "dayfly-executor", "dayfly-c", "dayfly-examples")
     command = ["cargo", "build", "--release", "--locked", "--quiet", *(f"--package={name}" for name in packages)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
     return bin_dir()
@@ -52,7 +52,7 @@ def test_an_example_in_python_prints_what_it_should(name, library, leakless):
     assert run(sys.executable, program, library(FUNCTIONS[name])).stdout == EXPECTED[name]
 
 
-#: What examples of groups print by themselves, and for each rank under `mayfly run`.
+#: What examples of groups print by themselves, and for each rank under `dayfly run`.
 GROUPS = {
     "allreduce": (r"\[(\[10\.0, 10\.0, 10\.0\](, )?){4}\]\n", r"(\[\d\] \[6\.0, 6\.0, 6\.0\]\n){3}"),
     "ddp_digits": (
@@ -63,12 +63,12 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_mayfly_run(name, start):
+def test_an_example_of_a_group_in_python_starts_its_ranks_itself_and_by_dayfly_run(name, start):
     example = EXAMPLES / "python" / f"{name}.py"
     alone, as_ranks = GROUPS[name]
     assert re.fullmatch(alone, run(sys.executable, example).stdout)
     site = start("up", "--listen", "127.0.0.1:0", "--sandbox", "process")
-    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    environment = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     assert re.fullmatch(as_ranks, run(program(), "run", "--ranks", "3", example, env=environment).stdout)
 
 
@@ -82,8 +82,8 @@ def test_every_language_has_every_example_and_none_is_long():
 
 def test_an_example_without_a_manager_to_find_says_what_to_do(library, tmp_path):
     program = compile_source(EXAMPLES / "c" / "hello.c", tmp_path / "hello")
-    environment = clean_environment(MAYFLY_MANAGER="/nowhere")
+    environment = clean_environment(DAYFLY_MANAGER="/nowhere")
     failed = run(program, library("square"), env=environment, check=False)
     assert failed.returncode == 1
     assert "[unreachable]" in failed.stderr
-    assert "mayfly up" in failed.stderr
+    assert "dayfly up" in failed.stderr

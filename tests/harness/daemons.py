@@ -35,7 +35,7 @@ class DaemonError(AssertionError):
 
 
 class Daemon:
-    """``mayfly up``, ``mayfly manager`` or ``mayfly node``: a process with a state directory and a log of its own.
+    """``dayfly up``, ``dayfly manager`` or ``dayfly node``: a process with a state directory and a log of its own.
 
     A daemon says that it is ready by one line of JSON on its standard output, which becomes ``ready``.
     """
@@ -124,16 +124,16 @@ class Daemon:
         return status, json.loads(said)
 
     def cli(self, *args: str, timeout: float = 60) -> Any:
-        """``mayfly ARGS --json`` against this daemon."""
+        """``dayfly ARGS --json`` against this daemon."""
         return run_json(*args, timeout=timeout, env=self.client_environment())
 
     def cli_on(self, host: Host, *args: str, timeout: float = 60) -> str:
-        """``mayfly ARGS`` against this daemon, on a host of a test's own network."""
+        """``dayfly ARGS`` against this daemon, on a host of a test's own network."""
         return run(*host.prefix, program(), *args, timeout=timeout, env=self.client_environment()).stdout
 
     def client_environment(self) -> dict[str, str]:
         """An environment in which every client finds this daemon."""
-        return self.environment | {"MAYFLY_MANAGER": str(self.state)}
+        return self.environment | {"DAYFLY_MANAGER": str(self.state)}
 
     def output(self) -> str:
         """What it wrote to its log so far."""
@@ -190,12 +190,12 @@ class Daemon:
             self.process.stdout.close()
 
     def __repr__(self) -> str:
-        return f"mayfly {' '.join(self.args)} (process {self.pid}, state {self.state})"
+        return f"dayfly {' '.join(self.args)} (process {self.pid}, state {self.state})"
 
 
 def private_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory with a path short enough for Unix sockets below it, which end at 107 bytes."""
-    return tempfile.TemporaryDirectory(prefix="mf-")
+    return tempfile.TemporaryDirectory(prefix="df-")
 
 
 @contextlib.contextmanager

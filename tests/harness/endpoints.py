@@ -43,7 +43,7 @@ def manager_alone(state: Path, port: int = 0) -> Iterator[Daemon]:
 @contextlib.contextmanager
 def endpoints_of(manager: Daemon, home: Path, **variables: str) -> Iterator[Callable[..., Endpoint]]:
     """``make("--max-blocks", "2")`` sets one up, with two workers on each node unless it is said, and starts it."""
-    os.environ.setdefault("MAYFLY_BIN", str(program()))
+    os.environ.setdefault("DAYFLY_BIN", str(program()))
     made: list[Endpoint] = []
 
     def make(*setup: str, start: bool = True, name: str = "here") -> Endpoint:
@@ -62,15 +62,15 @@ def endpoints_of(manager: Daemon, home: Path, **variables: str) -> Iterator[Call
 
 
 class Endpoint:
-    """One endpoint, by the commands of ``mayfly endpoint``."""
+    """One endpoint, by the commands of ``dayfly endpoint``."""
 
     def __init__(self, manager: Daemon, home: Path, name: str, *setup: str, **variables: str) -> None:
         self.name = name
         self.manager = manager
-        self.directory = home / "mayfly" / "endpoints" / name
+        self.directory = home / "dayfly" / "endpoints" / name
         self._environment = manager.client_environment() | {
             "XDG_STATE_HOME": str(home),
-            "MAYFLY_PYTHON": sys.executable,
+            "DAYFLY_PYTHON": sys.executable,
             # Nodes that a test kills leave their state there.
             "TMPDIR": str(home),
         }
@@ -84,10 +84,10 @@ class Endpoint:
 
     def of(self, home: Path, connection: Path) -> Endpoint:
         """The one with the same name of another person's, at the same manager."""
-        return Endpoint(self.manager, home, self.name, MAYFLY_MANAGER=str(connection))
+        return Endpoint(self.manager, home, self.name, DAYFLY_MANAGER=str(connection))
 
     def say(self, command: str, *args: str, timeout: float = 60) -> Any:
-        """``mayfly endpoint COMMAND NAME ARGS --json``."""
+        """``dayfly endpoint COMMAND NAME ARGS --json``."""
         done = run(
             program(), "endpoint", command, self.name, *args, "--json", timeout=timeout, env=self._environment
         ).stdout
@@ -115,7 +115,7 @@ class Endpoint:
 
     @property
     def local(self) -> Any:
-        """What ``mayfly endpoint status`` says."""
+        """What ``dayfly endpoint status`` says."""
         return self.say("status")
 
     @property

@@ -24,7 +24,7 @@ HERE = ROOT / "tests" / "oidc"
 
 
 def _modules() -> Path:
-    cache = os.environ.get("MAYFLY_CACHE") or Path.home() / ".cache" / "mayfly"
+    cache = os.environ.get("DAYFLY_CACHE") or Path.home() / ".cache" / "dayfly"
     return Path(cache) / "oidc" / "node_modules"
 
 

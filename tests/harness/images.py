@@ -45,7 +45,7 @@ def _build(root: Path, suite: str) -> str | None:
 def debian() -> tuple[Path, str | None]:
     """A root file system with Python, and why there is none, if so."""
     suite = SUITES.get(sys.version_info[:2])
-    root = Path(os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")) / "images" / f"{suite}-2"
+    root = Path(os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")) / "images" / f"{suite}-2"
     if root.is_dir():
         return root, None
     if suite is None:

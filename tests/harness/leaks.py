@@ -114,9 +114,9 @@ def memory_files(pids: list[int] | None = None) -> list[str]:
 
 
 def shared_files() -> set[str]:
-    """Files of ours in /dev/shm. Mayfly makes none there; this proves it."""
+    """Files of ours in /dev/shm. Dayfly makes none there; this proves it."""
     with contextlib.suppress(FileNotFoundError):
-        return {name for name in os.listdir("/dev/shm") if "mayfly" in name.lower()}
+        return {name for name in os.listdir("/dev/shm") if "dayfly" in name.lower()}
     return set()
 
 

@@ -39,7 +39,7 @@ class Machines:
         for called, does in {
             "shutdown": f'echo "shutdown $*" >> {root}/output',
             "hostname": "echo 127.0.0.1",
-            "mayfly": f'exec {program()} "$@"',
+            "dayfly": f'exec {program()} "$@"',
             **programs,
         }.items():
             (root / "bin" / called).write_text(f"#!/bin/sh\n{does}\n")

@@ -16,7 +16,7 @@ from harness.programs import bin_dir
 @contextlib.contextmanager
 def manager_here(*options: str, port: int = 0) -> Iterator[Daemon]:
     """A manager with a node whose workers have the tests' own Python, in a directory of its own."""
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+    os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
     with private_directory() as directory:
         state = Path(directory) / "state"
         daemon = Daemon("up", "--listen", f"127.0.0.1:{port}", "--python", sys.executable, *options, state=state)
@@ -35,7 +35,7 @@ class Manager:
     """A manager with a node, which can be killed, and started again at the same place."""
 
     def __init__(self, state: Path, **environment: str) -> None:
-        os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
+        os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
         self.state = state
         own = ("--listen", f"127.0.0.1:{free_port()}", "--python", sys.executable)
         self.daemon = Daemon("up", *own, state=state, env=environment)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.leaks import wait_until
 
 if TYPE_CHECKING:
-    import mayfly
+    import dayfly
 
 
 def leave_a_mark(path: str, task: int, seconds: float = 0.001) -> int:
@@ -34,21 +34,21 @@ def executions(directory: Path) -> Counter[int]:
     return Counter({int(mark.name): mark.stat().st_size for mark in directory.iterdir()})
 
 
-def go_on(batch: mayfly.Batch, more: int) -> None:
+def go_on(batch: dayfly.Batch, more: int) -> None:
     """Returns when so many more tasks have ended, or all but the last."""
     wanted = min(batch.done() + more, len(batch) - 1)
     wait_until(lambda: batch.done() > wanted, "tasks go on", 60)
 
 
-def outcomes(batch: mayfly.Batch, limit: float = 120) -> Counter[str]:
+def outcomes(batch: dayfly.Batch, limit: float = 120) -> Counter[str]:
     """How many ended well, each with its own number as result, and with which codes the others."""
-    import mayfly
+    import dayfly
 
     ended = Counter[str]()
     for task, future in enumerate(batch.futures):
         try:
             result = future.result(limit)
-        except mayfly.Error as error:
+        except dayfly.Error as error:
             ended[error.code] += 1
         else:
             assert result == task

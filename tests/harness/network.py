@@ -43,9 +43,9 @@ class Cable:
     def __init__(self) -> None:
         number = next(_numbers)
         # Test processes run side by side, and their namespaces have one list of names.
-        key = f"mf-{os.getpid()}-{number}"
+        key = f"df-{os.getpid()}-{number}"
         self.hosts = (Host(f"{key}a", "10.77.0.1"), Host(f"{key}b", "10.77.0.2"))
-        self._interfaces = ("mf-a", "mf-b")
+        self._interfaces = ("df-a", "df-b")
 
     def __enter__(self) -> Cable:
         first, second = self.hosts

@@ -69,7 +69,7 @@ class Observer:
         digest = hashlib.sha256(self.manager.connection["ca_pem"].strip().encode() + self.address[1].to_bytes(2, "big"))
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(DEADLINE_S)
-        connection.connect(f"\0mayfly-manager-{digest.digest()[:16].hex()}")
+        connection.connect(f"\0dayfly-manager-{digest.digest()[:16].hex()}")
         return connection
 
     def open_stream(self, path: str, *, token: str | None = None, local: bool = False) -> Stream:
@@ -85,7 +85,7 @@ class Stream:
         self.connection = connection
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         connection.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: mayfly\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"GET {path} HTTP/1.1\r\nHost: dayfly\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{bearer}\r\n".encode()
         )
         head = b""
@@ -124,13 +124,13 @@ class Person(Observer):
     """A tenant, with a client and a token."""
 
     def __init__(self, manager: Daemon, name: str, directory: Path, *more: str) -> None:
-        import mayfly
+        import dayfly
 
         super().__init__(manager)
         self.name = name
         self.connection = tenant(manager, name, directory, *more)
         self.token = json.loads(self.connection.read_text())["token"]
-        self.client = mayfly.connect(config=self.connection)
+        self.client = dayfly.connect(config=self.connection)
 
     @property
     def token_id(self) -> str:

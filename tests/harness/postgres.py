@@ -54,8 +54,8 @@ class Postgres:
         name = f"test{self.made}"
         bin_dir = _bin()
         assert bin_dir is not None
-        run(bin_dir / "createdb", "--host", self.directory, "--username", "mayfly", name)
-        return f"postgresql://mayfly@/{name}?host={self.directory}"
+        run(bin_dir / "createdb", "--host", self.directory, "--username", "dayfly", name)
+        return f"postgresql://dayfly@/{name}?host={self.directory}"
 
     def tell(self, what: str) -> None:
         """``stop``, ``kill`` or ``start``; returns when it is done."""

@@ -16,27 +16,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def target_dir() -> Path:
     """Where cargo builds, by the same rule as scripts/environment.sh."""
-    cache = os.environ.get("MAYFLY_CACHE") or os.path.expanduser("~/.cache/mayfly")
+    cache = os.environ.get("DAYFLY_CACHE") or os.path.expanduser("~/.cache/dayfly")
     key = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
     return Path(os.environ.get("CARGO_TARGET_DIR") or Path(cache) / f"target-{key}")
 
 
 def bin_dir() -> Path:
-    """Where the released programs and libraries are: ``MAYFLY_BIN_DIR``, or cargo's release directory."""
-    return Path(os.environ.get("MAYFLY_BIN_DIR") or target_dir() / "release")
+    """Where the released programs and libraries are: ``DAYFLY_BIN_DIR``, or cargo's release directory."""
+    return Path(os.environ.get("DAYFLY_BIN_DIR") or target_dir() / "release")
 
 
-def program(name: str = "mayfly") -> Path:
+def program(name: str = "dayfly") -> Path:
     """The path of a program or library, or an error that says how to make it."""
     path = bin_dir() / name
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there: run `make build`, or set MAYFLY_BIN_DIR")
+        raise FileNotFoundError(f"{path} is not there: run `make build`, or set DAYFLY_BIN_DIR")
     return path
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Our environment without any Mayfly setting of the person who runs the tests."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MAYFLY_") or k in ("MAYFLY_BIN_DIR",)}
+    """Our environment without any Dayfly setting of the person who runs the tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("DAYFLY_") or k in ("DAYFLY_BIN_DIR",)}
     kept.setdefault("RUST_BACKTRACE", "1")
     # Programs that start their own daemons must find the ones under test.
     kept["PATH"] = f"{bin_dir()}{os.pathsep}{kept.get('PATH', '')}"
@@ -75,5 +75,5 @@ def run_python(text: str, *args: str, **variables: str) -> subprocess.CompletedP
 
 
 def run_json(*args: str | os.PathLike[str], timeout: float = 60, env: dict[str, str] | None = None) -> Any:
-    """Runs ``mayfly ARGS --json`` and gives what it printed."""
+    """Runs ``dayfly ARGS --json`` and gives what it printed."""
     return json.loads(run(program(), *args, "--json", timeout=timeout, env=env).stdout)

@@ -29,7 +29,7 @@ class Project:
 
     def script(self, manager: Daemon | None, body: str, imports: str = "import helper2") -> str:
         """What a script prints, that has a client: of a manager, or of one of its own."""
-        main = f"{imports}\nimport mayfly\nwith mayfly.connect() as client:\n"
+        main = f"{imports}\nimport dayfly\nwith dayfly.connect() as client:\n"
         self.write("main.py", main + "".join(f"    {line}\n" for line in body.splitlines()))
         env = clean_environment() if manager is None else manager.client_environment()
         env |= {"PYTHONDONTWRITEBYTECODE": ""}

@@ -12,7 +12,7 @@ from harness.leaks import die_with_parent, wait_until
 from harness.programs import clean_environment
 
 #: Says that it is there, and waits; says what it is told, and goes after a moment.
-STAYS = "trap 'echo told $MAYFLY_RANK; sleep 0.2; exit 0' TERM; echo here $MAYFLY_RANK; while :; do sleep 0.05; done"
+STAYS = "trap 'echo told $DAYFLY_RANK; sleep 0.2; exit 0' TERM; echo here $DAYFLY_RANK; while :; do sleep 0.05; done"
 
 
 class Provider:
@@ -22,7 +22,7 @@ class Provider:
         self.directory = directory
         self._first = {"kind": kind, "options": options, "directory": str(directory)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mayfly._providers"],
+            [sys.executable, "-m", "dayfly._providers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -37,7 +37,7 @@ while os.path.lexists(root) and time.monotonic() < until:
 
 #: What may be there: modules that travelled, which workers of the same user share and remove by age; programs of ranks
 #: that were killed; and what multiprocessing removes when the process of the tests ends.
-KEPT = ("mayfly-code-", "mayfly-run-", "pymp-")
+KEPT = ("dayfly-code-", "dayfly-run-", "pymp-")
 
 
 class Temporary:
@@ -66,7 +66,7 @@ class Run(Temporary):
 
     def __init__(self) -> None:
         # Short, as Unix sockets below it end at 107 bytes. Servers of tests run as other accounts.
-        self.directory = Path(tempfile.mkdtemp(prefix="mf-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="df-"))
         self.directory.chmod(0o711)
         # A process of its own, which nothing ends that ends this one.
         self._remover = subprocess.Popen(

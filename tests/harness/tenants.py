@@ -13,7 +13,7 @@ from harness.people import Observer, People, Person
 @pytest.fixture(scope="module")
 def people(manager: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
     """Tenants by their names."""
-    pytest.importorskip("mayfly", reason="the package is not installed: make build")
+    pytest.importorskip("dayfly", reason="the package is not installed: make build")
     people = People(manager, tmp_path_factory.mktemp("people"))
     yield people
     people.close()

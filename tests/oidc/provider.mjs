@@ -26,7 +26,7 @@ const client = (id, more = {}) => ({
 });
 
 const provider = new Provider(`https://localhost:${settings.port}`, {
-  clients: [client("mayfly"), client("another")],
+  clients: [client("dayfly"), client("another")],
   jwks: { keys: [key] },
   features: { deviceFlow: { enabled: true } },
   claims: { openid: ["sub"], email: ["email", "email_verified"], profile: ["preferred_username"], groups: ["groups"] },

@@ -12,25 +12,25 @@ import pytest
 from harness.images import debian
 from harness.programs import bin_dir
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[mayfly.Client]:
-    os.environ.setdefault("MAYFLY_BIN", str(bin_dir() / "mayfly"))
-    with mayfly.connect() as client:
+def client() -> Iterator[dayfly.Client]:
+    os.environ.setdefault("DAYFLY_BIN", str(bin_dir() / "dayfly"))
+    with dayfly.connect() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def lease(client: mayfly.Client) -> Iterator[mayfly.Lease]:
+def lease(client: dayfly.Client) -> Iterator[dayfly.Lease]:
     """Two workers, shared by a module's tests."""
     with client.lease(workers=2, mode="warm") as lease:
         yield lease
 
 
 @pytest.fixture
-def own(client: mayfly.Client) -> Iterator[mayfly.Lease]:
+def own(client: dayfly.Client) -> Iterator[dayfly.Lease]:
     """One worker for one test that does it harm."""
     with client.lease(workers=1, mode="warm") as lease:
         yield lease

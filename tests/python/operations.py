@@ -1,7 +1,7 @@
 """Every operation of a group with random sizes, types and roots: ``operations.py MODULE FOLDER CASES SEED...``.
 
 Each rank writes into the folder, line by line, what it called and a digest of what came of it. Under mpi4py and under
-Mayfly these are the same. Values are such that the order in which they are added up does not matter.
+Dayfly these are the same. Values are such that the order in which they are added up does not matter.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from harness.daemons import Daemon, free_port
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
 @pytest.fixture
-def executor(client: mayfly.Client) -> Iterator[mayfly.Executor]:
-    with mayfly.Executor(client=client) as executor:
+def executor(client: dayfly.Client) -> Iterator[dayfly.Executor]:
+    with dayfly.Executor(client=client) as executor:
         yield executor
 
 
@@ -52,7 +52,7 @@ def fail() -> None:
     raise KeyError("not today")
 
 
-def test_futures_among_the_arguments_stand_for_their_results(executor: mayfly.Executor) -> None:
+def test_futures_among_the_arguments_stand_for_their_results(executor: dayfly.Executor) -> None:
     three = executor.submit(add, 1, 2)
     seven = executor.submit(add, three, 4)
     assert executor.submit(add, seven, b=three).result(30) == 10
@@ -65,65 +65,65 @@ def test_futures_among_the_arguments_stand_for_their_results(executor: mayfly.Ex
     assert executor.submit(add, three, three).result(30) == 6
 
 
-def test_long_results_and_arrays_go_from_task_to_task(executor: mayfly.Executor, client: mayfly.Client) -> None:
+def test_long_results_and_arrays_go_from_task_to_task(executor: dayfly.Executor, client: dayfly.Client) -> None:
     image = executor.submit(np.arange, 1_000_000)
     doubled = executor.submit(np.multiply, image, 2)
     total = executor.submit(np.sum, doubled)
     assert total.result(30) == 999_999 * 1_000_000
     # Through another executor of the same manager.
-    with mayfly.Executor(client=client) as other:
+    with dayfly.Executor(client=client) as other:
         assert other.submit(np.max, doubled).result(30) == 1_999_998
         small = other.submit(np.arange, 5)
         pair = other.submit(lambda a, b: (a.sum(), b.tolist(), a.flags.aligned), doubled, small)
         assert pair.result(30) == (999_999 * 1_000_000, [0, 1, 2, 3, 4], True)
 
 
-def test_a_chain_of_a_thousand_ends(executor: mayfly.Executor) -> None:
+def test_a_chain_of_a_thousand_ends(executor: dayfly.Executor) -> None:
     last = executor.submit(add, 0, 0)
     for _ in range(1_000):
         last = executor.submit(add, last, 1)
     assert last.result(60) == 1_000
 
 
-def test_what_comes_after_a_failure_is_not_executed_and_says_why(executor: mayfly.Executor, tmp_path: Path) -> None:
+def test_what_comes_after_a_failure_is_not_executed_and_says_why(executor: dayfly.Executor, tmp_path: Path) -> None:
     failed = executor.submit(fail)
     after = executor.submit(add, failed, 1)
     last = executor.submit(add, after, 1)
-    with pytest.raises(mayfly.DependencyFailed, match="did not end well") as raised:
+    with pytest.raises(dayfly.DependencyFailed, match="did not end well") as raised:
         last.result(30)
     assert raised.value.code == "dependency_failed"
-    with pytest.raises(mayfly.DependencyFailed, match="the function raised KeyError"):
+    with pytest.raises(dayfly.DependencyFailed, match="the function raised KeyError"):
         after.result(30)
     with pytest.raises(KeyError):
         failed.result(30)
     # Also when it is submitted after the failure.
-    with pytest.raises(mayfly.DependencyFailed):
+    with pytest.raises(dayfly.DependencyFailed):
         executor.submit(add, failed, 1).result(30)
     held = executor.submit(wait_and_add, str(tmp_path / "never"), 1, 2)
     waiting = executor.submit(add, held, 1)
     held.cancel()
     held.kill()
-    with pytest.raises(mayfly.DependencyFailed, match="cancelled"):
+    with pytest.raises(dayfly.DependencyFailed, match="cancelled"):
         waiting.result(30)
 
 
-def test_those_that_wait_can_be_cancelled_and_have_deadlines(client: mayfly.Client, tmp_path: Path) -> None:
-    with mayfly.Executor(client=client) as executor, mayfly.Executor(client=client, deadline=0.3) as hasty:
+def test_those_that_wait_can_be_cancelled_and_have_deadlines(client: dayfly.Client, tmp_path: Path) -> None:
+    with dayfly.Executor(client=client) as executor, dayfly.Executor(client=client, deadline=0.3) as hasty:
         held = executor.submit(wait_and_add, str(tmp_path / "go"), 1, 2)
         cancelled = executor.submit(add, held, 1)
         late = hasty.submit(add, held, 1)
         kept = executor.submit(add, held, 1)
         executor._pool.flush(30)
         assert cancelled.cancel()
-        with pytest.raises(mayfly.DeadlineExceeded):
+        with pytest.raises(dayfly.DeadlineExceeded):
             late.result(30)
         (tmp_path / "go").touch()
         assert kept.result(30) == 4
 
 
 def test_what_waits_goes_on_after_the_death_of_its_manager(manager: Daemon, tmp_path: Path) -> None:
-    with mayfly.connect(config=manager.state) as client:
-        executor = mayfly.Executor(client=client, repeatable=True, tag="through it all")
+    with dayfly.connect(config=manager.state) as client:
+        executor = dayfly.Executor(client=client, repeatable=True, tag="through it all")
         done = executor.submit(add, 1, 2)
         assert done.result(30) == 3
         failed = executor.submit(fail)
@@ -142,7 +142,7 @@ def test_what_waits_goes_on_after_the_death_of_its_manager(manager: Daemon, tmp_
             again.stop()
 
 
-def test_what_cannot_be_is_refused_with_a_sentence(executor: mayfly.Executor, client: mayfly.Client) -> None:
+def test_what_cannot_be_is_refused_with_a_sentence(executor: dayfly.Executor, client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match="give it to a durable task"):
         pickle.dumps(executor.submit(add, 1, 2))
     with client.lease(workers=1) as lease, pytest.raises(TypeError, match="cannot be pickled"):
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(executor: mayfly.Executor, cl
     function = client.register(add, name="add").id
 
     def refused(*tasks: dict[str, object]) -> str:
-        with pytest.raises(mayfly.Error) as raised:
+        with pytest.raises(dayfly.Error) as raised:
             client._native.post("/v1/tasks", json.dumps({"function": function, "tasks": list(tasks)}))
         return str(raised.value)
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(executor: mayfly.Executor, cl
     assert "answers go along" in refused({"call": {"arguments": [1, 2]}, "after": [], "with_answers": True})
 
 
-def test_programs_without_python_say_what_comes_first_too(executor: mayfly.Executor, client: mayfly.Client) -> None:
+def test_programs_without_python_say_what_comes_first_too(executor: dayfly.Executor, client: dayfly.Client) -> None:
     function = client.register(add, name="add").id
     before = executor.submit(add, 1, 2)
     executor._pool.flush(30)

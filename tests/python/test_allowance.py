@@ -1,6 +1,6 @@
 """Leasing straight from nodes: allowances, and what becomes of them."""
 
-import mayfly
+import dayfly
 import pytest
 from harness.leaks import wait_until
 
@@ -11,7 +11,7 @@ def entries(client, lease):
 
 @pytest.fixture(scope="module")
 def client():
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         yield client
 
 
@@ -31,9 +31,9 @@ def test_no_more_is_leased_than_is_allowed_until_something_comes_back(client):
     with client.allowance(workers=2, workers_per_node=2) as direct:
         first = direct.lease(workers=1, mode="warm")
         second = direct.lease(workers=1, mode="warm")
-        with pytest.raises(mayfly.CapacityError):
+        with pytest.raises(dayfly.CapacityError):
             direct.lease(workers=1, mode="warm")
-        with pytest.raises(mayfly.Error, match="permits 2"):
+        with pytest.raises(dayfly.Error, match="permits 2"):
             direct.lease(workers=3, mode="warm")
         assert second.call(pow, 2, 3) == 8
         first.shutdown()
@@ -59,7 +59,7 @@ def test_a_lease_from_a_node_is_renewed_and_revoked_as_others_are(client):
         assert lease.call(pow, 2, 4) == 16
         wait_until(lambda: entries(client, lease), "the manager never heard of the lease", 20)
         lease.renew(50)
-        with pytest.raises(mayfly.Error):
+        with pytest.raises(dayfly.Error):
             direct.lease(mode="warm", duration=61)
 
 
@@ -74,11 +74,11 @@ def test_an_allowance_that_was_given_back_is_worth_nothing(client):
 def refused(direct):
     try:
         direct.lease(mode="warm").shutdown()
-    except mayfly.Error:
+    except dayfly.Error:
         return True
     return False
 
 
 def test_an_allowance_of_nothing_is_refused(client):
-    with pytest.raises(mayfly.RequestError, match="one worker at least"):
+    with pytest.raises(dayfly.RequestError, match="one worker at least"):
         client.allowance(workers=0)

@@ -17,7 +17,7 @@ from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -70,7 +70,7 @@ async def ticking() -> AsyncIterator[list[int]]:
         ticker.cancel()
 
 
-def test_functions_are_registered_and_run_and_batches_found_again(client: mayfly.Client) -> None:
+def test_functions_are_registered_and_run_and_batches_found_again(client: dayfly.Client) -> None:
     async def main() -> None:
         function = await client.aregister(area, name="area", walltime=60)
         assert await client.arun(function, 6, 7) == 42
@@ -88,14 +88,14 @@ def test_functions_are_registered_and_run_and_batches_found_again(client: mayfly
     run(main)
 
 
-def test_an_executor_maps_for_async_for(client: mayfly.Client) -> None:
+def test_an_executor_maps_for_async_for(client: dayfly.Client) -> None:
     def odd(n: int) -> int:
         if n % 2 == 0:
             raise ValueError(n)
         return n
 
     async def main() -> None:
-        with mayfly.Executor(client=client) as executor:
+        with dayfly.Executor(client=client) as executor:
             assert [y async for y in executor.amap(area, range(10), range(10))] == [n * n for n in range(10)]
             assert [y async for y in executor.amap(abs, range(-10, 0), chunksize=4)] == list(range(10, 0, -1))
             for chunksize in (1, 3):
@@ -106,13 +106,13 @@ def test_an_executor_maps_for_async_for(client: mayfly.Client) -> None:
             after = executor.submit(area, 2, 3)
         # Nobody looks after its futures now.
         assert await after == 6
-        with mayfly.Executor(client=client, durable=False, workers=1) as executor:
+        with dayfly.Executor(client=client, durable=False, workers=1) as executor:
             assert [y async for y in executor.amap(abs, range(-10, 0))] == list(range(10, 0, -1))
 
     run(main)
 
 
-def test_what_a_task_prints_is_followed_as_it_is_printed(client: mayfly.Client, tmp_path: Path) -> None:
+def test_what_a_task_prints_is_followed_as_it_is_printed(client: dayfly.Client, tmp_path: Path) -> None:
     def speak(path: str) -> None:
         print("first", flush=True)
         while not os.path.exists(path):
@@ -132,7 +132,7 @@ def test_what_a_task_prints_is_followed_as_it_is_printed(client: mayfly.Client, 
                     assert said == "first\n"
                     assert ticks[0] > 0
                     gate.touch()
-        with pytest.raises(mayfly.Error, match="you have no task"):
+        with pytest.raises(dayfly.Error, match="you have no task"):
             async for _ in client.afollow("0" * 32):
                 pass
         return said
@@ -140,7 +140,7 @@ def test_what_a_task_prints_is_followed_as_it_is_printed(client: mayfly.Client, 
     assert run(main) == "first\nsecond\n"
 
 
-def test_the_loop_goes_on_while_the_manager_does_not_answer(client: mayfly.Client, manager: Daemon) -> None:
+def test_the_loop_goes_on_while_the_manager_does_not_answer(client: dayfly.Client, manager: Daemon) -> None:
     async def main() -> None:
         assert await client.arun(area, 6, 7) == 42
         before = client.run(area, 1, 1)
@@ -171,13 +171,13 @@ def test_the_loop_goes_on_while_the_manager_does_not_answer(client: mayfly.Clien
     run(main)
 
 
-def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: mayfly.Client, tmp_path: Path) -> None:
+def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: dayfly.Client, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
 
     async def main() -> None:
         waiting = asyncio.ensure_future(client.arun(wait_for, gate))
         await until(lambda: os.path.exists(f"{gate}.begun"), "it runs")
-        [task] = [one["id"] for one in mayfly._batch.statuses(client, client._executor().tag) if one["state"] != "done"]
+        [task] = [one["id"] for one in dayfly._batch.statuses(client, client._executor().tag) if one["state"] != "done"]
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -196,12 +196,12 @@ def test_who_cancels_a_wait_cancels_the_task_and_not_those_of_a_batch(client: ma
 
 
 def test_what_is_submitted_while_nobody_waits_any_more_is_cancelled(
-    client: mayfly.Client, manager: Daemon, tmp_path: Path
+    client: dayfly.Client, manager: Daemon, tmp_path: Path
 ) -> None:
     gate = str(tmp_path / "gate")
 
     async def main() -> str:
-        with mayfly.Executor(client=client) as executor:
+        with dayfly.Executor(client=client) as executor:
             os.kill(manager.pid, signal.SIGSTOP)
             try:
                 # It waits for its function to be registered.
@@ -219,9 +219,9 @@ def test_what_is_submitted_while_nobody_waits_any_more_is_cancelled(
     wait_until(lambda: client.tasks(tag).counts()["done"] == len(client.tasks(tag)), "what there was has ended", 30)
 
 
-def test_twins_have_the_signatures_and_the_words_of_their_methods(client: mayfly.Client) -> None:
+def test_twins_have_the_signatures_and_the_words_of_their_methods(client: dayfly.Client) -> None:
     for name in ("register", "map", "task", "tasks"):
-        method, twin = (getattr(mayfly.Client, one) for one in (name, f"a{name}"))
+        method, twin = (getattr(dayfly.Client, one) for one in (name, f"a{name}"))
         assert inspect.iscoroutinefunction(twin)
         assert twin.__name__ == f"a{name}"
         assert list(inspect.signature(twin).parameters) == list(inspect.signature(method).parameters)

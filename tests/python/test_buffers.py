@@ -6,13 +6,13 @@ import array
 import ctypes
 import mmap
 
-import mayfly
+import dayfly
 import numpy as np
 import pyarrow as pa
 import pytest
+from dayfly import MPI
 from harness.programs import run_python
 from harness.pytorch import folder, needs_torch
-from mayfly import MPI
 
 NUMBERS = [3, 1, 2, 250]
 
@@ -97,7 +97,7 @@ def test_an_arrow_array_is_sent_as_it_lies_and_its_type_is_known(type_of):
     total = np.zeros(2, values.to_numpy().dtype)
     MPI.COMM_SELF.Allreduce(values, total)
     assert total.tolist() == [2, 3]
-    with pytest.raises(mayfly.RequestError, match="read-only"):
+    with pytest.raises(dayfly.RequestError, match="read-only"):
         MPI.COMM_SELF.Recv(values, 0)
 
 
@@ -111,7 +111,7 @@ def test_types_of_elements_are_read_from_buffers_and_from_tensors(letters, wrapp
 
 
 def refused(match, call, *args):
-    with pytest.raises(mayfly.RequestError, match=match) as caught:
+    with pytest.raises(dayfly.RequestError, match=match) as caught:
         call(*args)
     assert caught.value.code == "invalid_request"
 
@@ -183,8 +183,8 @@ def test_tensors_of_pytorch_are_sent_and_received_into():
         import sys
         if {folder()!r}:
             sys.path.append({folder()!r})
-        import mayfly, torch
-        from mayfly import MPI
+        import dayfly, torch
+        from dayfly import MPI
         comm = MPI.COMM_WORLD
         for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64):
             out, into = torch.arange(6).to(dtype).reshape(2, 3), torch.zeros(2, 3, dtype=dtype)
@@ -197,7 +197,7 @@ def test_tensors_of_pytorch_are_sent_and_received_into():
         ):
             try:
                 comm.Send(wrong, 0)
-            except mayfly.RequestError as error:
+            except dayfly.RequestError as error:
                 assert said in str(error), error
             else:
                 raise AssertionError(said)

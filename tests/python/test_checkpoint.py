@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -16,67 +16,67 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def save(values: list[Any], keep: int = 2) -> None:
     """Saves each value with the rank beside it."""
-    from mayfly import MPI
+    from dayfly import MPI
 
-    checkpoint = mayfly.Checkpoint(keep=keep)
+    checkpoint = dayfly.Checkpoint(keep=keep)
     for value in values:
         checkpoint.save((MPI.COMM_WORLD.rank, value))
 
 
 def load(default: Any = None) -> Any:
-    return mayfly.Checkpoint().load(default)
+    return dayfly.Checkpoint().load(default)
 
 
 def numbers(place: Path) -> list[int]:
     return sorted(int(one.name) for one in place.iterdir())
 
 
-def test_each_rank_finds_the_state_that_it_saved_last(client: mayfly.Client, tmp_path: Path) -> None:
+def test_each_rank_finds_the_state_that_it_saved_last(client: dayfly.Client, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=run, args=("none",)) == ["none", "none"]
-    mayfly.run(save, ranks=2, client=client, checkpoint=run, args=(["first", b"x" * 1_000_000, "last"],))
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=run) == [(0, "last"), (1, "last")]
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=run, args=("none",)) == ["none", "none"]
+    dayfly.run(save, ranks=2, client=client, checkpoint=run, args=(["first", b"x" * 1_000_000, "last"],))
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=run) == [(0, "last"), (1, "last")]
     assert numbers(run) == [1, 2], "two are kept"
-    mayfly.run(save, ranks=2, client=client, checkpoint=run, args=(["more"], 1))
+    dayfly.run(save, ranks=2, client=client, checkpoint=run, args=(["more"], 1))
     assert numbers(run) == [3], "numbers go on, and as many are kept as asked"
 
 
-def test_a_checkpoint_that_was_cut_short_or_damaged_is_nobodys(client: mayfly.Client, tmp_path: Path) -> None:
-    mayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a", "b", "c"], 5))
+def test_a_checkpoint_that_was_cut_short_or_damaged_is_nobodys(client: dayfly.Client, tmp_path: Path) -> None:
+    dayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a", "b", "c"], 5))
     (tmp_path / "00000002" / "complete.json").unlink()
     part = tmp_path / "00000001" / "rank-00001"
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=tmp_path) == [(0, "a"), (1, "a")]
-    mayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["d"], 5))
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=tmp_path) == [(0, "a"), (1, "a")]
+    dayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["d"], 5))
     assert numbers(tmp_path) == [0, 1, 2, 3], "one that was cut short is not written over"
 
 
-def test_a_checkpoint_of_another_number_of_ranks_is_refused(client: mayfly.Client, tmp_path: Path) -> None:
-    mayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a"],))
-    with pytest.raises(mayfly.Error, match="saved by 2 ranks and there are 3") as refused:
-        mayfly.run(load, ranks=3, client=client, checkpoint=tmp_path)
+def test_a_checkpoint_of_another_number_of_ranks_is_refused(client: dayfly.Client, tmp_path: Path) -> None:
+    dayfly.run(save, ranks=2, client=client, checkpoint=tmp_path, args=(["a"],))
+    with pytest.raises(dayfly.Error, match="saved by 2 ranks and there are 3") as refused:
+        dayfly.run(load, ranks=3, client=client, checkpoint=tmp_path)
     assert refused.value.code == "invalid_request"
 
 
-def test_a_part_that_cannot_be_saved_fails_the_checkpoint_on_every_rank(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_saved_fails_the_checkpoint_on_every_rank(client: dayfly.Client, tmp_path: Path) -> None:
     def try_to_save(unsaveable: int) -> str:
-        from mayfly import MPI
+        from dayfly import MPI
 
-        checkpoint = mayfly.Checkpoint()
+        checkpoint = dayfly.Checkpoint()
         rank = MPI.COMM_WORLD.rank
         try:
             checkpoint.save((lambda: rank) if rank == unsaveable else rank)
-        except mayfly.Error as error:
+        except dayfly.Error as error:
             checkpoint.save(rank)
             return f"{error.code}: {error}"
         return "saved"
 
-    told = mayfly.run(try_to_save, ranks=2, client=client, checkpoint=tmp_path, args=(1,))
+    told = dayfly.run(try_to_save, ranks=2, client=client, checkpoint=tmp_path, args=(1,))
     assert all(one.startswith("store_failed: rank 1 could not save") for one in told), told
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=tmp_path) == [0, 1]
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=tmp_path) == [0, 1]
     assert json.loads((tmp_path / "00000001" / "complete.json").read_text())["parts"]
 
 
-def test_without_a_directory_a_checkpoint_says_how_to_name_one(client: mayfly.Client) -> None:
-    with pytest.raises(mayfly.Error, match="--checkpoint"):
-        mayfly.run(load, ranks=1, client=client)
+def test_without_a_directory_a_checkpoint_says_how_to_name_one(client: dayfly.Client) -> None:
+    with pytest.raises(dayfly.Error, match="--checkpoint"):
+        dayfly.run(load, ranks=1, client=client)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import test
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 # An interpreter may come without most of its tests. Debian has those of its own, perhaps of the same minor version.
 test.__path__.append(f"/usr/lib/python{sys.version_info.major}.{sys.version_info.minor}/test")
 theirs = pytest.importorskip("test.test_concurrent_futures", reason="this Python is installed without its own tests")
@@ -70,7 +70,7 @@ def case(mixin: type, test: str, client: Any, durable: bool) -> unittest.TestCas
         # How many workers an endpoint has is not for an executor to say.
         if not durable or workers <= 0:
             options |= {"durable": durable, "max_workers": workers}
-        return mayfly.Executor(client=client, **options)
+        return dayfly.Executor(client=client, **options)
 
     class Ours(theirs.ExecutorMixin):  # type: ignore[misc,name-defined]
         executor_type = staticmethod(make)
@@ -88,7 +88,7 @@ CASES = [(mixin, test) for mixin in MIXINS for test in sorted(dir(mixin)) if tes
 
 @pytest.mark.parametrize("durable", [False, True], ids=["direct", "durable"])
 @pytest.mark.parametrize(("mixin", "test"), CASES, ids=[f"{mixin.__name__}.{test}" for mixin, test in CASES])
-def test_executor_passes_test_of_cpython(client: mayfly.Client, mixin: type, test: str, durable: bool) -> None:
+def test_executor_passes_test_of_cpython(client: dayfly.Client, mixin: type, test: str, durable: bool) -> None:
     name = f"{mixin.__name__}.{test}"
     if name in LEFT_OUT:
         pytest.skip(LEFT_OUT[name])

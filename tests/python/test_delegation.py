@@ -3,7 +3,7 @@
 import pickle
 import time
 
-import mayfly
+import dayfly
 import pytest
 from harness.leaks import wait_until
 from harness.programs import run_python
@@ -11,7 +11,7 @@ from harness.programs import run_python
 
 @pytest.fixture(scope="module")
 def client():
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         yield client
 
 
@@ -32,9 +32,9 @@ def call_until_taken_back(workers):
     while time.monotonic() < until:
         try:
             workers.call(pow, 2, 10)
-        except mayfly.WorkerDied:
+        except dayfly.WorkerDied:
             continue
-        except mayfly.LeaseError as error:
+        except dayfly.LeaseError as error:
             assert "taken back" in str(error)  # noqa: PT017
             return
     raise AssertionError("the workers were not taken back")
@@ -79,7 +79,7 @@ def test_a_sandbox_sees_its_node_only_when_something_was_delegated_to_it(client)
         import os
 
         # Beside it lies the socket for groups, behind which there is no node.
-        return sorted(name for name in os.listdir("/mayfly/code") if name.endswith(".sock"))
+        return sorted(name for name in os.listdir("/dayfly/code") if name.endswith(".sock"))
 
     with client.lease(workers=2, mode="warm", sandbox="isolated") as lease:
         assert lease.call(look) == ["group.sock"]
@@ -92,7 +92,7 @@ def test_a_door_opens_nothing_without_a_token(client):
         import socket
 
         door = socket.socket(socket.AF_UNIX)
-        door.connect("/mayfly/code/node.sock")
+        door.connect("/dayfly/code/node.sock")
         door.settimeout(10)
         door.sendall(b"\0" * 4096)
         try:
@@ -115,7 +115,7 @@ def test_who_keeps_knocking_at_its_door_keeps_nobody_else_out(client):
             door = socket.socket(socket.AF_UNIX)
             door.settimeout(0.1)
             try:
-                door.connect("/mayfly/code/node.sock")
+                door.connect("/dayfly/code/node.sock")
             except OSError:
                 continue
             doors.append(door)
@@ -132,13 +132,13 @@ def test_who_keeps_knocking_at_its_door_keeps_nobody_else_out(client):
 def test_another_process_uses_a_part_and_cannot_release_or_renew_it(client):
     with client.lease(workers=2, mode="warm") as lease, lease.delegate() as part:
         program = """
-            import mayfly, os, pickle
+            import dayfly, os, pickle
             part = pickle.loads(bytes.fromhex(os.environ["PART"]))
             with part.open() as workers:
                 print(workers.workers, workers.call(pow, 2, 10))
                 try:
                     workers.renew(3600)
-                except mayfly.AccessError as error:
+                except dayfly.AccessError as error:
                     print(error.code)
             with part.open() as workers:
                 print(workers.call(pow, 2, 5))
@@ -153,12 +153,12 @@ def test_what_was_taken_back_is_of_no_more_use_and_serves_its_lease_again(client
         part = lease.delegate(workers=1)
         workers = part.open()
         assert workers.call(pow, 2, 10) == 1024
-        with pytest.raises(mayfly.Error, match="delegated"):
+        with pytest.raises(dayfly.Error, match="delegated"):
             lease.options(worker=1).call(pow, 2, 2)
         part.take_back()
         call_until_taken_back(workers)
         workers.shutdown()
-        with pytest.raises(mayfly.LeaseError, match="taken back"):
+        with pytest.raises(dayfly.LeaseError, match="taken back"):
             part.open()
         assert lease.options(worker=1).call(pow, 2, 2) == 4
 
@@ -182,11 +182,11 @@ def test_a_call_that_runs_is_finished_before_its_worker_is_delegated(client):
 
     with client.lease(workers=1, mode="warm") as lease:
         running = lease.submit(slowly, 0.3)
-        with pytest.raises(mayfly.Error, match="did not end their calls"):
+        with pytest.raises(dayfly.Error, match="did not end their calls"):
             lease.delegate(wait=0.05)
         with lease.delegate() as part:
             assert running.result(timeout=0) == "done"
-            with pytest.raises(mayfly.Error, match="every worker is delegated"):
+            with pytest.raises(dayfly.Error, match="every worker is delegated"):
                 lease.call(pow, 2, 2)
             with part.open() as workers:
                 assert workers.call(pow, 2, 4) == 16
@@ -196,7 +196,7 @@ def test_a_call_that_runs_is_finished_before_its_worker_is_delegated(client):
 @pytest.mark.parametrize("workers", [0, 3, 65535])
 def test_no_more_is_delegated_than_there_is(client, workers):
     with client.lease(workers=2, mode="warm") as lease:
-        with pytest.raises(mayfly.RequestError, match="cannot be delegated"):
+        with pytest.raises(dayfly.RequestError, match="cannot be delegated"):
             lease.delegate(workers=workers)
         assert lease.call(pow, 2, 2) == 4
 
@@ -208,12 +208,12 @@ def test_a_worker_that_dies_is_replaced_for_whoever_has_it(client, sandbox):
         os._exit(3)
 
     def parent(part):
-        import mayfly
+        import dayfly
 
         with part.open() as workers:
             try:
                 workers.call(die)
-            except mayfly.WorkerDied as error:
+            except dayfly.WorkerDied as error:
                 return error.code, workers.call(pow, 2, 3)
 
     with client.lease(workers=2, mode="warm", sandbox=sandbox) as lease, lease.delegate() as part:

@@ -7,52 +7,52 @@ import time
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
-def leases(client: mayfly.Client) -> list[int]:
+def leases(client: dayfly.Client) -> list[int]:
     """How many workers each lease has that is not over."""
     return [lease["workers"] for lease in client.leases() if lease["state"] in ("granted", "active")]
 
 
-def test_what_need_not_be_durable_goes_straight_to_leased_workers(client: mayfly.Client) -> None:
+def test_what_need_not_be_durable_goes_straight_to_leased_workers(client: dayfly.Client) -> None:
     before = client.endpoints()[0]["tasks"]["done"]
-    with mayfly.Executor(client=client, durable=False, workers=2) as executor:
-        assert isinstance(executor, mayfly.Executor)
+    with dayfly.Executor(client=client, durable=False, workers=2) as executor:
+        assert isinstance(executor, dayfly.Executor)
         assert executor.submit(pow, 2, 10).result(30) == 1024
         assert list(executor.map(abs, range(-100, 0))) == list(range(100, 0, -1))
         assert sorted(leases(client))[-1] == 2
         # No task was made of it.
         assert client.endpoints()[0]["tasks"]["done"] == before
     assert 2 not in leases(client)
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         assert executor.submit(pow, 2, 10).result(30) == 1024
     assert client.endpoints()[0]["tasks"]["done"] == before + 1
 
 
-def test_a_walltime_ends_a_call_also_where_it_is_not_durable(client: mayfly.Client) -> None:
+def test_a_walltime_ends_a_call_also_where_it_is_not_durable(client: dayfly.Client) -> None:
     with (
-        mayfly.Executor(client=client, durable=False, workers=1, walltime=0.2) as executor,
-        pytest.raises(mayfly.DeadlineExceeded),
+        dayfly.Executor(client=client, durable=False, workers=1, walltime=0.2) as executor,
+        pytest.raises(dayfly.DeadlineExceeded),
     ):
         executor.submit(time.sleep, 30).result(30)
 
 
-def test_a_decorated_function_goes_there_too(client: mayfly.Client) -> None:
-    @mayfly.durable(client=client, durable=False, workers=1)
+def test_a_decorated_function_goes_there_too(client: dayfly.Client) -> None:
+    @dayfly.durable(client=client, durable=False, workers=1)
     def process() -> int:
         return os.getpid()
 
     assert process.submit().result(30) != os.getpid()
 
 
-def test_what_only_durable_tasks_have_is_refused(client: mayfly.Client) -> None:
+def test_what_only_durable_tasks_have_is_refused(client: dayfly.Client) -> None:
     before = len(client.leases())
     for options in ({"tag": "mine"}, {"retries": 1}, {"memoize": True}, {"deadline": 3}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            mayfly.Executor(client=client, durable=False, **options)
+            dayfly.Executor(client=client, durable=False, **options)
     with pytest.raises(ValueError, match="workers"):
-        mayfly.Executor(client=client, workers=2)
-    with pytest.raises(mayfly.Error, match="no endpoint `cluster`"):
-        mayfly.Executor(client=client, durable=False, endpoint="cluster")
+        dayfly.Executor(client=client, workers=2)
+    with pytest.raises(dayfly.Error, match="no endpoint `cluster`"):
+        dayfly.Executor(client=client, durable=False, endpoint="cluster")
     assert len(client.leases()) == before

@@ -1,4 +1,4 @@
-"""Programs that know nothing of Mayfly: joblib, scikit-learn and Dask run on it by one word."""
+"""Programs that know nothing of Dayfly: joblib, scikit-learn and Dask run on it by one word."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 joblib = pytest.importorskip("joblib")
 
 
 @pytest.fixture(params=["tasks", "lease"])
-def any_executor(request: pytest.FixtureRequest, client: mayfly.Client) -> mayfly.Executor | mayfly.Lease:
-    made = mayfly.Executor(client=client) if request.param == "tasks" else client.lease(workers=2, mode="warm")
+def any_executor(request: pytest.FixtureRequest, client: dayfly.Client) -> dayfly.Executor | dayfly.Lease:
+    made = dayfly.Executor(client=client) if request.param == "tasks" else client.lease(workers=2, mode="warm")
     with made:
         yield made
 
@@ -32,9 +32,9 @@ def fail_at(x: int, bad: int) -> int:
 
 @pytest.fixture
 def backend(any_executor):
-    importlib.import_module("mayfly.joblib")
+    importlib.import_module("dayfly.joblib")
 
-    with joblib.parallel_config("mayfly", executor=any_executor):
+    with joblib.parallel_config("dayfly", executor=any_executor):
         yield any_executor
 
 
@@ -63,10 +63,10 @@ def test_calls_within_calls_stay_where_they_are(backend) -> None:
     assert joblib.Parallel()(joblib.delayed(outer)(x) for x in (1, 2)) == [[1] * 3, [2] * 3]
 
 
-def test_joblib_makes_and_ends_what_it_needs_by_itself(client: mayfly.Client) -> None:
-    importlib.import_module("mayfly.joblib")
+def test_joblib_makes_and_ends_what_it_needs_by_itself(client: dayfly.Client) -> None:
+    importlib.import_module("dayfly.joblib")
     for options in ({"durable": False}, {"endpoint": "local"}):
-        with joblib.parallel_config("mayfly", client=client, **options):
+        with joblib.parallel_config("dayfly", client=client, **options):
             assert joblib.Parallel()(joblib.delayed(abs)(-x) for x in range(30)) == list(range(30))
 
 
@@ -95,8 +95,8 @@ def test_dask_takes_an_executor_as_its_scheduler(any_executor) -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_a_decorated_function_is_called_here_and_submitted_there(client: mayfly.Client) -> None:
-    @mayfly.durable(client=client, repeatable=True)
+def test_a_decorated_function_is_called_here_and_submitted_there(client: dayfly.Client) -> None:
+    @dayfly.durable(client=client, repeatable=True)
     def fibonacci(n: int) -> int:
         """Calls itself where it runs."""
         return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
@@ -110,17 +110,17 @@ def test_a_decorated_function_is_called_here_and_submitted_there(client: mayfly.
     assert "fibonacci" in repr(fibonacci)
 
 
-def test_a_decorated_method_stays_one(client: mayfly.Client) -> None:
+def test_a_decorated_method_stays_one(client: dayfly.Client) -> None:
     class Counter:
         start = 3
 
-        @mayfly.durable
+        @dayfly.durable
         def count(self, to: int) -> list[int]:
             return list(range(self.start, to))
 
     assert Counter().count(5) == [3, 4]
 
 
-def test_an_option_that_there_is_not_is_refused_when_it_is_needed(client: mayfly.Client) -> None:
+def test_an_option_that_there_is_not_is_refused_when_it_is_needed(client: dayfly.Client) -> None:
     with pytest.raises(TypeError, match="colour"):
-        mayfly.durable(client=client, colour="blue")(abs).submit(-1)
+        dayfly.durable(client=client, colour="blue")(abs).submit(-1)

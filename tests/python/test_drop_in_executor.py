@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-Make = Callable[..., "mayfly.Executor"]
+Make = Callable[..., "dayfly.Executor"]
 
 
 @pytest.fixture(params=["durable", "direct"])
-def make(request: pytest.FixtureRequest, client: mayfly.Client) -> Make:
+def make(request: pytest.FixtureRequest, client: dayfly.Client) -> Make:
     """Makes an executor of either kind."""
     is_durable = request.param == "durable"
     own: dict[str, Any] = {} if is_durable else {"durable": False, "max_workers": 2}
-    return lambda **options: mayfly.Executor(client=client, **own, **options)
+    return lambda **options: dayfly.Executor(client=client, **own, **options)
 
 
 def test_initializer_runs_once_before_calls_in_each_worker(make: Make, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_failing_initializer_breaks_its_executor(make: Make) -> None:
     executor = make(initializer=fail, initargs=("no model",))
     futures = [executor.submit(os.getpid) for _ in range(4)]
     for future in futures:
-        with pytest.raises(mayfly.InitializerFailed, match="LookupError: no model") as raised:
+        with pytest.raises(dayfly.InitializerFailed, match="LookupError: no model") as raised:
             future.result(30)
         assert isinstance(raised.value, cf.BrokenExecutor)
     assert any("in fail" in str(future.exception().__cause__) for future in futures)
@@ -107,16 +107,16 @@ def test_unpicklable_arguments_fail_in_the_future(make: Make) -> None:
         assert executor.submit(abs, -7).result(30) == 7
 
 
-def test_max_workers_limits_a_direct_executor(client: mayfly.Client) -> None:
-    with mayfly.Executor(client=client, durable=False, max_workers=2) as executor:
+def test_max_workers_limits_a_direct_executor(client: dayfly.Client) -> None:
+    with dayfly.Executor(client=client, durable=False, max_workers=2) as executor:
         assert executor._lease.workers == 2
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="max_workers must be greater than 0"):
-            mayfly.Executor(client=client, durable=False, max_workers=wrong)
+            dayfly.Executor(client=client, durable=False, max_workers=wrong)
     with pytest.raises(ValueError, match="give one of them"):
-        mayfly.Executor(client=client, durable=False, max_workers=2, workers=2)
+        dayfly.Executor(client=client, durable=False, max_workers=2, workers=2)
     with pytest.raises(ValueError, match="an endpoint decides"):
-        mayfly.Executor(client=client, max_workers=2)
+        dayfly.Executor(client=client, max_workers=2)
 
 
 def test_executor_takes_nothing_after_shutdown(make: Make) -> None:
@@ -141,13 +141,13 @@ def test_program_that_ends_waits_for_its_calls(durable: bool) -> None:
             except RuntimeError as error:
                 print("refused:", error)
 
-        import mayfly
+        import dayfly
 
         def speak():
             time.sleep(0.5)
             print("apple", flush=True)
 
-        executor = mayfly.Executor(durable={durable})
+        executor = dayfly.Executor(durable={durable})
         executor.submit(speak)
     """
     done = subprocess.run(
@@ -156,7 +156,7 @@ def test_program_that_ends_waits_for_its_calls(durable: bool) -> None:
         check=False,
         text=True,
         timeout=60,
-        env={**os.environ, "MAYFLY_MANAGER": ""},
+        env={**os.environ, "DAYFLY_MANAGER": ""},
     )
     assert done.returncode == 0, done.stderr
     assert "refused: cannot schedule new futures after shutdown" in done.stdout

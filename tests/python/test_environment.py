@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly._environment import environment_of  # noqa: E402 - it may not be there
+from dayfly._environment import environment_of  # noqa: E402 - it may not be there
 
 REQUIREMENTS = """\
 # What the model needs.
@@ -35,11 +35,11 @@ wheels = [{ url = "https://files.example/idna.whl", hashes = { sha256 = "00ff" }
 
 
 def test_a_list_is_an_environment_and_a_text_alone_is_not() -> None:
-    assert mayfly.Environment(["numpy", "scipy"]).requirements == ("numpy", "scipy")
-    assert environment_of(["numpy"]) == mayfly.Environment(["numpy"])
+    assert dayfly.Environment(["numpy", "scipy"]).requirements == ("numpy", "scipy")
+    assert environment_of(["numpy"]) == dayfly.Environment(["numpy"])
     assert environment_of(None) is None
     with pytest.raises(TypeError, match="from_file"):
-        mayfly.Environment("numpy")
+        dayfly.Environment("numpy")
 
 
 def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
@@ -62,21 +62,21 @@ def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
 def test_a_lock_file_names_exact_versions_with_their_hashes(tmp_path: Path) -> None:
     file = tmp_path / "pylock.toml"
     file.write_text(PYLOCK)
-    locked = mayfly.Environment.from_file(file)
+    locked = dayfly.Environment.from_file(file)
     assert locked.requirements == ("idna==3.20 ; python_version >= '3.8' --hash=sha256:00ff --hash=sha256:22dd",)
     file.write_text(PYLOCK + '\n[[packages]]\nname = "mine"\ndirectory = { path = "." }\n')
     with pytest.raises(ValueError, match="mine"):
-        mayfly.Environment.from_file(file)
+        dayfly.Environment.from_file(file)
 
 
 def test_what_is_installed_is_captured_in_its_versions() -> None:
     # The package under test was installed from a file, and stays out by itself.
-    captured = mayfly.Environment.captured()
+    captured = dayfly.Environment.captured()
     lines = dict(line.split("==") for line in captured.requirements)
     assert lines["pytest"] == pytest.__version__
-    assert not {"mayfly", "pip", "uv"} & {name.lower() for name in lines}
+    assert not {"dayfly", "pip", "uv"} & {name.lower() for name in lines}
     assert "pytest" not in " ".join(
-        mayfly.Environment.captured(without=["PyTest", "pytest-xdist", "pytest_timeout"]).requirements
+        dayfly.Environment.captured(without=["PyTest", "pytest-xdist", "pytest_timeout"]).requirements
     )
 
 
@@ -90,7 +90,7 @@ def install(place: Path, name: str, origin: str) -> None:
 
 def test_a_package_from_a_directory_is_named_instead_of_captured(tmp_path: Path) -> None:
     install(tmp_path, "mine", '{"url": "file:///nowhere/mine", "dir_info": {"editable": true}}')
-    program = "import mayfly; print(mayfly.Environment.captured(without=['mine'] if {left_out} else []))"
+    program = "import dayfly; print(dayfly.Environment.captured(without=['mine'] if {left_out} else []))"
 
     def captured(left_out: bool) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -119,8 +119,8 @@ def test_only_what_others_cannot_have_is_refused_when_it_is_captured(
     install(tmp_path, "cloned", '{"url": "https://git.example/cloned", "vcs_info": {"vcs": "git"}}')
     install(tmp_path, "local", f'{{"url": "{here}", "archive_info": {{}}}}')
     with pytest.raises(ValueError, match="from where nodes do not get it") as raised:
-        mayfly.Environment.captured()
+        dayfly.Environment.captured()
     said = str(raised.value).split(";")[0]
     assert said.endswith(f"cloned (https://git.example/cloned), editable (file:///nowhere/editable), local ({here})")
-    captured = mayfly.Environment.captured(without=["cloned", "editable", "local"]).requirements
+    captured = dayfly.Environment.captured(without=["cloned", "editable", "local"]).requirements
     assert {"built-elsewhere==1.0", "downloaded==1.0"} <= set(captured)

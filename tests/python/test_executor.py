@@ -13,7 +13,7 @@ import time
 import weakref
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 from harness.leaks import wait_until
 from harness.programs import run_python
@@ -91,7 +91,7 @@ def test_an_exception_that_cannot_be_pickled_still_tells_its_name(lease):
 
         raise StrangeError(1, 2)
 
-    with pytest.raises(mayfly.RemoteError, match="StrangeError: very strange"):
+    with pytest.raises(dayfly.RemoteError, match="StrangeError: very strange"):
         lease.submit(fail).result()
 
 
@@ -275,7 +275,7 @@ def test_a_call_that_was_killed_is_not_tried_again_when_its_worker_dies(own, tmp
     wait_until(mark.exists, "the call's start")
     mark.unlink()
     behind.kill()
-    with pytest.raises(mayfly.WorkerDied):
+    with pytest.raises(dayfly.WorkerDied):
         dying.result(timeout=10)
     with pytest.raises(cf.CancelledError):
         behind.result(timeout=10)
@@ -401,13 +401,13 @@ def test_printing_reaches_nobody_and_harms_nothing(lease):
 def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbuffered):
     done = run_python(
         """
-        import mayfly, sys
+        import dayfly, sys
 
         def speak(x):
             print("out", x)
             print("err", x, file=sys.stderr)
 
-        with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+        with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
             list(lease.map(speak, range(500), chunksize=50))
         """,
         PYTHONUNBUFFERED=unbuffered,
@@ -419,13 +419,13 @@ def test_what_workers_print_appears_in_whole_lines_where_the_program_prints(unbu
 @pytest.mark.parametrize("last", ["", "lease.shutdown(wait=False)"])
 def test_what_was_submitted_runs_to_its_end_though_the_program_ends(last):
     done = run_python(f"""
-        import mayfly, time
+        import dayfly, time
 
         def speak():
             time.sleep(0.3)
             print("apple")
 
-        lease = mayfly.connect().lease(mode="warm")
+        lease = dayfly.connect().lease(mode="warm")
         lease.submit(speak)
         {last}
     """)

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly import _modules
+from dayfly import _modules
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where bundles are written."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"mayfly-code-{os.getuid()}"
+    return tmp_path / f"dayfly-code-{os.getuid()}"
 
 
 def bundle(digest: str = "digest") -> _modules.Bundle:

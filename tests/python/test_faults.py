@@ -13,7 +13,7 @@ import threading
 import time
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 from harness.leaks import descendants, parent, wait_until
 
@@ -25,7 +25,7 @@ def square(x):
 
 
 def test_a_worker_that_dies_in_a_call_is_replaced(own):
-    with pytest.raises(mayfly.WorkerDied) as caught:
+    with pytest.raises(dayfly.WorkerDied) as caught:
         own.call(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert caught.value.code == "maybe_executed"
     assert isinstance(caught.value, concurrent.futures.BrokenExecutor), "for programs that look for that"
@@ -34,7 +34,7 @@ def test_a_worker_that_dies_in_a_call_is_replaced(own):
 
 
 def test_os_exit_ends_the_worker_and_says_so(own):
-    with pytest.raises(mayfly.WorkerDied, match="exit status 3"):
+    with pytest.raises(dayfly.WorkerDied, match="exit status 3"):
         own.call(os._exit, 3)
     assert own.call(square, 3) == 9
 
@@ -44,7 +44,7 @@ def test_calls_behind_a_dead_worker_are_executed_all_the_same(own):
     dying = own.submit(os._exit, 1)
     behind = [own.submit(square, x) for x in range(20)]
     assert [future.result(timeout=20) for future in behind] == [x * x for x in range(20)]
-    with pytest.raises(mayfly.WorkerDied):
+    with pytest.raises(dayfly.WorkerDied):
         dying.result()
 
 
@@ -62,7 +62,7 @@ def test_an_idempotent_call_is_tried_again(own, tmp_path):
 
 def test_a_call_past_its_deadline_is_ended(own):
     start = time.monotonic()
-    with pytest.raises(mayfly.DeadlineExceeded) as caught:
+    with pytest.raises(dayfly.DeadlineExceeded) as caught:
         own.options(deadline=0.2).call(time.sleep, 60)
     assert caught.value.code == "deadline_exceeded"
     assert time.monotonic() - start < 10
@@ -70,17 +70,17 @@ def test_a_call_past_its_deadline_is_ended(own):
 
 
 def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, tmp_path):
-    monkeypatch.setenv("MAYFLY_WARM_POOL", "0")
+    monkeypatch.setenv("DAYFLY_WARM_POOL", "0")
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         executor, mark = lease.call(os.getppid), tmp_path / "mark"
         future = lease.submit(lambda: (mark.touch(), time.sleep(60)))
         # Before that it would be executed by the next one.
         wait_until(mark.exists, "the call's start")
         begin = time.monotonic()
         os.kill(executor, signal.SIGKILL)
-        with pytest.raises(mayfly.WorkerDied):
+        with pytest.raises(dayfly.WorkerDied):
             future.result(timeout=20)
         assert time.monotonic() - begin < 0.5
         assert lease.call(square, 3) == 9
@@ -88,7 +88,7 @@ def test_a_caller_hears_of_a_dead_executor_before_there_is_another(monkeypatch, 
 
 
 def test_calls_after_the_node_is_gone_for_good_fail_at_once():
-    with mayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
+    with dayfly.connect() as client, client.lease(workers=2, mode="warm") as lease:
         lease.call(square, 1)
         manager = parent(lease.call(os.getppid))
         below = set(descendants(manager))
@@ -98,13 +98,13 @@ def test_calls_after_the_node_is_gone_for_good_fail_at_once():
         # Whatever becomes of those that find out, none of the later ones waits.
         deadline = time.monotonic() + 20
         for _ in range(50):
-            with pytest.raises(mayfly.Error):
+            with pytest.raises(dayfly.Error):
                 lease.submit(square, 2).result(timeout=deadline - time.monotonic())
 
 
 def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatch, tmp_path):
     # No executor is parked, and an interpreter starts slowly.
-    monkeypatch.setenv("MAYFLY_WARM_POOL", "0")
+    monkeypatch.setenv("DAYFLY_WARM_POOL", "0")
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.5)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ticks = []
@@ -114,7 +114,7 @@ def test_nobody_waits_for_a_dead_executor_who_has_no_business_with_it(monkeypatc
         while not stop.wait(0.001):
             ticks.append(time.monotonic())
 
-    with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+    with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
         executor, worker = lease.call(os.getppid), lease.call(os.getpid)
         ticking = threading.Thread(target=tick)
         ticking.start()
@@ -137,9 +137,9 @@ def test_state_that_died_with_its_worker_is_said_to_be_lost(own):
     incarnation = own.incarnations()[0]
     pinned = own.options(worker=0, incarnation=incarnation)
     assert pinned.call(square, 2) == 4
-    with pytest.raises(mayfly.WorkerDied):
+    with pytest.raises(dayfly.WorkerDied):
         own.call(os._exit, 1)
-    with pytest.raises(mayfly.StateLost):
+    with pytest.raises(dayfly.StateLost):
         pinned.call(square, 2)
 
 
@@ -147,14 +147,14 @@ def test_a_released_lease_says_that_it_ended(client):
     lease = client.lease(mode="warm")
     lease.call(square, 1)
     lease._native.release()
-    with pytest.raises(mayfly.Error) as caught:
+    with pytest.raises(dayfly.Error) as caught:
         lease.call(time.sleep, 30)
     assert caught.value.code == "lease_ended"
     lease.shutdown()
 
 
 def test_more_workers_than_there_are_cores_are_refused(client):
-    with pytest.raises(mayfly.Error) as caught:
+    with pytest.raises(dayfly.Error) as caught:
         client.lease(workers=1000, mode="hot")
     assert caught.value.code in ("too_large", "no_capacity")
 
@@ -164,9 +164,9 @@ def test_senseless_arguments_are_refused(client, own):
         client.lease(mode="cold")
     with pytest.raises(ValueError, match="deadline"):
         own.options(deadline=-1)
-    with pytest.raises(mayfly.Error, match="slots"):
+    with pytest.raises(dayfly.Error, match="slots"):
         client.lease(slots=3)
-    with pytest.raises(mayfly.RequestError, match="workers"):
+    with pytest.raises(dayfly.RequestError, match="workers"):
         own.options(worker=7).submit(square, 1)
 
 
@@ -176,7 +176,7 @@ def test_a_forked_child_is_told_to_connect_anew(own):
     def child(pipe):
         try:
             own.call(square, 2)
-        except mayfly.Forked as error:
+        except dayfly.Forked as error:
             pipe.send(error.code)
         else:
             pipe.send("worked")
@@ -201,8 +201,8 @@ def test_interrupts_reach_a_thread_that_waits(own):
 
 
 PROGRAM = """
-import mayfly, os, sys
-client = mayfly.connect()
+import dayfly, os, sys
+client = dayfly.connect()
 lease = client.lease(workers=1, mode="warm")
 print(lease.submit(pow, 2, 5).result(), lease.call(os.getpid), flush=True)
 {end}
@@ -265,13 +265,13 @@ def test_a_client_tells_of_its_nodes(client):
 
 
 def test_a_manager_that_runs_is_found_by_its_directory(up, monkeypatch):
-    with mayfly.connect(up.state) as client, client.lease(mode="warm") as lease:
+    with dayfly.connect(up.state) as client, client.lease(mode="warm") as lease:
         assert lease.call(square, 4) == 16
-    monkeypatch.setenv("MAYFLY_MANAGER", str(up.state))
-    with mayfly.connect() as client:
+    monkeypatch.setenv("DAYFLY_MANAGER", str(up.state))
+    with dayfly.connect() as client:
         assert "embedded" not in repr(client)
-    with pytest.raises(mayfly.ConnectionFailed, match="mayfly up"):
-        mayfly.connect(up.state / "nowhere")
+    with pytest.raises(dayfly.ConnectionFailed, match="dayfly up"):
+        dayfly.connect(up.state / "nowhere")
 
 
 def test_the_package_has_the_program(tmp_path):
@@ -279,7 +279,7 @@ def test_the_package_has_the_program(tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys; sys.argv = ['mayfly', 'version']; from mayfly._program import main; main()",
+            "import sys; sys.argv = ['dayfly', 'version']; from dayfly._program import main; main()",
         ],
         capture_output=True,
         text=True,
@@ -287,4 +287,4 @@ def test_the_package_has_the_program(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert mayfly.__version__ in done.stdout
+    assert dayfly.__version__ in done.stdout

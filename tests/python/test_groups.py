@@ -1,4 +1,4 @@
-"""Functions that talk to each other: `mayfly.run`, and what mpi4py's names do in it."""
+"""Functions that talk to each other: `dayfly.run`, and what mpi4py's names do in it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import mayfly
+import dayfly
 import numpy as np
 import pytest
+from dayfly import MPI
+from dayfly._native import Communicator
 from harness.leaks import die_with_parent
 from harness.programs import run_python
-from mayfly import MPI
-from mayfly._native import Communicator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
 def client():
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         yield client
 
 
@@ -109,12 +109,12 @@ def buffers(size_of):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [0, 3, 20_000])
 def test_collectives_of_buffers_give_what_one_process_would(client, ranks, count):
-    assert mayfly.run(buffers, ranks=ranks, args=(count,), client=client, timeout=60) == list(range(ranks))
+    assert dayfly.run(buffers, ranks=ranks, args=(count,), client=client, timeout=60) == list(range(ranks))
 
 
 @pytest.mark.parametrize("count", [3, 20_000])
 def test_collectives_of_ranks_without_a_network_do_too(client, count):
-    found = mayfly.run(buffers, ranks=3, args=(count,), client=client, timeout=60, sandbox="isolated")
+    found = dayfly.run(buffers, ranks=3, args=(count,), client=client, timeout=60, sandbox="isolated")
     assert found == [0, 1, 2]
 
 
@@ -157,7 +157,7 @@ def objects():
 
 @pytest.mark.parametrize(("ranks", "sandbox"), [(2, "process"), (4, "process"), (4, "isolated")])
 def test_objects_travel_and_communicators_are_divided(client, ranks, sandbox):
-    assert mayfly.run(objects, ranks=ranks, client=client, timeout=60, sandbox=sandbox) == ["done"] * ranks
+    assert dayfly.run(objects, ranks=ranks, client=client, timeout=60, sandbox=sandbox) == ["done"] * ranks
 
 
 def composed(left, right, datatype):
@@ -175,7 +175,7 @@ def products():
 
 
 def test_an_operation_of_ones_own_keeps_the_order_of_the_ranks(client):
-    for found, expected in mayfly.run(products, ranks=3, client=client, timeout=60):
+    for found, expected in dayfly.run(products, ranks=3, client=client, timeout=60):
         np.testing.assert_allclose(found, expected)
 
 
@@ -188,7 +188,7 @@ def test_what_the_function_raises_on_one_rank_is_raised_here_and_the_others_end(
 
     begin = time.monotonic()
     with pytest.raises(ValueError, match="on purpose"):
-        mayfly.run(work, ranks=3, client=client, timeout=60)
+        dayfly.run(work, ranks=3, client=client, timeout=60)
     assert time.monotonic() - begin < 20
 
 
@@ -200,8 +200,8 @@ def test_ranks_that_do_not_call_what_fits_together_are_told_so(client):
         else:
             comm.Allreduce(np.zeros(4), np.zeros(4))
 
-    with pytest.raises(mayfly.GroupError) as caught:
-        mayfly.run(work, ranks=2, client=client, timeout=60)
+    with pytest.raises(dayfly.GroupError) as caught:
+        dayfly.run(work, ranks=2, client=client, timeout=60)
     assert caught.value.code == "mismatch"
 
 
@@ -226,8 +226,8 @@ def outlive_a_killed_rank(folder, *, met):
 
 def lose_one_of(ranks, folder, client, *, met=True, **options):
     """One of so many ranks is killed: all others have heard which, and are a group without it."""
-    with pytest.raises(mayfly.WorkerDied):
-        mayfly.run(
+    with pytest.raises(dayfly.WorkerDied):
+        dayfly.run(
             outlive_a_killed_rank,
             ranks=ranks,
             args=(str(folder),),
@@ -251,8 +251,8 @@ def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(cli
 @pytest.mark.parametrize("sandbox", ["process", "isolated"])
 def test_ranks_that_connect_when_they_need_each_other_do_all_that_others_do(client, sandbox):
     lazily = {"client": client, "sandbox": sandbox, "lazily": True, "timeout": 60}
-    assert mayfly.run(buffers, ranks=3, args=(1000,), **lazily) == [0, 1, 2]
-    assert mayfly.run(objects, ranks=4, **lazily) == ["done"] * 4
+    assert dayfly.run(buffers, ranks=3, args=(1000,), **lazily) == [0, 1, 2]
+    assert dayfly.run(objects, ranks=4, **lazily) == ["done"] * 4
 
 
 def test_they_are_connected_with_no_others_than_they_need(client):
@@ -263,7 +263,7 @@ def test_they_are_connected_with_no_others_than_they_need(client):
             comm.sendrecv(comm.rank, 1 - comm.rank)
         return before, comm.ways
 
-    found = mayfly.run(work, ranks=3, client=client, timeout=60, lazily=True)
+    found = dayfly.run(work, ranks=3, client=client, timeout=60, lazily=True)
     assert [before for before, _ in found] == [[None] * 3] * 3
     assert [after for _, after in found] == [[None, "local", None], ["local", None, None], [None] * 3]
 
@@ -275,7 +275,7 @@ def test_a_rank_that_is_killed_before_anybody_met_it_is_named_to_the_others(clie
 def test_a_process_of_no_group_is_a_world_of_its_own():
     run_python(
         """
-        from mayfly import MPI
+        from dayfly import MPI
         comm = MPI.COMM_WORLD
         assert (comm.rank, comm.size) == (0, 1)
         assert comm.allreduce(5) == 5
@@ -284,12 +284,12 @@ def test_a_process_of_no_group_is_a_world_of_its_own():
     )
 
 
-def test_processes_that_mayfly_did_not_start_form_a_group_by_a_shared_secret(client):
+def test_processes_that_dayfly_did_not_start_form_a_group_by_a_shared_secret(client):
     place = client.rendezvous()
     invitation = {"rendezvous": place["address"], "key": place["key"], "name": "shells", "secret": "ab" * 16, "size": 3}
     program = textwrap.dedent(
         """
-        from mayfly import MPI
+        from dayfly import MPI
         comm = MPI.COMM_WORLD
         print(comm.allreduce(comm.rank), comm.allgather(comm.rank))
         """
@@ -299,7 +299,7 @@ def test_processes_that_mayfly_did_not_start_form_a_group_by_a_shared_secret(cli
             [sys.executable, "-c", program],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"MAYFLY_GROUP": json.dumps(invitation)},
+            env=os.environ | {"DAYFLY_GROUP": json.dumps(invitation)},
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one call, loaded before)
         )
         for _ in range(3)
@@ -311,7 +311,7 @@ def test_a_group_that_is_not_complete_in_time_says_who_is_missing(client):
     place = client.rendezvous()
     invitation = {"rendezvous": place["address"], "key": place["key"], "name": "lonely", "secret": "ab" * 16, "size": 3}
     invitation |= {"rank": 1, "patience_s": 1}
-    with pytest.raises(mayfly.Error, match="0, 2") as caught:
+    with pytest.raises(dayfly.Error, match="0, 2") as caught:
         Communicator.join(json.dumps(invitation))
     assert caught.value.code == "timed_out"
 
@@ -336,6 +336,6 @@ def beyond_what_32_bits_count(length):
 @pytest.mark.soak
 def test_more_than_2_gib_travel_at_once(client):
     length = (1 << 31) + 4097
-    first, second = mayfly.run(beyond_what_32_bits_count, ranks=2, client=client, args=(length,), memory=10 << 30)
+    first, second = dayfly.run(beyond_what_32_bits_count, ranks=2, client=client, args=(length,), memory=10 << 30)
     assert first == [[7, 3, 9], 3]
     assert second == [[7, 3, 9], 3, [7, 3, 9], length]

@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 from harness.programs import run_python
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 #: Modules that take long to import, and that no client needs before it fails.
 SLOW = ("concurrent.futures.process", "multiprocessing")
@@ -18,28 +18,28 @@ SLOW = ("concurrent.futures.process", "multiprocessing")
 def test_import_of_a_client_leaves_slow_modules_alone(names: str) -> None:
     program = f"""
     import sys
-    from mayfly import {names}
+    from dayfly import {names}
     print(*[name for name in {SLOW!r} if name in sys.modules])
     """
     assert run_python(program).stdout.split() == []
 
 
 def test_worker_that_died_is_a_broken_process_pool() -> None:
-    from mayfly._errors import error_for
+    from dayfly._errors import error_for
 
     for code in ("maybe_executed", "not_executed"):
         died = error_for(code, "told")
-        assert type(died) is mayfly.WorkerDied
+        assert type(died) is dayfly.WorkerDied
         assert isinstance(died, BrokenProcessPool)
-        assert isinstance(died, mayfly.CallError)
+        assert isinstance(died, dayfly.CallError)
         again = pickle.loads(pickle.dumps(died))
-        assert (type(again), again.code) == (mayfly.WorkerDied, code)
-    assert issubclass(mayfly.InitializerFailed, BrokenProcessPool)
-    assert issubclass(mayfly.InitializerFailed, mayfly.LoadError)
+        assert (type(again), again.code) == (dayfly.WorkerDied, code)
+    assert issubclass(dayfly.InitializerFailed, BrokenProcessPool)
+    assert issubclass(dayfly.InitializerFailed, dayfly.LoadError)
 
 
 def test_unknown_name_of_an_error_is_an_attribute_error() -> None:
-    from mayfly import _errors
+    from dayfly import _errors
 
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
         _ = _errors.Unknown

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly import _future
-from mayfly._errors import RemoteTraceback
-from mayfly._future import Future
+from dayfly import _future
+from dayfly._errors import RemoteTraceback
+from dayfly._future import Future
 
 
 class Call:

@@ -15,18 +15,18 @@ from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 PROGRAM = """
     import pathlib, sys, time
-    import mayfly
+    import dayfly
 
     def wait_for(path):
         pathlib.Path(path + ".begun").touch()
         while not pathlib.Path(path).exists():
             time.sleep(0.01)
 
-    client = mayfly.connect(config=sys.argv[1])
+    client = dayfly.connect(config=sys.argv[1])
     gates = [f"{{sys.argv[2]}}/{{number}}" for number in range(20)]
     try:
         with {made} as executor:
@@ -79,7 +79,7 @@ class Program:
 def direct(request: pytest.FixtureRequest) -> str:
     return {
         "lease": "client.lease(workers=2, mode='warm')",
-        "executor": "mayfly.Executor(client=client, durable=False, max_workers=2)",
+        "executor": "dayfly.Executor(client=client, durable=False, max_workers=2)",
     }[request.param]
 
 
@@ -116,12 +116,12 @@ def test_second_interrupt_ends_running_calls(manager: Daemon, direct: str, tmp_p
 
 
 def test_interrupted_program_leaves_durable_tasks_alone(manager: Daemon, tmp_path: Path) -> None:
-    program = Program(manager, "mayfly.Executor(client=client, tag='kept')", tmp_path)
+    program = Program(manager, "dayfly.Executor(client=client, tag='kept')", tmp_path)
     try:
         assert "which run on in any case. Press Ctrl-C again" in program.errors.read_text()
         program.process.send_signal(signal.SIGINT)
         program.end()
-        with mayfly.connect(config=manager.state) as client:
+        with dayfly.connect(config=manager.state) as client:
             batch = client.tasks("kept")
             program.release()
             assert list(batch.results(timeout=30)) == [None] * 20

@@ -12,33 +12,33 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
+from dayfly import _run
 from harness.daemons import rendezvous
 from harness.leaks import descendants, wait_until
 from harness.programs import program, run
-from mayfly import _run
 from python.test_groups import lose_one_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 #: Where a sandbox finds what joins for it.
-SOCKET = "/mayfly/code/group.sock"
+SOCKET = "/dayfly/code/group.sock"
 
 
 @pytest.fixture(scope="module")
 def client():
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         yield client
 
 
 def connectors() -> list[int]:
     """Process ids of the connectors of nodes below this process."""
-    return [pid for pid, command in descendants().items() if command.endswith("mayfly connector")]
+    return [pid for pid, command in descendants().items() if command.endswith("dayfly connector")]
 
 
 def places():
-    from mayfly import MPI
+    from dayfly import MPI
 
     with open("/proc/net/dev") as file:
         interfaces = [line.split(":")[0].strip() for line in file if ":" in line]
@@ -46,7 +46,7 @@ def places():
 
 
 def test_ranks_that_see_no_network_are_of_one_group(client, level):
-    found = mayfly.run(places, ranks=2, client=client, timeout=60, **level)
+    found = dayfly.run(places, ranks=2, client=client, timeout=60, **level)
     assert found[0] == found[1]
     assert [interfaces for _, interfaces in found[0]] == [["lo"], ["lo"]]
 
@@ -57,7 +57,7 @@ def sockets_held():
     import socket
     import stat
 
-    from mayfly import MPI
+    from dayfly import MPI
 
     MPI.COMM_WORLD.barrier()
     families = set()
@@ -72,7 +72,7 @@ def sockets_held():
 
 
 def test_no_rank_gets_a_socket_of_the_hosts_network(client, level):
-    assert mayfly.run(sockets_held, ranks=2, client=client, timeout=60, **level) == [["AF_UNIX"]] * 2
+    assert dayfly.run(sockets_held, ranks=2, client=client, timeout=60, **level) == [["AF_UNIX"]] * 2
 
 
 def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(client, tmp_path):
@@ -83,7 +83,7 @@ def test_a_rank_that_is_killed_is_named_to_the_others_which_go_on_without_it(cli
 def waits_for_a_message(place):
     from pathlib import Path
 
-    from mayfly import MPI
+    from dayfly import MPI
 
     comm = MPI.COMM_WORLD
     comm.barrier()
@@ -116,7 +116,7 @@ def test_when_what_joined_for_them_is_killed_ranks_elsewhere_hear_that_these_are
         assert [future.result(timeout=20) for future in futures[2:]] == ["rank_lost"] * 2
         assert [future.result(timeout=20) for future in futures[:2]] == ["rank_lost"] * 2
     # The next group has a connector of its own.
-    assert len(mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
+    assert len(dayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
 
 
 def asks(path, words, count=1):
@@ -153,7 +153,7 @@ def test_a_rank_that_asks_without_end_keeps_nobody_else_from_a_group(client):
     with client.lease(workers=1, mode="warm", sandbox="isolated") as hostile:
         future = hostile.submit(asks, SOCKET, b"garbage", 2000)
         begin = time.monotonic()
-        assert len(mayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
+        assert len(dayfly.run(places, ranks=2, client=client, timeout=60, sandbox="isolated")) == 2
         assert time.monotonic() - begin < 20
         said = future.result(timeout=60)
     refused = collections.Counter(json.loads(text)["failure"]["code"] for text in said)
@@ -178,12 +178,12 @@ def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
     group = _run.invitation_to(client, 3)
     text = json.dumps({"is": "join", "version": 1, "invitation": group | {"rank": 1}})
     with client.gang(2, mode="warm", sandbox="isolated") as gang:
-        gang.rank(0).call(lambda: bool(__import__("mayfly.MPI")))
+        gang.rank(0).call(lambda: bool(__import__("dayfly.MPI")))
         waiting = gang.rank(0).submit(_run._rank, json.dumps(group | {"rank": 0}), _run.packed(places), {})
-        with pytest.raises(mayfly.WorkerDied):
+        with pytest.raises(dayfly.WorkerDied):
             gang.rank(1).submit(dies_while_joining, SOCKET, text).result(timeout=20)
         begin = time.monotonic()
-        with pytest.raises(mayfly.Error, match="rank 1 was lost"):
+        with pytest.raises(dayfly.Error, match="rank 1 was lost"):
             waiting.result(timeout=20)
         assert time.monotonic() - begin < 5
 
@@ -191,8 +191,8 @@ def test_a_rank_that_dies_while_its_group_forms_is_missed_by_the_others(client):
 def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_path: Path):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable)
     script = tmp_path / "sum.py"
-    script.write_text("from mayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
-    environment = up.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    script.write_text("from dayfly import MPI; print(MPI.COMM_WORLD.allreduce(1))")
+    environment = up.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     asked = ("--ranks", "3", "--sandbox", "isolated")
     done = run(program(), "run", *asked, str(script), env=environment, cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3" for rank in range(3)]
@@ -201,7 +201,7 @@ def test_a_program_runs_on_isolated_ranks_and_leaves_nothing_behind(start, tmp_p
 
 def test_where_the_owner_wants_no_groups_ranks_are_told_so(start):
     up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--no-groups")
-    with mayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
+    with dayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
         futures = _run.start(gang, _run.invitation_to(client, 2), _run.packed(places))
         for future in futures:
             came = outcome(future)
@@ -214,7 +214,7 @@ def test_isolated_ranks_meet_elsewhere_where_the_nodes_owner_lets_them(start):
     with rendezvous() as allowed, rendezvous() as other:
         place = f"{allowed['addresses'][0]}={allowed['key']}"
         up = start("up", "--listen", "127.0.0.1:0", "--python", sys.executable, "--rendezvous", place)
-        with mayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
+        with dayfly.connect(up.state) as client, client.gang(2, mode="warm", sandbox="isolated") as gang:
             for there, meets in ((allowed, True), (other, False)):
                 group = {
                     "rendezvous": there["addresses"][0],

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import mayfly
+import dayfly
 import numpy as np
 import pytest
 from harness.programs import ROOT, run_python
@@ -15,7 +15,7 @@ from harness.programs import ROOT, run_python
 
 @pytest.fixture(scope="module")
 def client():
-    with mayfly.connect() as client:
+    with dayfly.connect() as client:
         yield client
 
 
@@ -83,7 +83,7 @@ def test_a_worker_cannot_dial_anybody_with_the_connection_that_it_is_called_over
         client.lease(**level, mode="warm", transport=transport) as lease,
     ):
         # Its client loses it, as it breaks its own connection.
-        with pytest.raises(mayfly.Error):
+        with pytest.raises(dayfly.Error):
             lease.submit(dial_with_own_connection, server.getsockname()).result(timeout=20)
         server.settimeout(1)
         with pytest.raises(TimeoutError):
@@ -117,8 +117,8 @@ def test_a_worker_sees_nobody_elses_files_processes_or_memory(lease, level, tmp_
 
 def test_the_environment_of_the_user_does_not_reach_isolated_workers():
     program = """
-        import mayfly, os
-        with mayfly.connect() as client:
+        import dayfly, os
+        with dayfly.connect() as client:
             for sandbox in ["process", "isolated"]:
                 with client.lease(sandbox=sandbox, mode="warm") as lease:
                     print(sandbox, lease.call(lambda: (os.environ.get("SECRET"), os.environ["HOME"])))
@@ -268,7 +268,7 @@ def test_a_worker_that_talks_to_the_node_in_place_of_its_executor_ends_that_alon
         return "said"
 
     with client.lease(**level, mode="warm") as other:
-        with pytest.raises(mayfly.WorkerDied):
+        with pytest.raises(dayfly.WorkerDied):
             other.submit(talk, words).result(timeout=30)
         assert other.submit(abs, -6).result(timeout=30) == 6
     assert lease.submit(abs, -7).result(timeout=30) == 7
@@ -301,7 +301,7 @@ def test_a_fork_bomb_stays_in_its_sandbox(client, level, lease):
 def test_a_worker_that_takes_more_memory_than_its_lease_has_is_ended_and_told_so(client, level):
     with client.lease(**level, mode="warm", memory=64 << 20) as small:
         assert small.submit(abs, -1).result() == 1
-        with pytest.raises(mayfly.Error, match="memory"):
+        with pytest.raises(dayfly.Error, match="memory"):
             small.submit(lambda: len(bytearray(1 << 30))).result(timeout=60)
         assert small.submit(abs, -5).result(timeout=20) == 5
 
@@ -348,12 +348,12 @@ def test_files_are_shown_as_the_lease_names_them(client, level, tmp_path):
 
 
 def test_a_path_that_is_not_there_is_named(client, level):
-    with pytest.raises(mayfly.Error, match="/no/such/place"):
+    with pytest.raises(dayfly.Error, match="/no/such/place"):
         client.lease(**level, readable=["/no/such/place"])
 
 
 def test_files_are_refused_where_they_mean_nothing(client, tmp_path):
-    with pytest.raises(mayfly.Error, match="isolated"):
+    with pytest.raises(dayfly.Error, match="isolated"):
         client.lease(sandbox="process", readable=[tmp_path])
     with pytest.raises(ValueError, match="sandbox"):
         client.lease(sandbox="padded cell")
@@ -388,8 +388,8 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
     program = """
         import sys
         sys.path.insert(0, sys.argv[1])
-        import beside, mayfly
-        with mayfly.connect() as client, client.lease(sandbox="isolated", mode="warm") as lease:
+        import beside, dayfly
+        with dayfly.connect() as client, client.lease(sandbox="isolated", mode="warm") as lease:
             print(lease.submit(beside.twice, 21).result())
     """
     assert run_python(program, str(tmp_path)).stdout == "42\n"
@@ -398,7 +398,7 @@ def test_modules_beside_the_program_are_imported_by_isolated_workers(tmp_path):
 @pytest.fixture
 def site(tmp_path):
     """A manager and a node of its own, as two daemons with their defaults."""
-    program = mayfly._client.binary()
+    program = dayfly._client.binary()
     daemons = []
 
     def start(*arguments):
@@ -420,16 +420,16 @@ def site(tmp_path):
 
 
 def test_a_site_isolates_everybodys_code_unless_its_owner_says_otherwise(site, tmp_path):
-    with mayfly.connect(site) as client:
+    with dayfly.connect(site) as client:
         with client.lease(mode="warm") as lease:
             assert lease.submit(os.getppid).result() == 1
             (shown,) = client.leases()
             assert shown["sandbox"] == "isolated"
-        with pytest.raises(mayfly.Error, match="isolated"):
+        with pytest.raises(dayfly.Error, match="isolated"):
             client.lease(sandbox="process")
-        with pytest.raises(mayfly.Error, match="does not show"):
+        with pytest.raises(dayfly.Error, match="does not show"):
             client.lease(readable=[tmp_path])
-        with pytest.raises(mayfly.Error, match="network"):
+        with pytest.raises(dayfly.Error, match="network"):
             client.lease(network=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness.leaks import wait_until
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 def speak(text: str) -> None:
@@ -20,7 +20,7 @@ def speak(text: str) -> None:
     print(f"{text} again", file=sys.stderr)
 
 
-def test_a_task_is_heard_while_it_runs(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_is_heard_while_it_runs(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def work() -> str:
@@ -53,7 +53,7 @@ def test_a_task_is_heard_while_it_runs(client: mayfly.Client, tmp_path: Path) ->
     assert client.output(future.id, "err") == "trouble"
 
 
-def test_what_tasks_print_that_share_workers_is_told_apart(client: mayfly.Client) -> None:
+def test_what_tasks_print_that_share_workers_is_told_apart(client: dayfly.Client) -> None:
     batch = client.map(speak, [f"task {number}" for number in range(200)])
     assert list(batch.results(timeout=60)) == [None] * 200
     for number, future in enumerate(batch.futures):
@@ -62,18 +62,18 @@ def test_what_tasks_print_that_share_workers_is_told_apart(client: mayfly.Client
         assert client.output(future, "err") == f"task {number} again\n"
 
 
-def test_the_last_words_of_a_task_that_kills_its_worker_are_kept(client: mayfly.Client) -> None:
+def test_the_last_words_of_a_task_that_kills_its_worker_are_kept(client: dayfly.Client) -> None:
     def die() -> None:
         os.write(2, b"I am about to die\n")
         os.abort()
 
     future = client.run(die)
-    with pytest.raises(mayfly.WorkerDied):
+    with pytest.raises(dayfly.WorkerDied):
         future.result(30)
     wait_until(lambda: client.output(future, "err") == "I am about to die\n", "its last words")
 
 
-def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(client: mayfly.Client) -> None:
+def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(client: dayfly.Client) -> None:
     def babble() -> int:
         line = "x" * 999
         for _ in range(20_000):
@@ -90,8 +90,8 @@ def test_of_a_task_that_prints_without_end_the_last_is_kept_and_others_go_on(cli
     assert 1_000 < len(client.output(future)) <= 64 << 10
 
 
-def test_what_another_tenants_task_prints_is_nobodys_to_read(client: mayfly.Client) -> None:
-    with pytest.raises(mayfly.RequestError, match="no task"):
+def test_what_another_tenants_task_prints_is_nobodys_to_read(client: dayfly.Client) -> None:
+    with pytest.raises(dayfly.RequestError, match="no task"):
         client.output("0" * 32)
     with pytest.raises(ValueError, match="stream"):
         client.output("0" * 32, "both")

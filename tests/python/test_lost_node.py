@@ -103,12 +103,12 @@ def test_a_caller_hears_within_300_ms_that_the_node_is_lost_and_calls_again_when
     program = client(
         """
         import json, sys, time
-        import mayfly
+        import dayfly
 
         def say(**what):
             print(json.dumps(what), flush=True)
 
-        with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
             lease.call(abs, -1)
             say(transport=lease.transport)
             for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_caller_hears_within_300_ms_that_the_node_is_lost_and_calls_again_when
                 begin = time.monotonic()
                 try:
                     future.result(timeout=20)
-                except mayfly.WorkerDied as error:
+                except dayfly.WorkerDied as error:
                     say(code=error.code, text=str(error), after=time.monotonic() - begin)
                 sys.stdin.readline()
                 say(answer=lease.options(idempotent=True).call(abs, -5))
@@ -147,9 +147,9 @@ def test_a_node_that_does_not_answer_for_a_while_is_not_lost_while_its_host_is_t
     program = client(
         """
         import json, sys, time
-        import mayfly
+        import dayfly
 
-        with mayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
+        with dayfly.connect() as client, client.lease(workers=1, mode="warm") as lease:
             future = lease.submit(lambda: time.sleep(1.5) or "done")
             while not future.running():
                 time.sleep(0.001)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from harness.leaks import wait_until
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def area(width: int, height: int) -> int:
     return width * height
 
 
-def shown(batch: mayfly.Batch) -> tuple[str, int, int, int]:
+def shown(batch: dayfly.Batch) -> tuple[str, int, int, int]:
     """The tag and the counts that a notebook shows of a batch, and the bar's: as HTML, which is well-formed."""
     division = ElementTree.fromstring(batch._repr_html_().replace("<br>", "<br/>"))
     said = re.fullmatch(r"(.*): (\d+) of (\d+) tasks done", division.text or "", re.DOTALL)
@@ -54,7 +54,7 @@ def numbers_of_bar(drawn: str) -> list[tuple[int, int]]:
     return [(int(done), int(total)) for done, total in re.findall(r"\| (\d+)/(\d+) ", drawn)]
 
 
-def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: mayfly.Client, gate: Path) -> None:
+def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(500), [str(gate)] * 500)
     wait_until(lambda: batch.done() == 4, "those that wait for nothing have ended", 30)
     wait_until(lambda: batch.counts()["running"], "others run", 30)
@@ -66,7 +66,7 @@ def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: may
     assert shown(batch) == (batch.tag, 4, 500, 4)
     # One of those that have ended has failed.
     assert re.search(r"</progress> \d+ running, 1 failed</div>", batch._repr_html_())
-    assert repr(batch) == f"<mayfly.Batch {batch.tag!r}: 4 of 500 done>"
+    assert repr(batch) == f"<dayfly.Batch {batch.tag!r}: 4 of 500 done>"
     assert [repr(future).split()[-1] for future in (batch[0], batch[499])] == ["pending>", "pending>"]
     assert batch[0].done()
     assert repr(batch[0]).endswith(" finished>")
@@ -79,7 +79,7 @@ def test_a_notebook_shows_a_batch_while_its_tasks_are_in_every_state(client: may
     assert batch.counts()["done"] == sum(batch.counts().values()) == 500
 
 
-def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client: mayfly.Client) -> None:
+def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client: dayfly.Client) -> None:
     with client.batch() as batch:
         assert shown(batch) == (batch.tag, 0, 0, 0)
         assert list(batch.results(timeout=1, progress=True)) == []
@@ -92,7 +92,7 @@ def test_a_notebook_shows_a_batch_without_tasks_and_one_that_still_grows(client:
     assert shown(batch)[1:] == (20, 20, 20)
 
 
-def test_a_notebook_shows_a_tag_as_it_was_written(client: mayfly.Client) -> None:
+def test_a_notebook_shows_a_tag_as_it_was_written(client: dayfly.Client) -> None:
     tag = "<script>alert('1 < 2 && \"x\"')</script> ü"
     batch = client.map(area, [6], [7], tag=tag)
     assert batch[0].result(30) == 42
@@ -110,7 +110,7 @@ def said_of(future: Any) -> str:
     return "".join(division.itertext()).removeprefix(f"{future.id}: ")
 
 
-def test_a_notebook_shows_a_future_in_every_state(client: mayfly.Client, gate: Path) -> None:
+def test_a_notebook_shows_a_future_in_every_state(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(500), [str(gate)] * 500)
     wait_until(lambda: batch.counts()["running"], "some run", 30)
     assert said_of(batch[499]) == "running"
@@ -125,7 +125,7 @@ def test_a_notebook_shows_a_future_in_every_state(client: mayfly.Client, gate: P
     wait_until(lambda: said_of(batch[498]) == "cancelled", "it ends", 30)
 
 
-def test_a_notebook_shows_what_a_task_raised_as_text(client: mayfly.Client) -> None:
+def test_a_notebook_shows_what_a_task_raised_as_text(client: dayfly.Client) -> None:
     def fail() -> None:
         raise ValueError("<script>alert('1 < 2 && more')</script>")
 
@@ -135,7 +135,7 @@ def test_a_notebook_shows_what_a_task_raised_as_text(client: mayfly.Client) -> N
     assert said_of(future) == "ValueError: <script>alert('1 < 2 && more')</script>"
 
 
-def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: mayfly.Client, gate: Path) -> None:
+def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: dayfly.Client, gate: Path) -> None:
     batch = client.map(work, range(10), [str(gate)] * 10)
     again = client.tasks(batch.tag)
     wait_until(lambda: shown(again)[1:] == (4, 10, 4), "the same is known of them", 30)
@@ -143,7 +143,7 @@ def test_a_notebook_shows_what_a_batch_found_again_has_come_to(client: mayfly.Cl
     wait_until(lambda: shown(again)[1:] == (10, 10, 10), "all have ended", 30)
 
 
-def test_results_draw_a_bar_that_counts_them(client: mayfly.Client, capfd: pytest.CaptureFixture[str]) -> None:
+def test_results_draw_a_bar_that_counts_them(client: dayfly.Client, capfd: pytest.CaptureFixture[str]) -> None:
     batch = client.map(area, range(300), range(300))
     assert list(batch.results(timeout=30, progress=True)) == [n * n for n in range(300)]
     out, drawn = capfd.readouterr()
@@ -157,7 +157,7 @@ def test_results_draw_a_bar_that_counts_them(client: mayfly.Client, capfd: pytes
 
 
 def test_a_bar_counts_what_is_completed_in_whatever_order(
-    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+    client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, [4, 0, 1, 2], [str(gate)] * 4)
     completed = batch.as_completed(timeout=30, progress=True)
@@ -172,7 +172,7 @@ def test_a_bar_counts_what_is_completed_in_whatever_order(
 
 
 def test_a_bar_ends_where_a_task_did_not_end_well(
-    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+    client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, range(10), [str(gate)] * 10)
     with pytest.raises(ValueError, match="3"):
@@ -183,7 +183,7 @@ def test_a_bar_ends_where_a_task_did_not_end_well(
 
 
 def test_a_bar_ends_when_time_is_over_or_nobody_reads_on(
-    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+    client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(area, range(5), range(5))
     batch.extend(work, [4], [str(gate)])
@@ -202,7 +202,7 @@ def test_a_bar_ends_when_time_is_over_or_nobody_reads_on(
 
 
 def test_a_bar_ends_where_a_task_was_cancelled(
-    client: mayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
+    client: dayfly.Client, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     batch = client.map(work, [0, 4, 5], [str(gate)] * 3)
     assert batch[0].result(30) == 0
@@ -217,7 +217,7 @@ def awaited(make: Callable[[], Any], limit: float = 30) -> Any:
     return asyncio.run(asyncio.wait_for(make(), limit))
 
 
-def test_a_task_is_awaited_while_the_loop_goes_on(client: mayfly.Client, gate: Path) -> None:
+def test_a_task_is_awaited_while_the_loop_goes_on(client: dayfly.Client, gate: Path) -> None:
     async def main() -> tuple[int, bool]:
         waiting = asyncio.ensure_future(executor.asubmit(work, 4, str(gate)))
         # Others are answered meanwhile.
@@ -226,19 +226,19 @@ def test_a_task_is_awaited_while_the_loop_goes_on(client: mayfly.Client, gate: P
         gate.touch()
         return await waiting, before
 
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         assert awaited(main) == (4, False)
 
 
-def test_many_tasks_are_awaited_at_once(client: mayfly.Client) -> None:
+def test_many_tasks_are_awaited_at_once(client: dayfly.Client) -> None:
     async def main() -> list[int]:
         return await asyncio.gather(*(executor.asubmit(area, n, n) for n in range(200)))
 
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         assert awaited(main) == [n * n for n in range(200)]
 
 
-def test_what_an_awaited_task_raises_is_raised_there(client: mayfly.Client, gate: Path) -> None:
+def test_what_an_awaited_task_raises_is_raised_there(client: dayfly.Client, gate: Path) -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="3"):
             await executor.asubmit(work, 3, str(gate))
@@ -247,25 +247,25 @@ def test_what_an_awaited_task_raises_is_raised_there(client: mayfly.Client, gate
         )
         assert [type(one) for one in both] == [ValueError, int]
 
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         awaited(main)
 
 
-def test_the_loop_lets_go_of_a_task_that_takes_too_long(client: mayfly.Client, gate: Path) -> None:
+def test_the_loop_lets_go_of_a_task_that_takes_too_long(client: dayfly.Client, gate: Path) -> None:
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(executor.asubmit(work, 4, str(gate)), 0.2)
         assert await executor.asubmit(area, 6, 7) == 42
 
-    executor = mayfly.Executor(client=client)
+    executor = dayfly.Executor(client=client)
     try:
         awaited(main)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def test_a_decorated_function_is_awaited(client: mayfly.Client) -> None:
-    decorated = mayfly.durable(client=client)(area)
+def test_a_decorated_function_is_awaited(client: dayfly.Client) -> None:
+    decorated = dayfly.durable(client=client)(area)
 
     async def main() -> int:
         return int(await decorated.asubmit(6, height=7))
@@ -274,7 +274,7 @@ def test_a_decorated_function_is_awaited(client: mayfly.Client) -> None:
     assert list(decorated.map(range(3), range(3)).results(timeout=30)) == [0, 1, 4]
 
 
-def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: mayfly.Client, gate: Path) -> None:
+def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: dayfly.Client, gate: Path) -> None:
     async def main() -> tuple[list[int], int, int]:
         loop = asyncio.get_running_loop()
         wrapped = [asyncio.wrap_future(future) for future in batch.futures]
@@ -283,12 +283,12 @@ def test_futures_of_a_batch_are_awaited_by_the_standard_library(client: mayfly.C
         return squares, await asyncio.wrap_future(batch[2]), await loop.run_in_executor(executor, area, 6, 7)
 
     batch = client.map(area, range(50), range(50))
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         assert awaited(main) == ([n * n for n in range(50)], 4, 42)
 
 
 def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
-    client: mayfly.Client, gate: Path
+    client: dayfly.Client, gate: Path
 ) -> None:
     async def main() -> None:
         futures = [asyncio.wrap_future(future) for future in batch.futures]
@@ -300,7 +300,7 @@ def test_a_task_that_is_cancelled_while_it_is_awaited_is_so_for_who_awaits_it(
     awaited(main)
 
 
-def test_futures_and_batches_are_awaited_as_they_are(client: mayfly.Client) -> None:
+def test_futures_and_batches_are_awaited_as_they_are(client: dayfly.Client) -> None:
     async def all_of_them() -> tuple[int, list[int], list[int]]:
         one = await client.run(pow, 2, 10)
         batch = client.map(abs, [-1, -2, -3])

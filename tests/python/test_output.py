@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
+from dayfly import _output
 from harness.compilers import compile_source
 from harness.daemons import Daemon
 from harness.leaks import die_with_parent, wait_until
 from harness.programs import program, run
-from mayfly import _output
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -53,51 +53,51 @@ uint32_t say(void *in, uint32_t size, void *out) {
 """
 
 C_READER = r"""
-#include <mayfly.h>
+#include <dayfly.h>
 #include <stdio.h>
 #include <string.h>
-#define FAIL fprintf(stderr, "%s\n", mf_last_error_message())
-#define CHECK(call) do { if ((call) != MF_OK) { FAIL; return 1; } } while (0)
+#define FAIL fprintf(stderr, "%s\n", dfly_last_error_message())
+#define CHECK(call) do { if ((call) != DFLY_OK) { FAIL; return 1; } } while (0)
 int main(int argc, char **argv) {
-    mf_client *client; mf_lease *lease; mf_channel *channel; mf_printed *printed; mf_code code;
+    dfly_client *client; dfly_lease *lease; dfly_channel *channel; dfly_printed *printed; dfly_code code;
     uint16_t index;
     uint32_t stream;
     char bytes[3], all[2][200] = {"", ""};
     size_t length;
-    mf_lease_options options;
-    CHECK(mf_client_connect(argc > 2 ? argv[2] : NULL, &client));
-    CHECK(mf_lease_options_init(&options));
-    options.mode = MF_MODE_WARM;
-    CHECK(mf_lease_open(client, &options, &lease));
-    CHECK(mf_lease_load_library(lease, argv[1], &code));
-    CHECK(mf_channel_open(lease, 0, NULL, &channel));
-    CHECK(mf_channel_load(channel, &code, "say", MF_FORM_PLAIN, &index));
-    CHECK(mf_channel_call(channel, index, 0, "from C", 6, NULL, 0, &length));
-    CHECK(mf_printed_open(lease, &printed));
+    dfly_lease_options options;
+    CHECK(dfly_client_connect(argc > 2 ? argv[2] : NULL, &client));
+    CHECK(dfly_lease_options_init(&options));
+    options.mode = DFLY_MODE_WARM;
+    CHECK(dfly_lease_open(client, &options, &lease));
+    CHECK(dfly_lease_load_library(lease, argv[1], &code));
+    CHECK(dfly_channel_open(lease, 0, NULL, &channel));
+    CHECK(dfly_channel_load(channel, &code, "say", DFLY_FORM_PLAIN, &index));
+    CHECK(dfly_channel_call(channel, index, 0, "from C", 6, NULL, 0, &length));
+    CHECK(dfly_printed_open(lease, &printed));
     while (strlen(all[0]) < 7 || strlen(all[1]) < 6) {
-        CHECK(mf_printed_read(printed, 5000, bytes, sizeof bytes, &length, &stream));
+        CHECK(dfly_printed_read(printed, 5000, bytes, sizeof bytes, &length, &stream));
         strncat(all[stream - 1], bytes, length);
     }
-    CHECK(mf_lease_release(lease));
-    while (!mf_printed_is_over(printed)) CHECK(mf_printed_read(printed, 5000, bytes, sizeof bytes, &length, NULL));
-    printf("%s%s%llu missed\n", all[0], all[1], (unsigned long long)mf_printed_missed(printed));
-    mf_printed_free(printed); mf_channel_free(channel); mf_lease_free(lease); mf_client_free(client);
+    CHECK(dfly_lease_release(lease));
+    while (!dfly_printed_is_over(printed)) CHECK(dfly_printed_read(printed, 5000, bytes, sizeof bytes, &length, NULL));
+    printf("%s%s%llu missed\n", all[0], all[1], (unsigned long long)dfly_printed_missed(printed));
+    dfly_printed_free(printed); dfly_channel_free(channel); dfly_lease_free(lease); dfly_client_free(client);
     return 0;
 }
 """
 
 CXX_READER = r"""
 #include <iostream>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 int main(int argc, char **argv) {
-    mayfly::client client(argc > 2 ? argv[2] : "");
-    mayfly::lease_options options;
-    options.mode = mayfly::mode::warm;
-    mayfly::lease lease = client.lease(options);
-    mayfly::channel channel(lease, 0);
+    dayfly::client client(argc > 2 ? argv[2] : "");
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
+    dayfly::lease lease = client.lease(options);
+    dayfly::channel channel(lease, 0);
     auto say = channel.load(lease.load_library(argv[1]), "say");
     channel.call(say, "from C++", 8, nullptr, 0);
-    mayfly::printed printed = lease.output();
+    dayfly::printed printed = lease.output();
     std::string out, err;
     while (out.size() < 9 || err.size() < 6) {
         auto piece = printed.next(std::chrono::seconds(5));
@@ -158,7 +158,7 @@ def test_output_is_shown_while_the_call_still_runs(up: Daemon, tmp_path: Path, m
     monkeypatch.setattr(sys, "stdout", screen)
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
-    with mayfly.connect(up.state) as client, client.lease(mode="warm", echo=True) as lease:
+    with dayfly.connect(up.state) as client, client.lease(mode="warm", echo=True) as lease:
         future = lease.submit(say_and_wait, "under way…", str(fifo))
         wait_until(lambda: "under way…\n" in screen.getvalue(), "it is shown")
         assert not future.done()
@@ -166,7 +166,7 @@ def test_output_is_shown_while_the_call_still_runs(up: Daemon, tmp_path: Path, m
         assert future.result() == "go"
         lease.call(speak, "last words")
     assert screen.getvalue() == "under way…\nlast words\n"
-    assert not [thread for thread in threading.enumerate() if thread.name == "mayfly output"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "dayfly output"]
 
 
 def die(text: str) -> None:
@@ -176,7 +176,7 @@ def die(text: str) -> None:
 
 def test_what_a_worker_printed_before_it_died_is_not_lost(client):
     with client.lease(mode="warm") as lease:
-        with pytest.raises(mayfly.WorkerDied):
+        with pytest.raises(dayfly.WorkerDied):
             lease.call(die, "farewell")
         lease.call(speak, "the next one")
         wait_until(lambda: "THE NEXT ONE" in lease.output(), "both are read")
@@ -215,15 +215,15 @@ def test_who_follows_a_lease_that_expires_stops_with_it(client):
     lease = client.lease(mode="warm", duration=1, echo=True)
     lease.call(speak, "short")
     # Its thread ends by itself, rather than ask for ever.
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "mayfly output"], "nobody follows it", 20)
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "dayfly output"], "nobody follows it", 20)
     lease.shutdown()
 
 
-def peek(part: mayfly.Delegation) -> str:
+def peek(part: dayfly.Delegation) -> str:
     with part.open() as workers:
         try:
             workers.output()
-        except mayfly.Error as error:
+        except dayfly.Error as error:
             return error.code
     return "it was read"
 

@@ -15,7 +15,7 @@ from harness.daemons import Daemon, private_directory
 from harness.programs import run
 from harness.projects import DURABLE, LEASED, Project
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def test_directory_that_a_comment_speaks_of_stays_behind(tmp_path: Path) -> None
     project.write("data/big.py", "")
     project.write("helper1.py", '"""\nfrom data we have\n"""\ndef f():\n    import later.part\n')
     project.write("later/part.py", "")
-    program = "import helper2; from mayfly import _code; _code.own.check(); print(*sorted(_code.own._files))"
+    program = "import helper2; from dayfly import _code; _code.own.check(); print(*sorted(_code.own._files))"
     said = run(sys.executable, "-c", program, cwd=tmp_path).stdout.split()
     assert [Path(path).relative_to(tmp_path).as_posix() for path in said] == [
         "helper1.py",
@@ -222,7 +222,7 @@ def test_registered_function_is_a_new_version_when_its_helper_is_edited(up: Daem
     body = """
 function = client.register(helper2.g, name="versions")
 print(function.version, client.run(function).result(60), end=" ")
-executor = mayfly.Executor(client=client, memoize=True)
+executor = dayfly.Executor(client=client, memoize=True)
 print(executor.submit(helper2.g).result(60))
 executor.shutdown()
 """
@@ -238,17 +238,17 @@ def test_too_much_code_is_refused_and_its_largest_file_named(up: Daemon, project
     body = """
 try:
     client.run(helper2.g)
-except mayfly.RequestError as error:
+except dayfly.RequestError as error:
     print(error)
 import os
-os.environ["MAYFLY_LOCAL_MODULES"] = "helper1, helper2"
+os.environ["DAYFLY_LOCAL_MODULES"] = "helper1, helper2"
 print(client.run(helper2.g).result(60))
 """
     refused, ran = project.script(up, body).splitlines()
     assert "libhuge.so" in refused
     assert "[too_large]" in refused
     # It may stay where workers of this host find it.
-    assert "MAYFLY_LOCAL_MODULES=helper" in refused
+    assert "DAYFLY_LOCAL_MODULES=helper" in refused
     assert ran == "1"
 
 
@@ -257,7 +257,7 @@ def test_child_forked_during_a_check_checks_code_itself(tmp_path: Path) -> None:
     program = """
 import os, signal, threading
 import helper2
-from mayfly import _code
+from dayfly import _code
 digest = _code.own.check().digest
 looking, go_on = threading.Event(), threading.Event()
 def gather():
@@ -289,7 +289,7 @@ def test_check_of_unchanged_code_takes_less_than_a_millisecond(tmp_path: Path) -
         project.write(f"pack/module{number}.py", f"value = {number}\n")
     measure = """
 import time, pack
-from mayfly import _code
+from dayfly import _code
 _code._UNSURE_NS = 0
 before, took = _code.own.check(), []
 for _ in range(50):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly.parsl import bash_app, load, python_app, wait_for_current_tasks  # noqa: E402
+from dayfly.parsl import bash_app, load, python_app, wait_for_current_tasks  # noqa: E402
 
 
 @python_app
@@ -31,7 +31,7 @@ def count(directory: str, stdout: str | None = None, status: int = 0) -> str:
 
 
 @pytest.fixture(autouse=True)
-def loaded(client: mayfly.Client) -> Iterator[None]:
+def loaded(client: dayfly.Client) -> Iterator[None]:
     with load(client):
         yield
 
@@ -57,7 +57,7 @@ def test_a_bash_app_runs_what_its_function_answers(tmp_path: Path) -> None:
     out = tmp_path.parent / "counted"
     assert count(str(tmp_path), stdout=str(out)).result(30) == 0
     assert out.read_text().strip() == "2"
-    with pytest.raises(mayfly.CommandError) as raised:
+    with pytest.raises(dayfly.CommandError) as raised:
         count(str(tmp_path), status=3).result(30)
     assert raised.value.status == 3
 

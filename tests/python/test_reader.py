@@ -24,12 +24,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly import _worker
-from mayfly._errors import RemoteError, RemoteTraceback
-from mayfly._reader import Refused, loads
-from mayfly._trust import distrusted, joined, trust_of, unpack_exception, untrusted
+from dayfly import _worker
+from dayfly._errors import RemoteError, RemoteTraceback
+from dayfly._reader import Refused, loads
+from dayfly._trust import distrusted, joined, trust_of, unpack_exception, untrusted
 
 
 class Reduced:
@@ -402,10 +402,10 @@ def test_own_exception_of_python_is_made_again_and_others_are_text() -> None:
 
 
 def test_own_exception_of_python_travels_alike_where_a_library_pickles_it_in_its_own_way() -> None:
-    class Odd(Exception):
+    class OddError(Exception):
         pass
 
-    copyreg.pickle(LookupError, lambda error: (Odd, error.args))
+    copyreg.pickle(LookupError, lambda error: (OddError, error.args))
     try:
         made = unpack_exception(_worker.pack_exception(LookupError("no", 3)))
     finally:

@@ -45,14 +45,14 @@ def lines(folder: Path, ranks: int) -> list[str]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_every_operation_gives_what_it_gives_under_open_mpi(site: Daemon, tmp_path: Path, ranks: int) -> None:
     seeds = [str(seed) for seed in [*SEEDS, random.SystemRandom().randrange(1 << 30)]]
-    theirs, ours = tmp_path / "mpi4py", tmp_path / "mayfly"
+    theirs, ours = tmp_path / "mpi4py", tmp_path / "dayfly"
     theirs.mkdir()
     ours.mkdir()
     arguments = [str(CASES), *seeds]
     run(*OPEN_MPI, "-n", str(ranks), sys.executable, OPERATIONS, "mpi4py", theirs, *arguments, timeout=150)
-    environment = site.client_environment() | {"MAYFLY_PYTHON": sys.executable}
+    environment = site.client_environment() | {"DAYFLY_PYTHON": sys.executable}
     done = run(
-        *(program(), "run", "--ranks", str(ranks), OPERATIONS, "mayfly", str(ours), *arguments),
+        *(program(), "run", "--ranks", str(ranks), OPERATIONS, "dayfly", str(ours), *arguments),
         env=environment,
         timeout=150,
         check=False,

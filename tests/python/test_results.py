@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 def of_a_module_that_is_not_here(raises: bool = False) -> Any:
@@ -21,31 +21,31 @@ def of_a_module_that_is_not_here(raises: bool = False) -> Any:
 
 
 def check_result(future: Any) -> None:
-    with pytest.raises(mayfly.ResultUnreadable, match=r"ended well.*'ghost'.*install it.*plain values") as raised:
+    with pytest.raises(dayfly.ResultUnreadable, match=r"ended well.*'ghost'.*install it.*plain values") as raised:
         future.result(60)
     assert raised.value.code == "result_unreadable"
-    assert isinstance(raised.value, mayfly.CallError)
+    assert isinstance(raised.value, dayfly.CallError)
     assert isinstance(raised.value.__cause__, ModuleNotFoundError)
 
 
 def check_exception(future: Any) -> None:
-    with pytest.raises(mayfly.RemoteError, match=r"ghost\.Error: told.*'ghost'.*install it") as raised:
+    with pytest.raises(dayfly.RemoteError, match=r"ghost\.Error: told.*'ghost'.*install it") as raised:
         future.result(60)
     # Where it was raised is told all the same.
     assert "of_a_module_that_is_not_here" in str(raised.value.__cause__)
 
 
-def test_result_of_a_missing_module_is_told_apart_from_a_failure(client: mayfly.Client, lease: mayfly.Lease) -> None:
+def test_result_of_a_missing_module_is_told_apart_from_a_failure(client: dayfly.Client, lease: dayfly.Lease) -> None:
     check_result(lease.submit(of_a_module_that_is_not_here))
     check_result(client.run(of_a_module_that_is_not_here))
-    with pytest.raises(mayfly.ResultUnreadable):
+    with pytest.raises(dayfly.ResultUnreadable):
         list(lease.map(lambda _: of_a_module_that_is_not_here(), range(3)))
 
 
 def test_exception_of_a_missing_module_keeps_name_text_and_traceback(
-    client: mayfly.Client, lease: mayfly.Lease
+    client: dayfly.Client, lease: dayfly.Lease
 ) -> None:
     check_exception(lease.submit(of_a_module_that_is_not_here, True))
     check_exception(client.run(of_a_module_that_is_not_here, True))
-    with pytest.raises(mayfly.RemoteError, match=r"ghost\.Error: told"):
+    with pytest.raises(dayfly.RemoteError, match=r"ghost\.Error: told"):
         list(lease.map(lambda _: of_a_module_that_is_not_here(True), range(3)))

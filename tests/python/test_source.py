@@ -15,7 +15,7 @@ import pytest
 from harness.daemons import Daemon
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 SCALE = 3
 
@@ -27,8 +27,8 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
@@ -77,7 +77,7 @@ def fail(what: str) -> None:
     raise LookupError(what)
 
 
-def test_a_function_is_registered_by_its_text_and_called_in_json(client: mayfly.Client) -> None:
+def test_a_function_is_registered_by_its_text_and_called_in_json(client: dayfly.Client) -> None:
     registered = client.register(hypotenuse, source=True)
     status = registered.status
     assert (status["form"], status["description"]) == ({"form": "source", "entry": "hypotenuse"}, "How long it is.")
@@ -90,8 +90,8 @@ def test_a_function_is_registered_by_its_text_and_called_in_json(client: mayfly.
     assert registered(3, 4)["c"] == 5.0
 
 
-def test_executors_maps_and_decorators_send_functions_as_source(client: mayfly.Client) -> None:
-    with mayfly.Executor(client=client, source=True, walltime=30) as executor:
+def test_executors_maps_and_decorators_send_functions_as_source(client: dayfly.Client) -> None:
+    with dayfly.Executor(client=client, source=True, walltime=30) as executor:
         assert executor.submit(factorial, 5).result(30) == 120
         assert list(executor.map(factorial, range(6), chunksize=2, timeout=30)) == [1, 1, 2, 6, 24, 120]
     batch = client.map(factorial, [3, 4], source=True)
@@ -99,7 +99,7 @@ def test_executors_maps_and_decorators_send_functions_as_source(client: mayfly.C
     # They are told from others also when they are found again.
     assert list(client.tasks(batch.tag).results(timeout=30)) == [6, 24]
 
-    @mayfly.durable(client=client, source=True)
+    @dayfly.durable(client=client, source=True)
     def doubled(n: int) -> int:
         return 2 * n
 
@@ -107,7 +107,7 @@ def test_executors_maps_and_decorators_send_functions_as_source(client: mayfly.C
     assert list(doubled.map([1, 2]).results(timeout=30)) == [2, 4]
 
 
-def test_texts_of_several_lines_are_what_they_are_in_indented_functions(client: mayfly.Client) -> None:
+def test_texts_of_several_lines_are_what_they_are_in_indented_functions(client: dayfly.Client) -> None:
     @functools.cache
     def poem(
         end: str = """
@@ -125,8 +125,8 @@ def test_texts_of_several_lines_are_what_they_are_in_indented_functions(client: 
     assert client.run(registered).result(30) == "first\n            second\n\n        ."
 
 
-def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_name(client: mayfly.Client) -> None:
-    with mayfly.Executor(client=client, source=True) as executor:
+def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_name(client: dayfly.Client) -> None:
+    with dayfly.Executor(client=client, source=True) as executor:
         values = [1, -2.5, True, None, "ü", [1, [2]], {"a": {"b": []}}, 10**30]
         assert executor.submit(echo, *values, by=values).result(30) == [values, {"by": values}]
         others = executor.submit(echo, np.arange(3).tolist(), np.float64(0.5), Path("/a"), size=(1, 2))
@@ -145,14 +145,14 @@ def test_what_json_can_express_goes_there_and_back_and_the_rest_is_refused_by_na
             executor.submit(echo, executor.submit(echo, 1))
 
 
-def test_what_it_raises_comes_back_as_text_with_its_traceback(client: mayfly.Client) -> None:
+def test_what_it_raises_comes_back_as_text_with_its_traceback(client: dayfly.Client) -> None:
     registered = client.register(fail, source=True)
-    with pytest.raises(mayfly.FunctionError, match="LookupError: not today") as raised:
+    with pytest.raises(dayfly.FunctionError, match="LookupError: not today") as raised:
         client.run(registered, "not today").result(30)
     assert "in fail" in str(raised.value)
 
 
-def test_a_text_that_is_not_all_of_a_function_is_refused_with_a_sentence(client: mayfly.Client) -> None:
+def test_a_text_that_is_not_all_of_a_function_is_refused_with_a_sentence(client: dayfly.Client) -> None:
     factor = 2
 
     def enclosed(n: int) -> int:
@@ -167,29 +167,29 @@ def test_a_text_that_is_not_all_of_a_function_is_refused_with_a_sentence(client:
         "by_default uses SCALE": by_default,
         "is no Python function": "text".upper,
         "the source of made is not to be found": space["made"],
-        "EntryPoint.* is no Python function": mayfly.EntryPoint("x"),
-        "Command.* is no Python function": mayfly.Command("true"),
+        "EntryPoint.* is no Python function": dayfly.EntryPoint("x"),
+        "Command.* is no Python function": dayfly.Command("true"),
     }
-    with mayfly.Executor(client=client, source=True) as executor:
+    with dayfly.Executor(client=client, source=True) as executor:
         for why, fn in refused.items():
             with pytest.raises(TypeError, match=why):
                 client.register(fn, source=True)
             with pytest.raises(TypeError, match=why):
                 executor.submit(fn, 1)
     with pytest.raises(ValueError, match="source: only for durable tasks"):
-        mayfly.Executor(client=client, durable=False, source=True)
+        dayfly.Executor(client=client, durable=False, source=True)
 
 
-def test_what_other_python_the_environment_has_is_no_matter_to_a_source(client: mayfly.Client) -> None:
-    other = mayfly.Environment(["idna"], python="3.12" if sys.version_info[:2] == (3, 13) else "3.13")
-    with pytest.raises(mayfly.Error, match="register the function as source") as raised:
+def test_what_other_python_the_environment_has_is_no_matter_to_a_source(client: dayfly.Client) -> None:
+    other = dayfly.Environment(["idna"], python="3.12" if sys.version_info[:2] == (3, 13) else "3.13")
+    with pytest.raises(dayfly.Error, match="register the function as source") as raised:
         client.register(hypotenuse, environment=other)
     assert raised.value.code == "python_mismatch"
     status = client.register(hypotenuse, environment=other, source=True).status
     assert status["runtime"]["environment"] == {"python": other.python, "requirements": ["idna"]}
 
 
-def test_functions_without_python_are_called_alike(client: mayfly.Client) -> None:
+def test_functions_without_python_are_called_alike(client: dayfly.Client) -> None:
     text = base64.b64encode(b"def twice(n):\n    return [n, n]\n").decode()
     described = {"name": "twice", "form": {"form": "source", "entry": "twice"}, "code": text}
     client._native.post("/v1/functions", json.dumps(described))

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import mayfly
+import dayfly
 import numpy as np
 import pytest
+from dayfly import MPI
+from dayfly._native import Objects
 from harness.certificates import certify
 from harness.leaks import wait_until
 from harness.programs import program, run, run_python
 from harness.stores import S3, Redis, unavailable
-from mayfly import MPI
-from mayfly._native import Objects
 from python.test_checkpoint import load, save
 from python.test_groups import buffers, objects
 
@@ -57,11 +57,11 @@ def store(request: pytest.FixtureRequest) -> Redis | S3:
     return server
 
 
-def test_all_operations_are_done_through_a_store_and_nothing_is_left(client: mayfly.Client, store: Redis | S3) -> None:
+def test_all_operations_are_done_through_a_store_and_nothing_is_left(client: dayfly.Client, store: Redis | S3) -> None:
     through: dict[str, Any] = {"store": store.url, "channel": "stored", "client": client, "timeout": 60}
-    assert mayfly.run(buffers, ranks=3, args=(3,), **through) == [0, 1, 2]
-    assert mayfly.run(buffers, ranks=2, args=(20_000,), **through) == [0, 1]
-    assert mayfly.run(objects, ranks=3, **through) == ["done"] * 3
+    assert dayfly.run(buffers, ranks=3, args=(3,), **through) == [0, 1, 2]
+    assert dayfly.run(buffers, ranks=2, args=(20_000,), **through) == [0, 1]
+    assert dayfly.run(objects, ranks=3, **through) == ["done"] * 3
     assert store.left() == []
 
 
@@ -73,9 +73,9 @@ def exchange(megabytes: int) -> int:
     return int(other.min()) + int(other.max())
 
 
-def test_messages_of_many_objects_arrive_whole(client: mayfly.Client, store: Redis | S3) -> None:
+def test_messages_of_many_objects_arrive_whole(client: dayfly.Client, store: Redis | S3) -> None:
     through: dict[str, Any] = {"store": store.url, "channel": "stored", "client": client, "timeout": 60}
-    assert mayfly.run(exchange, ranks=2, args=(24,), **through) == [4, 2]
+    assert dayfly.run(exchange, ranks=2, args=(24,), **through) == [4, 2]
     assert store.left() == []
 
 
@@ -97,10 +97,10 @@ def wait_for_the_lost(folder: str) -> None:
 
 
 def test_a_rank_that_is_killed_is_lost_to_the_others_and_leaves_nothing(
-    client: mayfly.Client, store: Redis | S3, tmp_path: Path
+    client: dayfly.Client, store: Redis | S3, tmp_path: Path
 ) -> None:
-    with pytest.raises(mayfly.WorkerDied):
-        mayfly.run(
+    with pytest.raises(dayfly.WorkerDied):
+        dayfly.run(
             wait_for_the_lost,
             ranks=3,
             args=(str(tmp_path),),
@@ -125,7 +125,7 @@ def until_the_store_is_gone(sign: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("kind", EACH)
 def test_a_store_that_stops_is_named_to_every_rank_in_time(
-    client: mayfly.Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: dayfly.Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server: Redis | S3 = {"redis": Redis, "s3": S3}[kind](tmp_path)
     if isinstance(server, S3):
@@ -134,7 +134,7 @@ def test_a_store_that_stops_is_named_to_every_rank_in_time(
     sign = tmp_path / "sign"
     with cf.ThreadPoolExecutor(1) as thread:
         through: dict[str, Any] = {"store": server.url, "channel": "stored", "client": client}
-        going = thread.submit(mayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
+        going = thread.submit(dayfly.run, until_the_store_is_gone, ranks=2, args=(str(sign),), **through)
         wait_until(lambda: sign.exists() or going.done(), "the ranks exchange", 20)
         server.stop()
         found = going.result(45)
@@ -151,12 +151,12 @@ def nothing() -> None:
 
 
 def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
-    client: mayfly.Client, redis: Redis, s3: S3, monkeypatch: pytest.MonkeyPatch
+    client: dayfly.Client, redis: Redis, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(store: str) -> mayfly.Error:
+    def refused(store: str) -> dayfly.Error:
         begun = time.monotonic()
-        with pytest.raises(mayfly.Error) as caught:
-            mayfly.run(nothing, ranks=2, client=client, store=store, channel="stored")
+        with pytest.raises(dayfly.Error) as caught:
+            dayfly.run(nothing, ranks=2, client=client, store=store, channel="stored")
         assert time.monotonic() - begun < 15
         return caught.value
 
@@ -174,10 +174,10 @@ def test_what_is_wrong_with_a_store_is_said_with_its_name_and_no_password(
     assert s3.url in str(error)
     assert "a-guess" not in str(error)
     with pytest.raises(ValueError, match="needs store="):
-        mayfly.run(nothing, ranks=2, client=client, channel="stored")
+        dayfly.run(nothing, ranks=2, client=client, channel="stored")
 
 
-def test_an_entry_that_somebody_else_adds_is_refused(client: mayfly.Client, redis: Redis, tmp_path: Path) -> None:
+def test_an_entry_that_somebody_else_adds_is_refused(client: dayfly.Client, redis: Redis, tmp_path: Path) -> None:
     def work(folder: str, url: str) -> tuple[str, str] | None:
         comm = MPI.COMM_WORLD
         comm.Barrier()
@@ -195,7 +195,7 @@ def test_an_entry_that_somebody_else_adds_is_refused(client: mayfly.Client, redi
     with cf.ThreadPoolExecutor(1) as thread:
         args = (str(tmp_path), redis.url)
         through: dict[str, Any] = {"store": redis.url, "channel": "stored", "client": client, "timeout": 60}
-        going = thread.submit(mayfly.run, work, ranks=2, args=args, **through)
+        going = thread.submit(dayfly.run, work, ranks=2, args=args, **through)
         wait_until(lambda: (tmp_path / "ready").exists() or going.done(), "rank 1 waits", 20)
         (lane,) = [key for key in redis.left() if key.endswith("/1-0")]
         redis.ask("XADD", lane, "0-1000000", "d", "not what rank 1 stored")
@@ -208,26 +208,26 @@ def test_an_entry_that_somebody_else_adds_is_refused(client: mayfly.Client, redi
 
 
 def test_checkpoints_in_a_bucket_are_as_good_as_those_in_a_directory(
-    client: mayfly.Client, s3: S3, monkeypatch: pytest.MonkeyPatch
+    client: dayfly.Client, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"{s3.url}/checkpoints/one"
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=place, args=("none",)) == ["none", "none"]
-    mayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["first", b"x" * 1_000_000, "last"],))
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "last"), (1, "last")]
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=place, args=("none",)) == ["none", "none"]
+    dayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["first", b"x" * 1_000_000, "last"],))
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "last"), (1, "last")]
     names = [f"0000000{number}/{part}" for number in (1, 2) for part in ("complete.json", "rank-00000", "rank-00001")]
     found = Objects(place)
     assert found.list("") == names, "two are kept"
     found.put("00000002/rank-00001", b"damaged")
     found.put("00000003/rank-00000", b"cut short")
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=place)[0] == (0, b"x" * 1_000_000)
-    mayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["more"],))
-    assert mayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "more"), (1, "more")]
-    with pytest.raises(mayfly.Error, match="saved by 2 ranks and there are 3"):
-        mayfly.run(load, ranks=3, client=client, checkpoint=place)
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=place)[0] == (0, b"x" * 1_000_000)
+    dayfly.run(save, ranks=2, client=client, checkpoint=place, args=(["more"],))
+    assert dayfly.run(load, ranks=2, client=client, checkpoint=place) == [(0, "more"), (1, "more")]
+    with pytest.raises(dayfly.Error, match="saved by 2 ranks and there are 3"):
+        dayfly.run(load, ranks=3, client=client, checkpoint=place)
     with monkeypatch.context() as guess:
         guess.setenv("AWS_SECRET_ACCESS_KEY", "a-guess")
-        with pytest.raises(mayfly.Error, match=f"checkpoints in {place} cannot be used") as refused:
-            mayfly.run(load, ranks=2, client=client, checkpoint=place)
+        with pytest.raises(dayfly.Error, match=f"checkpoints in {place} cannot be used") as refused:
+            dayfly.run(load, ranks=2, client=client, checkpoint=place)
         assert refused.value.code == "store_failed"
     found.clear("")
     assert s3.left() == []
@@ -235,7 +235,7 @@ def test_checkpoints_in_a_bucket_are_as_good_as_those_in_a_directory(
 
 STORE_ONE = """
     import sys
-    from mayfly._native import Objects
+    from dayfly._native import Objects
     objects = Objects(sys.argv[1])
     objects.put("tls/one", b"x")
     print(objects.list("tls"))
@@ -258,7 +258,7 @@ def test_bucket_without_tls_needs_no_certificates(s3: S3, tmp_path: Path) -> Non
 def test_scripts_and_folders_in_a_bucket_are_run(s3: S3, tmp_path: Path) -> None:
     script = """
         import sys
-        from mayfly import MPI
+        from dayfly import MPI
         print(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), *sys.argv[1:])
     """
     s3.put("code/sum.py", textwrap.dedent(script).encode())
@@ -266,7 +266,7 @@ def test_scripts_and_folders_in_a_bucket_are_run(s3: S3, tmp_path: Path) -> None
     s3.put("code/solver/part.py", b"def work(): print('solved')")
 
     def ranks(*args: str) -> Any:
-        environment = dict(os.environ) | {"MAYFLY_PYTHON": sys.executable, "XDG_STATE_HOME": str(tmp_path)}
+        environment = dict(os.environ) | {"DAYFLY_PYTHON": sys.executable, "XDG_STATE_HOME": str(tmp_path)}
         return run(program(), "run", "-n", "2", "--no-label", *args, env=environment, check=False)
 
     stored = ("--store", s3.url, "--channel", "stored")

@@ -11,25 +11,25 @@ from harness.compilers import compile_source
 from harness.daemons import Daemon
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 LIBRARY = """
-#include <mayfly_function.h>
+#include <dayfly_function.h>
 #include <string.h>
 
-MF_EXPORT uint32_t same(void *in, uint32_t size, void *out) {
+DFLY_EXPORT uint32_t same(void *in, uint32_t size, void *out) {
     memcpy(out, in, size);
     return size;
 }
 
-MF_EXPORT int32_t sum(mf_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
+DFLY_EXPORT int32_t sum(dfly_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,
                       size_t *out_len) {
     double total = 0;
     if (in_len == 0) {
-        return mf_set_error(context, "nothing to add");
+        return dfly_set_error(context, "nothing to add");
     }
-    if (out_capacity < sizeof total && !(out = mf_grow_output(context, 0, sizeof total))) {
-        return mf_set_error(context, "no room");
+    if (out_capacity < sizeof total && !(out = dfly_grow_output(context, 0, sizeof total))) {
+        return dfly_set_error(context, "no room");
     }
     for (size_t i = 0; i < in_len / sizeof total; i++) {
         total += ((const double *)in)[i];
@@ -56,17 +56,17 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
-def test_a_symbol_is_registered_by_its_name_and_answers_what_it_wrote(client: mayfly.Client, library: Path) -> None:
-    registered = client.register(mayfly.Symbol(library, "same"), walltime=30)
+def test_a_symbol_is_registered_by_its_name_and_answers_what_it_wrote(client: dayfly.Client, library: Path) -> None:
+    registered = client.register(dayfly.Symbol(library, "same"), walltime=30)
     assert (registered.name, registered.status["form"]) == ("same", {"form": "plain", "symbol": "same"})
     assert registered.status["runtime"] == {"kind": "native"}
     assert registered.status["source"] == "same of functions.so"
-    assert client.register(mayfly.Symbol(library, "same"), walltime=30).id == registered.id
+    assert client.register(dayfly.Symbol(library, "same"), walltime=30).id == registered.id
     # Whatever the last byte is, which says in other answers what they are.
     for last in range(9):
         assert client.run(registered, b"x" + bytes([last])).result(30) == b"x" + bytes([last])
@@ -76,23 +76,23 @@ def test_a_symbol_is_registered_by_its_name_and_answers_what_it_wrote(client: ma
 
 
 def test_a_symbol_takes_arrays_of_any_length_and_a_checked_one_says_what_is_wrong(
-    client: mayfly.Client, library: Path
+    client: dayfly.Client, library: Path
 ) -> None:
-    total = mayfly.Symbol(str(library), "sum", checked=True)
-    same = mayfly.Symbol(library, "same")
+    total = dayfly.Symbol(str(library), "sum", checked=True)
+    same = dayfly.Symbol(library, "same")
     numbers = np.arange(200_000, dtype=np.float64)
-    with mayfly.Executor(client=client, walltime=30) as executor:
+    with dayfly.Executor(client=client, walltime=30) as executor:
         # More than goes through the manager's books, there and back.
         assert executor.submit(same, numbers).result(30) == numbers.tobytes()
         assert np.frombuffer(executor.submit(total, numbers).result(30)) == [numbers.sum()]
         sums = executor.map(total, [np.full(10, n, np.float64) for n in range(50)], timeout=30)
         assert [float(np.frombuffer(one)[0]) for one in sums] == [10.0 * n for n in range(50)]
-        with pytest.raises(mayfly.FunctionError, match="nothing to add"):
+        with pytest.raises(dayfly.FunctionError, match="nothing to add"):
             executor.submit(total).result(30)
 
 
-def test_what_symbols_answered_is_found_again_by_tag_and_id(client: mayfly.Client, library: Path) -> None:
-    same = mayfly.Symbol(library, "same")
+def test_what_symbols_answered_is_found_again_by_tag_and_id(client: dayfly.Client, library: Path) -> None:
+    same = dayfly.Symbol(library, "same")
     batch = client.map(same, [bytes([n]) for n in range(20)], tag="bytes")
     first = batch[0].id
     assert list(batch.results(timeout=30)) == [bytes([n]) for n in range(20)]
@@ -104,9 +104,9 @@ def test_what_symbols_answered_is_found_again_by_tag_and_id(client: mayfly.Clien
     assert list(client.tasks(mixed.tag).results(timeout=30)) == [b"\5", 1]
 
 
-def test_what_a_symbol_cannot_take_is_said_at_once(client: mayfly.Client, library: Path) -> None:
-    same = mayfly.Symbol(library, "same")
-    with mayfly.Executor(client=client) as executor:
+def test_what_a_symbol_cannot_take_is_said_at_once(client: dayfly.Client, library: Path) -> None:
+    same = dayfly.Symbol(library, "same")
+    with dayfly.Executor(client=client) as executor:
         with pytest.raises(TypeError, match="takes one object with a buffer"):
             executor.submit(same, b"a", b"b")
         with pytest.raises(TypeError, match="takes one object with a buffer"):
@@ -118,27 +118,27 @@ def test_what_a_symbol_cannot_take_is_said_at_once(client: mayfly.Client, librar
             executor.submit(same, before)
         with pytest.raises(TypeError, match="give its result instead"):
             executor.submit(len, executor.submit(same, b"abc")).result(0)
-    with mayfly.Executor(client=client, durable=False, workers=1) as executor:
+    with dayfly.Executor(client=client, durable=False, workers=1) as executor:
         for submit in (executor.submit, executor.map):
             with pytest.raises(TypeError, match="runs as a durable task alone"):
                 submit(same, [b"abc"])
     with pytest.raises(ValueError, match="environment"):
         client.register(same, environment=["numpy"])
-    with pytest.raises(mayfly.Error, match="ranks are called through Python"):
+    with pytest.raises(dayfly.Error, match="ranks are called through Python"):
         client.register(same, ranks=2)
     with pytest.raises(TypeError, match="runs on workers"):
         same(b"a")
     with pytest.raises(FileNotFoundError):
-        mayfly.Symbol("no such file.so", "same")
+        dayfly.Symbol("no such file.so", "same")
 
 
 def test_what_is_no_library_or_has_no_such_symbol_fails_to_load(
-    client: mayfly.Client, library: Path, tmp_path: Path
+    client: dayfly.Client, library: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "text.so").write_text("no library")
-    with mayfly.Executor(client=client, walltime=30) as executor:
-        with pytest.raises(mayfly.LoadError, match="no function `nothing` in the library") as raised:
-            executor.submit(mayfly.Symbol(library, "nothing")).result(30)
+    with dayfly.Executor(client=client, walltime=30) as executor:
+        with pytest.raises(dayfly.LoadError, match="no function `nothing` in the library") as raised:
+            executor.submit(dayfly.Symbol(library, "nothing")).result(30)
         assert raised.value.code == "load_failed"
-        with pytest.raises(mayfly.LoadError, match="cannot be loaded as a shared library"):
-            executor.submit(mayfly.Symbol(tmp_path / "text.so", "same")).result(30)
+        with pytest.raises(dayfly.LoadError, match="cannot be loaded as a shared library"):
+            executor.submit(dayfly.Symbol(tmp_path / "text.so", "same")).result(30)

@@ -21,7 +21,7 @@ from harness.daemons import Daemon
 from harness.leaks import wait_until
 from harness.managers import manager_here
 
-mayfly = pytest.importorskip("mayfly", reason="the package is not installed: make build")
+dayfly = pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def manager() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def client(manager: Daemon) -> Iterator[mayfly.Client]:
-    with mayfly.connect(config=manager.state) as client:
+def client(manager: Daemon) -> Iterator[dayfly.Client]:
+    with dayfly.connect(config=manager.state) as client:
         yield client
 
 
 @pytest.fixture
-def executor(client: mayfly.Client) -> Iterator[mayfly.Executor]:
-    with mayfly.Executor(client=client) as executor:
+def executor(client: dayfly.Client) -> Iterator[dayfly.Executor]:
+    with dayfly.Executor(client=client) as executor:
         yield executor
 
 
@@ -55,7 +55,7 @@ def wait_for(path: str) -> str:
     return "released"
 
 
-def test_an_executor_is_one_of_the_standard_library(executor: mayfly.Executor) -> None:
+def test_an_executor_is_one_of_the_standard_library(executor: dayfly.Executor) -> None:
     assert isinstance(executor, cf.Executor)
     assert executor.submit(area, 6, height=7).result(30) == 42
     assert list(executor.map(area, range(100), range(100), timeout=30)) == [n * n for n in range(100)]
@@ -64,7 +64,7 @@ def test_an_executor_is_one_of_the_standard_library(executor: mayfly.Executor) -
     assert all(future.result() == 2 * futures[future] for future in cf.as_completed(futures, timeout=30))
 
 
-def test_an_exception_comes_back_with_the_traceback_of_where_it_was_raised(executor: mayfly.Executor) -> None:
+def test_an_exception_comes_back_with_the_traceback_of_where_it_was_raised(executor: dayfly.Executor) -> None:
     def fail(what: str) -> None:
         raise LookupError(what)
 
@@ -73,22 +73,22 @@ def test_an_exception_comes_back_with_the_traceback_of_where_it_was_raised(execu
     assert "in fail" in str(raised.value.__cause__)
 
 
-def test_large_arguments_and_results_travel(executor: mayfly.Executor) -> None:
+def test_large_arguments_and_results_travel(executor: dayfly.Executor) -> None:
     data = os.urandom(5 << 20)
     assert executor.submit(lambda data: data[::-1], data).result(60) == data[::-1]
 
 
-def test_a_result_that_is_too_large_is_told_so_and_harms_nobody(executor: mayfly.Executor) -> None:
+def test_a_result_that_is_too_large_is_told_so_and_harms_nobody(executor: dayfly.Executor) -> None:
     assert len(executor.submit(bytes, 70 << 20).result(60)) == 70 << 20
     assert executor.submit(len, bytes(70 << 20)).result(60) == 70 << 20
     # More than its worker may have: nobody asked for more.
-    with pytest.raises(mayfly.Error) as raised:
+    with pytest.raises(dayfly.Error) as raised:
         executor.submit(bytes, 6 << 30).result(60)
     assert raised.value.code == "out_of_memory"
     assert executor.submit(area, 6, 7).result(30) == 42
 
 
-def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: mayfly.Executor) -> None:
+def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: dayfly.Executor) -> None:
     factor = 2
 
     def scaled(n: int) -> int:
@@ -99,7 +99,7 @@ def test_what_a_function_refers_to_is_captured_anew_when_it_changes(executor: ma
     assert executor.submit(scaled, 10).result(30) == 30
 
 
-def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client: mayfly.Client) -> None:
+def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client: dayfly.Client) -> None:
     first = client.register(area, name="area", walltime=10)
     assert client.register(area, name="area", walltime=10).id == first.id
     second = client.register(lambda width, height: 2 * width * height, name="area")
@@ -114,16 +114,16 @@ def test_a_registered_function_is_run_by_its_name_and_keeps_its_versions(client:
     assert {function.id for function in client.functions()} >= {first.id, second.id}
 
 
-def test_a_registered_function_is_removed_with_its_versions(client: mayfly.Client) -> None:
+def test_a_registered_function_is_removed_with_its_versions(client: dayfly.Client) -> None:
     versions = [client.register(fn, name="short lived") for fn in (abs, len)]
     assert [one.id for one in client.remove_function(versions[1])] == [versions[1].id]
     assert client.function("short lived").id == versions[0].id
     assert [one.version for one in client.remove_function("short lived")] == [1]
-    with pytest.raises(mayfly.Error, match="there is no function"):
+    with pytest.raises(dayfly.Error, match="there is no function"):
         client.function("short lived")
 
 
-def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_ones(client: mayfly.Client) -> None:
+def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_ones(client: dayfly.Client) -> None:
     registered = client.register(area, name="area")
     settings: dict[str, Any] = {
         "cores": 2,
@@ -136,7 +136,7 @@ def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_on
         "source": True,
     }
     for name, value in settings.items():
-        with mayfly.Executor(client=client, **{name: value}) as executor:
+        with dayfly.Executor(client=client, **{name: value}) as executor:
             why = f"{name}= of this executor says nothing about .*area v.* register"
             for submit in (executor.submit, executor.map):
                 with pytest.raises(ValueError, match=why):
@@ -144,11 +144,11 @@ def test_what_an_executor_says_of_functions_is_not_said_in_vain_of_registered_on
         with pytest.raises(ValueError, match=f"{name}= "):
             client.map(registered, [6], [7], **{name: value})
     # What is the default, or is about tasks, harms nobody.
-    with mayfly.Executor(client=client, cores=1, memory=0, walltime=60, retries=1, repeatable=True) as executor:
+    with dayfly.Executor(client=client, cores=1, memory=0, walltime=60, retries=1, repeatable=True) as executor:
         assert executor.submit(registered, 6, 7).result(30) == 42
 
 
-def test_unknown_endpoint_is_refused_when_it_is_named(client: mayfly.Client, manager: Daemon) -> None:
+def test_unknown_endpoint_is_refused_when_it_is_named(client: dayfly.Client, manager: Daemon) -> None:
     async def map_later() -> None:
         await client.amap(abs, [-1], endpoint="nope")
 
@@ -159,15 +159,15 @@ def test_unknown_endpoint_is_refused_when_it_is_named(client: mayfly.Client, man
     calls = [
         lambda: client.map(abs, [-1], endpoint="nope"),
         lambda: client.batch(endpoint="nope"),
-        lambda: mayfly.Executor("nope", client=client),
-        lambda: mayfly.Executor("nope", client=client, durable=False),
-        lambda: mayfly.durable(endpoint="nope", client=client)(abs).submit(-1),
+        lambda: dayfly.Executor("nope", client=client),
+        lambda: dayfly.Executor("nope", client=client, durable=False),
+        lambda: dayfly.durable(endpoint="nope", client=client)(abs).submit(-1),
         lambda: asyncio.run(map_later()),
         lambda: asyncio.run(batch_later()),
     ]
     for call in calls:
         with pytest.raises(
-            mayfly.RequestError, match=r"no endpoint `nope`.* There are: `local`.*client.endpoints"
+            dayfly.RequestError, match=r"no endpoint `nope`.* There are: `local`.*client.endpoints"
         ) as no:
             call()
         assert no.value.code == "not_found"
@@ -178,14 +178,14 @@ def test_unknown_endpoint_is_refused_when_it_is_named(client: mayfly.Client, man
     assert sum(client.batch("other").counts().values()) == 0
 
 
-def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: mayfly.Client) -> None:
+def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: dayfly.Client) -> None:
     first = client.map(abs, [-1, -2], tag="taken")
     refused = r"'taken' has 2 tasks already.*client.tasks\('taken'\).*extend=True"
-    with pytest.raises(mayfly.TagInUse, match=refused):
+    with pytest.raises(dayfly.TagInUse, match=refused):
         client.map(abs, [-1, -2], tag="taken")
-    with pytest.raises(mayfly.TagInUse, match=refused):
+    with pytest.raises(dayfly.TagInUse, match=refused):
         asyncio.run(client.amap(abs, [-1, -2], tag="taken"))
-    with pytest.raises(mayfly.TagInUse):
+    with pytest.raises(dayfly.TagInUse):
         client.batch("taken")
     more = client.map(abs, [-3], tag="taken", extend=True)
     assert list(more.results(30)) == [3]
@@ -195,20 +195,20 @@ def test_tag_that_is_taken_is_refused_unless_it_is_extended(client: mayfly.Clien
     assert list(client.map(abs, [-4], tag="taken").results(30)) == [4]
 
 
-def test_executor_says_how_many_tasks_it_had(client: mayfly.Client) -> None:
-    with mayfly.Executor(client=client, tag="counted") as executor:
-        assert repr(executor) == "<mayfly.Executor 'counted': 0 of 0 tasks done>"
+def test_executor_says_how_many_tasks_it_had(client: dayfly.Client) -> None:
+    with dayfly.Executor(client=client, tag="counted") as executor:
+        assert repr(executor) == "<dayfly.Executor 'counted': 0 of 0 tasks done>"
         assert list(executor.map(abs, range(3))) == [0, 1, 2]
         assert executor.submit(abs, -1).result(30) == 1
-        assert repr(executor) == "<mayfly.Executor 'counted': 4 of 4 tasks done>"
+        assert repr(executor) == "<dayfly.Executor 'counted': 4 of 4 tasks done>"
 
 
 def test_tasks_are_found_again_by_their_tag_after_their_submitter_was_killed(
-    client: mayfly.Client, manager: Daemon, tmp_path: Path
+    client: dayfly.Client, manager: Daemon, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     program = f"""
-import mayfly, os, time
+import dayfly, os, time
 from pathlib import Path
 
 def work(n, gate):
@@ -216,7 +216,7 @@ def work(n, gate):
         time.sleep(0.01)
     return n * n
 
-batch = mayfly.connect(config={str(manager.state)!r}).map(work, range(40), [{str(gate)!r}] * 40, tag="orphans")
+batch = dayfly.connect(config={str(manager.state)!r}).map(work, range(40), [{str(gate)!r}] * 40, tag="orphans")
 print(len(batch), flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -231,7 +231,7 @@ os.kill(os.getpid(), 9)
     assert list(client.tasks("orphans")) == [n * n for n in range(40)]
 
 
-def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     future = client.run(wait_for, str(gate))
     wait_until(lambda: Path(f"{gate}.begun").exists(), "the task runs")
@@ -243,22 +243,22 @@ def test_a_task_is_found_by_its_id_and_tells_where_it_is(client: mayfly.Client, 
     status = client.task_status(future.id)
     assert (status["state"], status["attempts"], status["error"]) == ("done", 1, None)
     assert status["submitted_at_ms"] <= status["started_at_ms"] <= status["ended_at_ms"]
-    with pytest.raises(mayfly.Error, match="you have no task"):
+    with pytest.raises(dayfly.Error, match="you have no task"):
         client.task("0" * 32)
 
 
-def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: mayfly.Client, manager: Daemon) -> None:
+def test_tasks_of_one_tag_are_found_by_their_ids_one_after_the_other(client: dayfly.Client, manager: Daemon) -> None:
     ids = [client.batch("some", extend=True).submit(abs, -number).id for number in range(30)]
-    with mayfly.connect(config=manager.state) as other:
+    with dayfly.connect(config=manager.state) as other:
         # What is asked for later may have been passed by before, when nobody waited for it.
         assert [other.task(task).result(30) for task in ids] == list(range(30))
         assert other.task(ids[0]).result(30) == 0
         assert list(other.tasks("some").results(30)) == list(range(30))
 
 
-def test_tasks_are_cancelled_whether_they_wait_or_run(client: mayfly.Client, tmp_path: Path) -> None:
+def test_tasks_are_cancelled_whether_they_wait_or_run(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         running = executor.submit(wait_for, str(gate))
         wait_until(lambda: Path(f"{gate}.begun").exists(), "the task runs")
         others = [executor.submit(wait_for, str(gate)) for _ in range(500)]
@@ -276,9 +276,9 @@ def test_tasks_are_cancelled_whether_they_wait_or_run(client: mayfly.Client, tmp
     assert client.task_status(running.id)["error"]["code"] == "cancelled"
 
 
-def test_a_task_behind_long_ones_is_cancelled_at_once(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_behind_long_ones_is_cancelled_at_once(client: dayfly.Client, tmp_path: Path) -> None:
     never = str(tmp_path / "never")
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         futures = [executor.submit(wait_for, f"{never}{n}") for n in range(12)]
         assert executor._pool.flush(10)
         wait_until(lambda: client.task_status(futures[0].id)["state"] == "running", "the first one runs")
@@ -288,7 +288,7 @@ def test_a_task_behind_long_ones_is_cancelled_at_once(client: mayfly.Client, tmp
         client.kill(futures)
 
 
-def test_running_task_is_not_cancelled_and_can_be_killed(client: mayfly.Client, tmp_path: Path) -> None:
+def test_running_task_is_not_cancelled_and_can_be_killed(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     released, killed = (client.run(wait_for, f"{gate}{n}") for n in range(2))
     for n in range(2):
@@ -308,7 +308,7 @@ def test_running_task_is_not_cancelled_and_can_be_killed(client: mayfly.Client, 
     assert client.task_status(killed.id)["error"]["code"] == "cancelled"
 
 
-def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: mayfly.Client, tmp_path: Path) -> None:
+def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: dayfly.Client, tmp_path: Path) -> None:
     batch = client.batch()
     futures = [batch.submit(wait_for, str(tmp_path / f"gate{n}")) for n in range(40)]
     batch.flush()
@@ -337,8 +337,8 @@ def test_tasks_sent_ahead_of_running_ones_are_cancelled(client: mayfly.Client, t
     assert len(running) == cancelled["running"]
 
 
-def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: mayfly.Client, tmp_path: Path) -> None:
-    executor = mayfly.Executor(client=client)
+def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: dayfly.Client, tmp_path: Path) -> None:
+    executor = dayfly.Executor(client=client)
     futures = [executor.submit(wait_for, str(tmp_path / "gate")) for _ in range(60)]
     wait_until((tmp_path / "gate.begun").exists, "one runs")
     executor.shutdown(wait=False, cancel_futures=True)
@@ -349,7 +349,7 @@ def test_shutdown_with_cancel_futures_leaves_running_tasks_alone(client: mayfly.
     assert 1 <= sum(state.cancelled() for state in states) < 60
 
 
-def test_command_cancels_only_waiting_tasks_when_told(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_command_cancels_only_waiting_tasks_when_told(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     running = client.run(wait_for, str(gate))
     wait_until(Path(f"{gate}.begun").exists, "it runs")
@@ -359,7 +359,7 @@ def test_command_cancels_only_waiting_tasks_when_told(client: mayfly.Client, man
     assert running.result(30) == "released"
 
 
-def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: mayfly.Client, tmp_path: Path) -> None:
+def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: dayfly.Client, tmp_path: Path) -> None:
     async def main() -> None:
         batch = await client.amap(wait_for, [str(tmp_path / "never")])
         wait_until((tmp_path / "never.begun").exists, "it runs")
@@ -375,7 +375,7 @@ def test_waits_for_cancel_and_kill_do_not_hold_up_the_loop(client: mayfly.Client
     asyncio.run(main())
 
 
-def test_a_batch_is_killed_as_a_whole(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_batch_is_killed_as_a_whole(client: dayfly.Client, tmp_path: Path) -> None:
     batch = client.map(wait_for, [str(tmp_path / "never")] * 300)
     cancelled = batch.kill()
     assert cancelled["ended"] + cancelled["told"] == 300
@@ -384,9 +384,9 @@ def test_a_batch_is_killed_as_a_whole(client: mayfly.Client, tmp_path: Path) -> 
     wait_until(lambda: batch.done() == 300, "all are heard of", timeout=30)
 
 
-def test_tasks_are_killed_by_their_ids_and_their_futures(client: mayfly.Client, tmp_path: Path) -> None:
+def test_tasks_are_killed_by_their_ids_and_their_futures(client: dayfly.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         futures = [executor.submit(wait_for, str(gate)) for _ in range(30)]
         killed = client.kill([futures[0], *(future.id for future in futures[1:20])])
         assert killed["ended"] + killed["told"] == 20
@@ -401,7 +401,7 @@ def test_tasks_are_killed_by_their_ids_and_their_futures(client: mayfly.Client, 
         assert client.kill(futures) == {"ended": 0, "told": 0, "running": 0}
 
 
-def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_walltime_ends_a_function_and_what_it_started(client: dayfly.Client, tmp_path: Path) -> None:
     written = tmp_path / "pid"
 
     def linger() -> None:
@@ -409,17 +409,17 @@ def test_a_walltime_ends_a_function_and_what_it_started(client: mayfly.Client, t
         written.write_text(str(child.pid))
         child.wait()
 
-    with mayfly.Executor(client=client, walltime=0.5) as executor, pytest.raises(mayfly.DeadlineExceeded):
+    with dayfly.Executor(client=client, walltime=0.5) as executor, pytest.raises(dayfly.DeadlineExceeded):
         executor.submit(linger).result(30)
     child = int(written.read_text())
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child has ended, too")
 
 
-def test_a_deadline_ends_tasks_that_wait_and_tasks_that_run(client: mayfly.Client, tmp_path: Path) -> None:
-    with mayfly.Executor(client=client, deadline=0.5) as executor:
+def test_a_deadline_ends_tasks_that_wait_and_tasks_that_run(client: dayfly.Client, tmp_path: Path) -> None:
+    with dayfly.Executor(client=client, deadline=0.5) as executor:
         futures = [executor.submit(wait_for, str(tmp_path / "never")) for _ in range(20)]
         for future in futures:
-            with pytest.raises(mayfly.DeadlineExceeded):
+            with pytest.raises(dayfly.DeadlineExceeded):
                 future.result(30)
 
 
@@ -433,10 +433,10 @@ def fail_and_note(path: str, times: int) -> int:
 
 
 def test_a_task_that_fails_is_executed_again_after_a_while_and_after_a_longer_one(
-    client: mayfly.Client, tmp_path: Path
+    client: dayfly.Client, tmp_path: Path
 ) -> None:
     noted = tmp_path / "calls"
-    with mayfly.Executor(client=client, retries=3, retry_wait=0.2) as executor:
+    with dayfly.Executor(client=client, retries=3, retry_wait=0.2) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
         wait_until(noted.exists, "it is called", 30)
         # Others have the workers meanwhile.
@@ -448,35 +448,35 @@ def test_a_task_that_fails_is_executed_again_after_a_while_and_after_a_longer_on
     assert client.task_status(future.id)["attempts"] == 4
 
 
-def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_that_rests_is_cancelled_and_has_its_deadline(client: dayfly.Client, tmp_path: Path) -> None:
     noted = tmp_path / "calls"
-    with mayfly.Executor(client=client, retries=3, retry_wait=3600) as executor:
+    with dayfly.Executor(client=client, retries=3, retry_wait=3600) as executor:
         future = executor.submit(fail_and_note, str(noted), 3)
         wait_until(lambda: client.task_status(future)["attempts"] == 1 and noted.exists(), "it was called", 30)
         wait_until(lambda: client.task_status(future)["state"] == "queued", "it rests", 30)
         assert future.cancel()
     late = {"retries": 3, "retry_wait": 3600, "deadline": 1}
-    with mayfly.Executor(client=client, **late) as executor, pytest.raises(mayfly.DeadlineExceeded):
+    with dayfly.Executor(client=client, **late) as executor, pytest.raises(dayfly.DeadlineExceeded):
         executor.submit(fail_and_note, str(noted), 3).result(30)
     with pytest.raises(ValueError, match="retry_wait=3601"):
-        mayfly.Executor(client=client, retry_wait=3601)
+        dayfly.Executor(client=client, retry_wait=3601)
 
 
-def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_task_whose_worker_dies_is_executed_again_only_if_it_may_be(client: dayfly.Client, tmp_path: Path) -> None:
     def die_at_first(path: str) -> str:
         if not Path(path).exists():
             Path(path).touch()
             os.kill(os.getpid(), 9)
         return "alive"
 
-    with mayfly.Executor(client=client) as executor, pytest.raises(mayfly.Error) as raised:
+    with dayfly.Executor(client=client) as executor, pytest.raises(dayfly.Error) as raised:
         executor.submit(die_at_first, str(tmp_path / "once")).result(30)
     assert raised.value.code == "maybe_executed"
-    with mayfly.Executor(client=client, repeatable=True) as executor:
+    with dayfly.Executor(client=client, repeatable=True) as executor:
         assert executor.submit(die_at_first, str(tmp_path / "twice")).result(30) == "alive"
 
 
-def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: mayfly.Client, tmp_path: Path) -> None:
+def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: dayfly.Client, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
 
     def third_time(path: str) -> int:
@@ -487,14 +487,14 @@ def test_a_function_that_raises_is_called_again_as_often_as_was_asked(client: ma
             raise ValueError(count)
         return count
 
-    with mayfly.Executor(client=client, retries=2) as executor:
+    with dayfly.Executor(client=client, retries=2) as executor:
         assert executor.submit(third_time, str(tries)).result(30) == 3
     tries.unlink()
-    with mayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="2"):
+    with dayfly.Executor(client=client, retries=1) as executor, pytest.raises(ValueError, match="2"):
         executor.submit(third_time, str(tries)).result(30)
 
 
-def test_the_higher_priority_runs_first(client: mayfly.Client, tmp_path: Path) -> None:
+def test_the_higher_priority_runs_first(client: dayfly.Client, tmp_path: Path) -> None:
     gate, order = tmp_path / "gate", tmp_path / "order"
 
     def note(path: str, what: str) -> None:
@@ -502,7 +502,7 @@ def test_the_higher_priority_runs_first(client: mayfly.Client, tmp_path: Path) -
             file.write(what)
         time.sleep(0.02)
 
-    with mayfly.Executor(client=client) as low, mayfly.Executor(client=client, priority=5) as high:
+    with dayfly.Executor(client=client) as low, dayfly.Executor(client=client, priority=5) as high:
         blockers = [low.submit(wait_for, str(gate)) for _ in range(300)]
         slow = [low.submit(note, str(order), "l") for _ in range(10)]
         fast = [high.submit(note, str(order), "h") for _ in range(10)]
@@ -517,7 +517,7 @@ def test_the_higher_priority_runs_first(client: mayfly.Client, tmp_path: Path) -
 
 
 def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
-    client: mayfly.Client, tmp_path: Path
+    client: dayfly.Client, tmp_path: Path
 ) -> None:
     def count(path: str, n: int) -> int:
         with open(f"{path}/{n}", "a") as file:
@@ -530,7 +530,7 @@ def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
     def executed(n: int) -> int:
         return os.path.getsize(tmp_path / str(n))
 
-    with mayfly.Executor(client=client, memoize=True) as executor:
+    with dayfly.Executor(client=client, memoize=True) as executor:
         # Some are submitted while the first of them runs, others when it has ended.
         together = [executor.submit(count, str(tmp_path), n % 3) for n in range(300)]
         assert [future.result(30) for future in together] == [(n % 3) ** 2 for n in range(300)]
@@ -547,12 +547,12 @@ def test_a_task_that_was_executed_already_has_its_result_where_that_is_wanted(
         followers = [executor.submit(count, str(tmp_path), 5) for _ in range(3)]
         followers[1].kill()
         assert [followers[n].result(30) for n in (0, 2)] == [25, 25]
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         assert executor.submit(count, str(tmp_path), 1).result(30) == 1
     assert executed(1) == 2
 
 
-def test_threads_submit_and_wait_at_once(executor: mayfly.Executor) -> None:
+def test_threads_submit_and_wait_at_once(executor: dayfly.Executor) -> None:
     failures: list[BaseException] = []
 
     def many(base: int) -> None:
@@ -570,7 +570,7 @@ def test_threads_submit_and_wait_at_once(executor: mayfly.Executor) -> None:
     assert not failures
 
 
-def test_ten_thousand_tasks_have_one_outcome_each(client: mayfly.Client) -> None:
+def test_ten_thousand_tasks_have_one_outcome_each(client: dayfly.Client) -> None:
     batch = client.map(abs, range(-10_000, 0))
     assert list(batch.results(timeout=120)) == list(range(10_000, 0, -1))
 
@@ -582,7 +582,7 @@ def ask(manager: Daemon, method: str, path: str, body: Any = None, **headers: st
     return status, json.loads(said or b"null")
 
 
-def test_the_same_task_submitted_twice_is_one(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_the_same_task_submitted_twice_is_one(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     def count(path: str) -> None:
         with open(path, "a") as file:
             file.write("x")
@@ -651,7 +651,7 @@ def test_a_source_that_does_not_load_says_why(manager: Daemon) -> None:
         assert why in found["error"]["message"]
 
 
-def test_requests_that_make_no_sense_are_told_so(client: mayfly.Client, manager: Daemon) -> None:
+def test_requests_that_make_no_sense_are_told_so(client: dayfly.Client, manager: Daemon) -> None:
     function = client.register(abs, name="abs").id
     one = {"arguments": ""}
     wrong = {
@@ -670,7 +670,7 @@ def test_requests_that_make_no_sense_are_told_so(client: mayfly.Client, manager:
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
 
 
-def test_the_manager_never_unpickles_what_it_is_sent(client: mayfly.Client, manager: Daemon, tmp_path: Path) -> None:
+def test_the_manager_never_unpickles_what_it_is_sent(client: dayfly.Client, manager: Daemon, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
 
     class Malicious:
@@ -678,12 +678,12 @@ def test_the_manager_never_unpickles_what_it_is_sent(client: mayfly.Client, mana
             return os.system, (f"echo $PPID > {trace}",)
 
     # Where it is run is where it takes effect: in a worker, which is the submitter's own.
-    with mayfly.Executor(client=client) as executor:
+    with dayfly.Executor(client=client) as executor:
         executor.submit(area, Malicious(), 2).result(30)
     assert int(trace.read_text()) != manager.pid
 
 
-def test_what_changed_between_two_versions_is_told(client: mayfly.Client) -> None:
+def test_what_changed_between_two_versions_is_told(client: dayfly.Client) -> None:
     def first(x: int) -> int:
         return x + 1
 

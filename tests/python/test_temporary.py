@@ -15,8 +15,8 @@ from harness.leaks import die_with_parent, wait_until
 from harness.programs import bin_dir, program, run
 
 PROGRAM = """
-import sys, mayfly
-with mayfly.connect() as client, client.lease(mode="warm") as lease:
+import sys, dayfly
+with dayfly.connect() as client, client.lease(mode="warm") as lease:
     assert lease.call(abs, -1) == 1
     print("ready", flush=True)
     sys.stdin.read()
@@ -48,7 +48,7 @@ def group_interrupted(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("end", [closed, killed, terminated, group_terminated, group_interrupted])
 def test_ended_program_leaves_no_temporary_file(end: Callable[[subprocess.Popen[str]], None], tmp_path: Path) -> None:
-    variables = {"TMPDIR": str(tmp_path), "MAYFLY_BIN": str(bin_dir() / "mayfly")}
+    variables = {"TMPDIR": str(tmp_path), "DAYFLY_BIN": str(bin_dir() / "dayfly")}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         env=os.environ | variables,
@@ -62,7 +62,7 @@ def test_ended_program_leaves_no_temporary_file(end: Callable[[subprocess.Popen[
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         # Its keys are there.
-        assert list(tmp_path.glob("mayfly-*/connection.json"))
+        assert list(tmp_path.glob("dayfly-*/connection.json"))
         end(process)
         process.wait(20)
     wait_until(lambda: os.listdir(tmp_path) == [], "its temporary files to go", 20)

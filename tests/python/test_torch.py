@@ -1,11 +1,11 @@
-"""``torch.distributed`` over the ranks of a group, by the backend that `mayfly.torch` registers."""
+"""``torch.distributed`` over the ranks of a group, by the backend that `dayfly.torch` registers."""
 
 from __future__ import annotations
 
 import sys
 
 import cloudpickle
-import mayfly
+import dayfly
 import pytest
 from harness.pytorch import folder, needs_torch
 from sklearn.datasets import load_digits
@@ -20,11 +20,11 @@ def begin():
     if TORCH and TORCH not in sys.path:
         # First, for it goes with a NumPy of its own.
         sys.path.insert(0, TORCH)
-    import mayfly.torch  # noqa: F401 (registers the backend)
+    import dayfly.torch  # noqa: F401 (registers the backend)
     import torch
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("mayfly")
+    torch.distributed.init_process_group("dayfly")
     return torch, torch.distributed
 
 
@@ -126,7 +126,7 @@ def collectives():
         own = torch.tensor([rank])
         dist.all_reduce(own, group=part)
         assert own.item() == sum(r for r in ranks if r != 1)
-    with pytest.raises(mayfly.RequestError, match="tensors of the processor"):
+    with pytest.raises(dayfly.RequestError, match="tensors of the processor"):
         dist.all_reduce(torch.empty(2, device="meta"))
     dist.destroy_process_group()
     return rank
@@ -134,7 +134,7 @@ def collectives():
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_collectives_and_messages_of_pytorch_give_what_they_should(client, ranks):
-    assert mayfly.run(collectives, ranks=ranks, client=client, timeout=100) == list(range(ranks))
+    assert dayfly.run(collectives, ranks=ranks, client=client, timeout=100) == list(range(ranks))
 
 
 def train(x, y, epochs=3):
@@ -165,10 +165,10 @@ def train(x, y, epochs=3):
 def test_a_network_trained_data_parallel_has_the_losses_that_it_has_in_one_process(client):
     digits = load_digits()
     data = digits.data.tolist(), digits.target.tolist()
-    [(alone, weights)] = mayfly.run(train, ranks=1, args=data, client=client, timeout=100)
+    [(alone, weights)] = dayfly.run(train, ranks=1, args=data, client=client, timeout=100)
     assert alone[-1] < alone[0] / 2, "it learns"
     for ranks in (2, 3):
-        found = mayfly.run(train, ranks=ranks, args=data, client=client, timeout=100)
+        found = dayfly.run(train, ranks=ranks, args=data, client=client, timeout=100)
         assert len({total for _, total in found}) == 1, "the weights are the same everywhere"
         for losses, total in found:
             assert losses == pytest.approx(alone, rel=1e-8)

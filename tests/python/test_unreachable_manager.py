@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-pytest.importorskip("mayfly", reason="the package is not installed: make build")
+pytest.importorskip("dayfly", reason="the package is not installed: make build")
 
-from mayfly._errors import Error, error_for
-from mayfly._future import Future
-from mayfly._trust import NOBODY
+from dayfly._errors import Error, error_for
+from dayfly._future import Future
+from dayfly._trust import NOBODY
 
 
 class Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import cloudpickle
-import mayfly
+import dayfly
 import numpy as np
 import pytest
 
@@ -137,10 +137,10 @@ def test_what_cannot_be_pickled_is_an_error_of_the_caller(lease):
 def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("MAYFLY_LOCAL_MODULES", "only_here")
+    monkeypatch.setenv("DAYFLY_LOCAL_MODULES", "only_here")
     import only_here
 
-    with pytest.raises(mayfly.LoadError, match="only_here") as caught:
+    with pytest.raises(dayfly.LoadError, match="only_here") as caught:
         lease.call(only_here.f)
     assert caught.value.code == "load_failed"
 
@@ -148,7 +148,7 @@ def test_a_function_of_a_module_that_the_worker_lacks_says_so(lease, tmp_path, m
 def test_another_version_of_python_is_refused_and_both_are_named(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
     number = lease._pool.register_python(code, "3.2.1", cloudpickle.__version__, "echo")
-    with pytest.raises(mayfly.LoadError, match=r"3\.2\.1.*" + sys.version.split()[0].replace(".", r"\.")) as caught:
+    with pytest.raises(dayfly.LoadError, match=r"3\.2\.1.*" + sys.version.split()[0].replace(".", r"\.")) as caught:
         lease._pool.call(number, (1,))
     assert caught.value.code == "python_mismatch"
 
@@ -156,7 +156,7 @@ def test_another_version_of_python_is_refused_and_both_are_named(lease):
 def test_another_version_of_cloudpickle_is_refused_and_both_are_named(lease):
     code = lease._native.put_code(cloudpickle.dumps(echo))
     number = lease._pool.register_python(code, sys.version.split()[0], "1.0", "echo")
-    with pytest.raises(mayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}"):
+    with pytest.raises(dayfly.LoadError, match=f"1.0.*{cloudpickle.__version__}"):
         lease._pool.call(number, (1,))
 
 
@@ -172,9 +172,9 @@ def test_functions_of_a_shared_library_are_called_with_buffers(lease, compiled):
     np.testing.assert_array_equal(into, 2 * values)
     found = np.frombuffer(double(values, out=values.nbytes))
     np.testing.assert_array_equal(found, 2 * values)
-    with pytest.raises(mayfly.FunctionError, match="no room"):
+    with pytest.raises(dayfly.FunctionError, match="no room"):
         double(values)
-    with pytest.raises(mayfly.LoadError, match="no_such"):
+    with pytest.raises(dayfly.LoadError, match="no_such"):
         library.no_such(b"")
 
 

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use mayfly_client::{AllowanceOptions, Error};
+use dayfly_client::{AllowanceOptions, Error};
 
-use crate::client::mf_client;
+use crate::client::dfly_client;
 use crate::handle::{self, get, give, put_required};
-use crate::lease::{MF_SANDBOX_SITE, narrow, sandbox};
-use crate::status::{guard, mf_status};
+use crate::lease::{DFLY_SANDBOX_SITE, narrow, sandbox};
+use crate::status::{dfly_status, guard};
 
-/// How much may be leased straight from nodes. Initialise with `mf_allowance_options_init`, then change what you want.
+/// How much may be leased straight from nodes. Initialise with `dfly_allowance_options_init`, then change what you want.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct mf_allowance_options {
-    /// Set by `mf_allowance_options_init`.
+pub struct dfly_allowance_options {
+    /// Set by `dfly_allowance_options_init`.
     pub size: usize,
     /// Memory of all workers together in bytes; 0 to leave it to the nodes.
     pub memory_bytes: u64,
@@ -34,21 +34,21 @@ pub struct mf_allowance_options {
 /// # Safety
 /// `options` is NULL or a place for options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_allowance_options_init(options: *mut mf_allowance_options) -> mf_status {
-    let defaults = mf_allowance_options {
-        size: size_of::<mf_allowance_options>(),
+pub unsafe extern "C" fn dfly_allowance_options_init(options: *mut dfly_allowance_options) -> dfly_status {
+    let defaults = dfly_allowance_options {
+        size: size_of::<dfly_allowance_options>(),
         memory_bytes: 0,
         duration_ms: 3_600_000,
         workers: 1,
         cores: 0,
         workers_per_node: 0,
-        sandbox: MF_SANDBOX_SITE,
+        sandbox: DFLY_SANDBOX_SITE,
     };
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", defaults) }?))
 }
 
-fn allowance_options(options: mf_allowance_options) -> Result<AllowanceOptions, Error> {
+fn allowance_options(options: dfly_allowance_options) -> Result<AllowanceOptions, Error> {
     Ok(AllowanceOptions {
         workers: options.workers,
         cores: options.cores,
@@ -66,20 +66,20 @@ fn allowance_options(options: mf_allowance_options) -> Result<AllowanceOptions, 
 /// # Safety
 /// `client` is a client, `options` NULL or options, `direct` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_allowance(
-    client: *const mf_client,
-    options: *const mf_allowance_options,
-    direct: *mut *mut mf_client,
-) -> mf_status {
+pub unsafe extern "C" fn dfly_client_allowance(
+    client: *const dfly_client,
+    options: *const dfly_allowance_options,
+    direct: *mut *mut dfly_client,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
             give(direct, || {
-                let wanted = match handle::options(options, "mf_allowance_options")? {
+                let wanted = match handle::options(options, "dfly_allowance_options")? {
                     Some(options) => allowance_options(options)?,
                     None => AllowanceOptions::workers(1),
                 };
-                Ok(mf_client::new(get(client)?.client.allowance(&wanted)?))
+                Ok(dfly_client::new(get(client)?.client.allowance(&wanted)?))
             })
         }?;
         Ok(())

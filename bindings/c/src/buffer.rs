@@ -2,27 +2,27 @@
 
 use std::ffi::c_void;
 
-use mayfly_client::{Buffer, Error};
+use dayfly_client::{Buffer, Error};
 
-use crate::channel::mf_channel;
+use crate::channel::dfly_channel;
 use crate::handle::{Birth, Handle, get, get_mut, give, take};
-use crate::status::{guard, mf_status, misuse, value};
+use crate::status::{dfly_status, guard, misuse, value};
 
 /// Memory of a channel or pool. Its bytes are the program's own to read and write, except while a call uses them. It
 /// may outlive its channel. Different threads may use different buffers.
-pub struct mf_buffer {
+pub struct dfly_buffer {
     birth: Birth,
     pub(crate) buffer: Buffer,
 }
 
-impl Handle for mf_buffer {
+impl Handle for dfly_buffer {
     const NAME: &'static str = "buffer";
     fn birth(&self) -> Birth {
         self.birth
     }
 }
 
-impl mf_buffer {
+impl dfly_buffer {
     pub(crate) fn new(buffer: Buffer) -> Self {
         Self {
             birth: Birth::now(),
@@ -36,7 +36,7 @@ impl mf_buffer {
         }
         let has = self.buffer.len();
         Err(misuse(format!(
-            "{length} bytes of a buffer that has {has}; see mf_buffer_resize"
+            "{length} bytes of a buffer that has {has}; see dfly_buffer_resize"
         )))
     }
 }
@@ -46,16 +46,16 @@ impl mf_buffer {
 /// # Safety
 /// `channel` is a channel, `buffer` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_alloc(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_buffer_alloc(
+    channel: *mut dfly_channel,
     length: usize,
-    buffer: *mut *mut mf_buffer,
-) -> mf_status {
+    buffer: *mut *mut dfly_buffer,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         Ok(unsafe {
             give(buffer, || {
-                Ok(mf_buffer::new(get_mut(channel)?.channel.allocate(length)?))
+                Ok(dfly_buffer::new(get_mut(channel)?.channel.allocate(length)?))
             })
         }?)
     })
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn mf_buffer_alloc(
 /// # Safety
 /// `buffer` is NULL or a buffer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_data(buffer: *const mf_buffer) -> *mut c_void {
+pub unsafe extern "C" fn dfly_buffer_data(buffer: *const dfly_buffer) -> *mut c_void {
     value(std::ptr::null_mut(), || {
         // SAFETY: as the caller promises.
         Ok(unsafe { get(buffer) }?.buffer.as_ptr().cast())
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn mf_buffer_data(buffer: *const mf_buffer) -> *mut c_void
 /// # Safety
 /// `buffer` is NULL or a buffer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_length(buffer: *const mf_buffer) -> usize {
+pub unsafe extern "C" fn dfly_buffer_length(buffer: *const dfly_buffer) -> usize {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(buffer) }?.buffer.len()))
 }
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn mf_buffer_length(buffer: *const mf_buffer) -> usize {
 /// # Safety
 /// `buffer` is NULL or a buffer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_capacity(buffer: *const mf_buffer) -> usize {
+pub unsafe extern "C" fn dfly_buffer_capacity(buffer: *const dfly_buffer) -> usize {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(buffer) }?.buffer.capacity()))
 }
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn mf_buffer_capacity(buffer: *const mf_buffer) -> usize {
 /// # Safety
 /// `buffer` is a buffer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_resize(buffer: *mut mf_buffer, length: usize) -> mf_status {
+pub unsafe extern "C" fn dfly_buffer_resize(buffer: *mut dfly_buffer, length: usize) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let buffer = unsafe { get_mut(buffer) }?;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn mf_buffer_resize(buffer: *mut mf_buffer, length: usize)
 /// # Safety
 /// `buffer` is NULL or a buffer that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_buffer_free(buffer: *mut mf_buffer) {
+pub unsafe extern "C" fn dfly_buffer_free(buffer: *mut dfly_buffer) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(buffer) });

@@ -3,38 +3,38 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use mayfly_client::{
+use dayfly_client::{
     CallError, Channel, ChannelOptions, Code, Completion, Error, FunctionIndex, Geometry, Status, WorkerIndex,
 };
 
-use crate::buffer::mf_buffer;
+use crate::buffer::dfly_buffer;
 use crate::handle::{Birth, Handle, bytes, get, get_mut, give, optional_text, options, put, put_required, take};
-use crate::lease::{MF_FOR_EVER, function, mf_code, mf_lease, transport, transport_number};
-use crate::status::{guard, mf_status, misuse, value};
+use crate::lease::{DFLY_FOR_EVER, dfly_code, dfly_lease, function, transport, transport_number};
+use crate::status::{dfly_status, guard, misuse, value};
 
-/// How to open a channel. Initialise with `mf_channel_options_init`, then change what you want.
+/// How to open a channel. Initialise with `dfly_channel_options_init`, then change what you want.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct mf_channel_options {
-    /// Set by `mf_channel_options_init`.
+pub struct dfly_channel_options {
+    /// Set by `dfly_channel_options_init`.
     pub size: usize,
-    /// MF_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
+    /// DFLY_TRANSPORT_BEST, _SHM, _TCP, _TLS or _LIBFABRIC.
     pub transport: u32,
     /// Slots of each ring, a power of two: as many calls can be outstanding.
     pub slots: u32,
     /// Bytes of a slot, a multiple of 128: larger payloads travel through bulk memory.
     pub stride_bytes: u32,
-    /// How long a wait polls before it sleeps, in microseconds; MF_FOR_EVER for ever, which spares the worker a fence.
+    /// How long a wait polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, which spares the worker a fence.
     pub spin_us: u32,
     /// Address space for bulk payloads each way, a multiple of 4096.
     pub bulk_bytes: u64,
-    /// For MF_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
+    /// For DFLY_TRANSPORT_LIBFABRIC: a provider, or a provider and domain such as `verbs/mlx5_0`; NULL for the one that the node
     /// offers first.
     pub fabric: *const c_char,
 }
 
 /// A channel to one worker. One thread at a time may use it.
-pub struct mf_channel {
+pub struct dfly_channel {
     birth: Birth,
     pub(crate) channel: Channel,
     /// A completion has been told of and its slot is not free yet.
@@ -45,7 +45,7 @@ pub struct mf_channel {
     transport: CString,
 }
 
-impl Handle for mf_channel {
+impl Handle for dfly_channel {
     const NAME: &'static str = "channel";
     fn birth(&self) -> Birth {
         self.birth
@@ -54,18 +54,18 @@ impl Handle for mf_channel {
 
 /// The end of a call that was submitted.
 #[repr(C)]
-pub struct mf_completion {
-    /// The number that `mf_channel_submit` answered.
+pub struct dfly_completion {
+    /// The number that `dfly_channel_submit` answered.
     pub sequence: u32,
     /// How the call ended.
-    pub status: mf_status,
+    pub status: dfly_status,
     /// The output, or the text of the error. Valid until the next function of this channel.
     pub output: *const c_void,
     /// Its bytes.
     pub length: usize,
 }
 
-impl mf_channel {
+impl dfly_channel {
     /// Frees the slot of the completion that was told of last.
     #[inline]
     fn settle(&mut self) {
@@ -78,14 +78,14 @@ impl mf_channel {
         }
     }
 
-    fn tell(&mut self, completion: Completion) -> mf_completion {
+    fn tell(&mut self, completion: Completion) -> dfly_completion {
         self.told = true;
         let output = self.channel.output();
         let status = match completion.status {
-            status if status == Status::Ok as u16 => mf_status::MF_OK,
+            status if status == Status::Ok as u16 => dfly_status::DFLY_OK,
             status => CallError::answered(status, &[]).code().into(),
         };
-        mf_completion {
+        dfly_completion {
             sequence: completion.sequence,
             status,
             output: output.as_ptr().cast(),
@@ -94,7 +94,7 @@ impl mf_channel {
     }
 }
 
-pub(crate) fn channel_options(options: Option<mf_channel_options>) -> Result<ChannelOptions, Error> {
+pub(crate) fn channel_options(options: Option<dfly_channel_options>) -> Result<ChannelOptions, Error> {
     let Some(options) = options else {
         return Ok(ChannelOptions::default());
     };
@@ -109,24 +109,24 @@ pub(crate) fn channel_options(options: Option<mf_channel_options>) -> Result<Cha
             stride_bytes: options.stride_bytes,
             bulk_bytes: options.bulk_bytes,
         },
-        spin: (options.spin_us != MF_FOR_EVER).then_some(spin),
+        spin: (options.spin_us != DFLY_FOR_EVER).then_some(spin),
     })
 }
 
-pub(crate) fn default_channel_options() -> mf_channel_options {
+pub(crate) fn default_channel_options() -> dfly_channel_options {
     let defaults = ChannelOptions::default();
-    mf_channel_options {
-        size: size_of::<mf_channel_options>(),
+    dfly_channel_options {
+        size: size_of::<dfly_channel_options>(),
         transport: defaults.transport.map_or(0, transport_number),
         slots: defaults.geometry.slots.into(),
         stride_bytes: defaults.geometry.stride_bytes,
-        spin_us: defaults.spin.map_or(MF_FOR_EVER, |spin| spin.as_micros() as u32),
+        spin_us: defaults.spin.map_or(DFLY_FOR_EVER, |spin| spin.as_micros() as u32),
         bulk_bytes: defaults.geometry.bulk_bytes,
         fabric: std::ptr::null(),
     }
 }
 
-/// Writes an output into the caller's room and tells its length; one that does not fit is kept for `mf_channel_output`.
+/// Writes an output into the caller's room and tells its length; one that does not fit is kept for `dfly_channel_output`.
 ///
 /// # Safety
 /// `output` has room for `capacity` bytes and `output_length` is writable, unless they are null.
@@ -164,7 +164,7 @@ fn too_small(length: usize, room: usize) -> Error {
 /// # Safety
 /// `options` is NULL or a place for options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_options_init(options: *mut mf_channel_options) -> mf_status {
+pub unsafe extern "C" fn dfly_channel_options_init(options: *mut dfly_channel_options) -> dfly_status {
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { put_required(options, "the place for options", default_channel_options()) }?))
 }
@@ -174,21 +174,21 @@ pub unsafe extern "C" fn mf_channel_options_init(options: *mut mf_channel_option
 /// # Safety
 /// `lease` is a lease, `options` NULL or options, `channel` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_open(
-    lease: *const mf_lease,
+pub unsafe extern "C" fn dfly_channel_open(
+    lease: *const dfly_lease,
     worker: u32,
-    options: *const mf_channel_options,
-    channel: *mut *mut mf_channel,
-) -> mf_status {
+    options: *const dfly_channel_options,
+    channel: *mut *mut dfly_channel,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
             give(channel, || {
                 let lease = get(lease)?;
-                let options = channel_options(self::options(options, "mf_channel_options")?)?;
+                let options = channel_options(self::options(options, "dfly_channel_options")?)?;
                 let worker = u16::try_from(worker).map_err(|_| misuse(format!("there is no worker {worker}")))?;
                 let channel = lease.lease.channel(WorkerIndex(worker), &options)?;
-                Ok(mf_channel {
+                Ok(dfly_channel {
                     birth: Birth::now(),
                     // Names have no zero in them.
                     transport: CString::new(channel.transport().to_string()).unwrap_or_default(),
@@ -207,13 +207,13 @@ pub unsafe extern "C" fn mf_channel_open(
 /// # Safety
 /// `channel` is a channel, `code` a code, `symbol` a C string, `index` a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_load(
-    channel: *mut mf_channel,
-    code: *const mf_code,
+pub unsafe extern "C" fn dfly_channel_load(
+    channel: *mut dfly_channel,
+    code: *const dfly_code,
     symbol: *const c_char,
     form: u32,
     index: *mut u16,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, (hash, form)) = unsafe { (get_mut(channel)?, function(code, symbol, form)?) };
@@ -225,15 +225,15 @@ pub unsafe extern "C" fn mf_channel_load(
 }
 
 /// Calls a function and waits for its output, which is copied to `output`. `deadline_ms` limits its execution, 0 for no
-/// limit. When the output does not fit, the status is MF_OUTPUT_OVERFLOW, `output_length` says what it needs, and
-/// `mf_channel_output` gives it, so that nothing needs to run twice. Every submitted call must have been answered.
+/// limit. When the output does not fit, the status is DFLY_OUTPUT_OVERFLOW, `output_length` says what it needs, and
+/// `dfly_channel_output` gives it, so that nothing needs to run twice. Every submitted call must have been answered.
 ///
 /// # Safety
 /// `channel` is a channel, `input` points to `input_length` bytes, `output` to room for `output_capacity`;
 /// `output_length` is NULL or a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_call(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_call(
+    channel: *mut dfly_channel,
     function: u16,
     deadline_ms: u32,
     input: *const c_void,
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn mf_channel_call(
     output: *mut c_void,
     output_capacity: usize,
     output_length: *mut usize,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, input) = unsafe { (get_mut(channel)?, bytes(input, input_length)?) };
@@ -265,15 +265,15 @@ pub unsafe extern "C" fn mf_channel_call(
 /// # Safety
 /// `channel` is a channel, `input` and `output` are two buffers, `output_length` is NULL or a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_call_into(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_call_into(
+    channel: *mut dfly_channel,
     function: u16,
     deadline_ms: u32,
-    input: *const mf_buffer,
+    input: *const dfly_buffer,
     input_length: usize,
-    output: *mut mf_buffer,
+    output: *mut dfly_buffer,
     output_length: *mut usize,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         if std::ptr::eq(input, output) {
             return Err(misuse("input and output are one buffer").into());
@@ -294,20 +294,20 @@ pub unsafe extern "C" fn mf_channel_call_into(
 }
 
 /// Sends a call without waiting; `sequence` tells its number. The input may be reused at once. At most as many calls as
-/// the ring has slots may be outstanding; beyond, the status is MF_REJECTED. A completion must be asked for, by
-/// `mf_channel_poll` or `mf_channel_wait`, for every call.
+/// the ring has slots may be outstanding; beyond, the status is DFLY_REJECTED. A completion must be asked for, by
+/// `dfly_channel_poll` or `dfly_channel_wait`, for every call.
 ///
 /// # Safety
 /// `channel` is a channel, `input` points to `input_length` bytes, `sequence` is NULL or a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_submit(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_submit(
+    channel: *mut dfly_channel,
     function: u16,
     deadline_ms: u32,
     input: *const c_void,
     input_length: usize,
     sequence: *mut u32,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (channel, input) = unsafe { (get_mut(channel)?, bytes(input, input_length)?) };
@@ -319,19 +319,19 @@ pub unsafe extern "C" fn mf_channel_submit(
     })
 }
 
-/// As `mf_channel_submit`, without a copy: the buffer belongs to the call from now on, whatever the status.
+/// As `dfly_channel_submit`, without a copy: the buffer belongs to the call from now on, whatever the status.
 ///
 /// # Safety
 /// `channel` is a channel, `input` a buffer that is never used again, `sequence` NULL or a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_submit_buffer(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_submit_buffer(
+    channel: *mut dfly_channel,
     function: u16,
     deadline_ms: u32,
-    input: *mut mf_buffer,
+    input: *mut dfly_buffer,
     input_length: usize,
     sequence: *mut u32,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let input = unsafe { take(input) }.ok_or_else(|| misuse("the input buffer is NULL"))?;
@@ -355,11 +355,11 @@ pub unsafe extern "C" fn mf_channel_submit_buffer(
 /// # Safety
 /// `channel` is a channel, `completion` and `came` are places for their types.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_poll(
-    channel: *mut mf_channel,
-    completion: *mut mf_completion,
+pub unsafe extern "C" fn dfly_channel_poll(
+    channel: *mut dfly_channel,
+    completion: *mut dfly_completion,
     came: *mut bool,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let channel = unsafe { get_mut(channel) }?;
@@ -382,16 +382,16 @@ pub unsafe extern "C" fn mf_channel_poll(
     })
 }
 
-/// Waits for the next completion, `timeout_ms` at most (MF_TIMED_OUT); MF_FOR_EVER for as long as it takes.
+/// Waits for the next completion, `timeout_ms` at most (DFLY_TIMED_OUT); DFLY_FOR_EVER for as long as it takes.
 ///
 /// # Safety
 /// `channel` is a channel, `completion` a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_wait(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_wait(
+    channel: *mut dfly_channel,
     timeout_ms: u32,
-    completion: *mut mf_completion,
-) -> mf_status {
+    completion: *mut dfly_completion,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let channel = unsafe { get_mut(channel) }?;
@@ -401,7 +401,7 @@ pub unsafe extern "C" fn mf_channel_wait(
         channel.settle();
         let next = loop {
             match channel.channel.wait(Duration::from_millis(timeout_ms.into())) {
-                Err(error) if error.code() == Code::TimedOut && timeout_ms == MF_FOR_EVER => {}
+                Err(error) if error.code() == Code::TimedOut && timeout_ms == DFLY_FOR_EVER => {}
                 next => break next?,
             }
         };
@@ -411,17 +411,17 @@ pub unsafe extern "C" fn mf_channel_wait(
     })
 }
 
-/// The output of the completion that was told of last, or the one that did not fit into the room of `mf_channel_call`.
+/// The output of the completion that was told of last, or the one that did not fit into the room of `dfly_channel_call`.
 /// Valid until the next function of this channel.
 ///
 /// # Safety
 /// `channel` is a channel, `output` a place for a pointer, `length` NULL or a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_output(
-    channel: *mut mf_channel,
+pub unsafe extern "C" fn dfly_channel_output(
+    channel: *mut dfly_channel,
     output: *mut *const c_void,
     length: *mut usize,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let channel = unsafe { get_mut(channel) }?;
@@ -440,12 +440,12 @@ pub unsafe extern "C" fn mf_channel_output(
 }
 
 /// Frees the slot of the completion that was told of last. Every other function of the channel does so first by itself,
-/// except `mf_channel_output`.
+/// except `dfly_channel_output`.
 ///
 /// # Safety
 /// `channel` is a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_done(channel: *mut mf_channel) -> mf_status {
+pub unsafe extern "C" fn dfly_channel_done(channel: *mut dfly_channel) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe { get_mut(channel) }?.settle();
@@ -458,17 +458,17 @@ pub unsafe extern "C" fn mf_channel_done(channel: *mut mf_channel) -> mf_status 
 /// # Safety
 /// `channel` is a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_cancel(channel: *mut mf_channel, sequence: u32) -> mf_status {
+pub unsafe extern "C" fn dfly_channel_cancel(channel: *mut dfly_channel, sequence: u32) -> dfly_status {
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { get(channel) }?.channel.cancel(sequence)?))
 }
 
-/// The transport that it uses: MF_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
+/// The transport that it uses: DFLY_TRANSPORT_SHM, _TCP, _TLS or _LIBFABRIC.
 ///
 /// # Safety
 /// `channel` is NULL or a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_transport(channel: *const mf_channel) -> u32 {
+pub unsafe extern "C" fn dfly_channel_transport(channel: *const dfly_channel) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(transport_number(unsafe { get(channel) }?.channel.transport())))
 }
@@ -478,7 +478,7 @@ pub unsafe extern "C" fn mf_channel_transport(channel: *const mf_channel) -> u32
 /// # Safety
 /// `channel` is NULL or a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_transport_name(channel: *const mf_channel) -> *const c_char {
+pub unsafe extern "C" fn dfly_channel_transport_name(channel: *const dfly_channel) -> *const c_char {
     // SAFETY: as the caller promises.
     value(c"".as_ptr(), || Ok(unsafe { get(channel) }?.transport.as_ptr()))
 }
@@ -488,7 +488,7 @@ pub unsafe extern "C" fn mf_channel_transport_name(channel: *const mf_channel) -
 /// # Safety
 /// `channel` is NULL or a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_worker_pid(channel: *const mf_channel) -> u32 {
+pub unsafe extern "C" fn dfly_channel_worker_pid(channel: *const dfly_channel) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(channel) }?.channel.worker_pid()))
 }
@@ -498,7 +498,7 @@ pub unsafe extern "C" fn mf_channel_worker_pid(channel: *const mf_channel) -> u3
 /// # Safety
 /// `channel` is NULL or a channel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_outstanding(channel: *const mf_channel) -> u32 {
+pub unsafe extern "C" fn dfly_channel_outstanding(channel: *const dfly_channel) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(channel) }?.channel.outstanding().into()))
 }
@@ -508,7 +508,7 @@ pub unsafe extern "C" fn mf_channel_outstanding(channel: *const mf_channel) -> u
 /// # Safety
 /// `channel` is NULL or a channel that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_channel_free(channel: *mut mf_channel) {
+pub unsafe extern "C" fn dfly_channel_free(channel: *mut dfly_channel) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(channel) });

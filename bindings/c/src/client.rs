@@ -4,26 +4,26 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use mayfly_client::{Client, Code, Error};
+use dayfly_client::{Client, Code, Error};
 
 use crate::handle::{Birth, Handle, get, give, optional_path, take};
-use crate::status::{guard, mf_status, misuse, value};
+use crate::status::{dfly_status, guard, misuse, value};
 
 /// A client of a manager, or of one node. Any thread may use it.
-pub struct mf_client {
+pub struct dfly_client {
     birth: Birth,
     pub(crate) client: Client,
     description: CString,
 }
 
-impl Handle for mf_client {
+impl Handle for dfly_client {
     const NAME: &'static str = "client";
     fn birth(&self) -> Birth {
         self.birth
     }
 }
 
-impl mf_client {
+impl dfly_client {
     pub(crate) fn new(client: Client) -> Self {
         Self {
             birth: Birth::now(),
@@ -33,7 +33,7 @@ impl mf_client {
     }
 }
 
-/// The program `mayfly` beside this library, for programs that are installed elsewhere.
+/// The program `dayfly` beside this library, for programs that are installed elsewhere.
 fn binary_beside() -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let here = binary_beside as fn() -> Option<PathBuf> as *const c_void;
@@ -48,7 +48,7 @@ fn binary_beside() -> Option<PathBuf> {
     }
     // SAFETY: the linker's own C string, which lives as long as this library.
     let file = std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
-    Some(PathBuf::from(file).parent()?.join("mayfly")).filter(|path| path.is_file())
+    Some(PathBuf::from(file).parent()?.join("dayfly")).filter(|path| path.is_file())
 }
 
 fn embedded_beside(error: Error) -> Result<Client, Error> {
@@ -59,13 +59,13 @@ fn embedded_beside(error: Error) -> Result<Client, Error> {
 }
 
 /// Connects to the manager that `path` names (a connection file, or a state directory). NULL means: the one of the
-/// environment variable MAYFLY_MANAGER, else the one that this user runs, else an embedded one that ends with the last
+/// environment variable DAYFLY_MANAGER, else the one that this user runs, else an embedded one that ends with the last
 /// of this client, its leases, channels and pools, or with this process.
 ///
 /// # Safety
 /// `path` is NULL or a C string, `client` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_connect(path: *const c_char, client: *mut *mut mf_client) -> mf_status {
+pub unsafe extern "C" fn dfly_client_connect(path: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -77,20 +77,20 @@ pub unsafe extern "C" fn mf_client_connect(path: *const c_char, client: *mut *mu
                 } else {
                     found
                 };
-                Ok(mf_client::new(found?))
+                Ok(dfly_client::new(found?))
             })
         }?;
         Ok(())
     })
 }
 
-/// Starts an embedded manager and node, whatever else is configured. `binary` names the program `mayfly`; NULL means the
-/// one of the environment variable MAYFLY_BIN, on the PATH, or beside this library.
+/// Starts an embedded manager and node, whatever else is configured. `binary` names the program `dayfly`; NULL means the
+/// one of the environment variable DAYFLY_BIN, on the PATH, or beside this library.
 ///
 /// # Safety
 /// `binary` is NULL or a C string, `client` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_embedded(binary: *const c_char, client: *mut *mut mf_client) -> mf_status {
+pub unsafe extern "C" fn dfly_client_embedded(binary: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn mf_client_embedded(binary: *const c_char, client: *mut 
                 } else {
                     started
                 };
-                Ok(mf_client::new(started?))
+                Ok(dfly_client::new(started?))
             })
         }?;
         Ok(())
@@ -114,14 +114,14 @@ pub unsafe extern "C" fn mf_client_embedded(binary: *const c_char, client: *mut 
 /// # Safety
 /// `allowance` is a C string, `client` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_node(allowance: *const c_char, client: *mut *mut mf_client) -> mf_status {
+pub unsafe extern "C" fn dfly_client_node(allowance: *const c_char, client: *mut *mut dfly_client) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
             give(client, || {
                 let path = optional_path(allowance, "the allowance")?;
                 let path = path.ok_or_else(|| misuse("the allowance's path is NULL"))?;
-                Ok(mf_client::new(Client::node(path)?))
+                Ok(dfly_client::new(Client::node(path)?))
             })
         }?;
         Ok(())
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn mf_client_node(allowance: *const c_char, client: *mut *
 /// # Safety
 /// `client` is NULL or a client.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_describe(client: *const mf_client) -> *const c_char {
+pub unsafe extern "C" fn dfly_client_describe(client: *const dfly_client) -> *const c_char {
     // SAFETY: as the caller promises.
     value(c"".as_ptr(), || Ok(unsafe { get(client) }?.description.as_ptr()))
 }
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn mf_client_describe(client: *const mf_client) -> *const 
 /// # Safety
 /// `client` is NULL or a client that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_client_free(client: *mut mf_client) {
+pub unsafe extern "C" fn dfly_client_free(client: *mut dfly_client) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(client) });

@@ -3,15 +3,15 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use mayfly_client::Error;
-use mayfly_comm::{Datatype, Operation};
+use dayfly_client::Error;
+use dayfly_comm::{Datatype, Operation};
 
-use crate::group::mf_group;
+use crate::group::dfly_group;
 use crate::handle::{get, give};
 use crate::memory::{Memory, bytes};
 use crate::operation::{datatype, operation};
-use crate::request::mf_request;
-use crate::status::{guard, mf_status, misuse};
+use crate::request::dfly_request;
+use crate::status::{dfly_status, guard, misuse};
 
 /// All memory that a collective works on.
 struct Work {
@@ -57,7 +57,7 @@ macro_rules! collect {
             // SAFETY: a place for a pointer, as the caller promises.
             unsafe {
                 give($request, || {
-                    mf_request::start($group, work, |scope, $of| scope.$later($($argument),*))
+                    dfly_request::start($group, work, |scope, $of| scope.$later($($argument),*))
                 })
             }?;
         }
@@ -70,7 +70,7 @@ macro_rules! collect {
 /// # Safety
 /// Both point to a number for each rank of the group, unless they are null.
 unsafe fn blocks(
-    group: &mf_group,
+    group: &dfly_group,
     counts: *const usize,
     displacements: *const usize,
     datatype: Datatype,
@@ -96,7 +96,7 @@ unsafe fn blocks(
 
 /// # Safety
 /// `counts` points to a number for each rank of the group, unless it is null.
-unsafe fn numbers(group: &mf_group, counts: *const usize) -> Result<&[usize], Error> {
+unsafe fn numbers(group: &dfly_group, counts: *const usize) -> Result<&[usize], Error> {
     if counts.is_null() {
         return Err(misuse("the counts are NULL; give one for each rank"));
     }
@@ -110,7 +110,7 @@ fn around(start: *const c_void, blocks: &[Range<usize>], what: &str) -> Result<M
     Memory::of(start, length, Datatype::Bytes, what)
 }
 
-impl mf_group {
+impl dfly_group {
     /// A block for each rank.
     fn all(&self, start: *const c_void, count: usize, datatype: Datatype, what: &str) -> Result<Memory, Error> {
         let ranks = self.place.communicator.size() as usize;
@@ -132,7 +132,7 @@ const INTO: &str = "the room for the result";
 /// # Safety
 /// `group` is a group, `request` NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_barrier(group: *const mf_group, request: *mut *mut mf_request) -> mf_status {
+pub unsafe extern "C" fn dfly_group_barrier(group: *const dfly_group, request: *mut *mut dfly_request) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn mf_group_barrier(group: *const mf_group, request: *mut 
             return Ok(group.place.communicator.barrier().map_err(Error)?);
         }
         // SAFETY: as the caller promises.
-        unsafe { give(request, || mf_request::start(group, (), |scope, ()| scope.ibarrier())) }?;
+        unsafe { give(request, || dfly_request::start(group, (), |scope, ()| scope.ibarrier())) }?;
         Ok(())
     })
 }
@@ -150,14 +150,14 @@ pub unsafe extern "C" fn mf_group_barrier(group: *const mf_group, request: *mut 
 /// # Safety
 /// `group` is a group, `data` points to `count` elements, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_bcast(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_bcast(
+    group: *const dfly_group,
     data: *mut c_void,
     count: usize,
     datatype: u32,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -173,15 +173,15 @@ pub unsafe extern "C" fn mf_group_bcast(
 /// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many of each rank, `request` is
 /// NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_gather(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_gather(
+    group: *const dfly_group,
     own: *const c_void,
     count: usize,
     datatype: u32,
     into: *mut c_void,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn mf_group_gather(
     })
 }
 
-/// As `mf_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
+/// As `dfly_group_gather`, of any number of elements from each rank: rank i's `counts[i]` elements come to element
 /// `displacements[i]` of `into`, or, if that is NULL, behind those of rank i - 1. `into`, `counts` and `displacements` matter
 /// at the root only.
 ///
@@ -207,8 +207,8 @@ pub unsafe extern "C" fn mf_group_gather(
 /// `group` is a group, `own` points to `count` elements, `into` at the root to room for all, `counts` and `displacements`
 /// there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_gatherv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_gatherv(
+    group: *const dfly_group,
     own: *const c_void,
     count: usize,
     datatype: u32,
@@ -216,8 +216,8 @@ pub unsafe extern "C" fn mf_group_gatherv(
     counts: *const usize,
     displacements: *const usize,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -247,15 +247,15 @@ pub unsafe extern "C" fn mf_group_gatherv(
 /// `group` is a group, `into` has room for `count` elements, `all` points at the root to as many for each rank, `request` is
 /// NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_scatter(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_scatter(
+    group: *const dfly_group,
     all: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn mf_group_scatter(
     })
 }
 
-/// As `mf_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
+/// As `dfly_group_scatter`, of any number of elements for each rank: rank i gets `counts[i]` elements from element
 /// `displacements[i]` of `all` on, or, if that is NULL, from behind those of rank i - 1. `all`, `counts` and `displacements`
 /// matter at the root only; `count` is what this rank gets.
 ///
@@ -281,8 +281,8 @@ pub unsafe extern "C" fn mf_group_scatter(
 /// `group` is a group, `into` has room for `count` elements, `all` points at the root to all of them, `counts` and
 /// `displacements` there to a number for each rank or are NULL, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_scatterv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_scatterv(
+    group: *const dfly_group,
     all: *const c_void,
     counts: *const usize,
     displacements: *const usize,
@@ -290,8 +290,8 @@ pub unsafe extern "C" fn mf_group_scatterv(
     count: usize,
     datatype: u32,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -321,14 +321,14 @@ pub unsafe extern "C" fn mf_group_scatterv(
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many of each rank, `request` is NULL or a
 /// place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_allgather(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_allgather(
+    group: *const dfly_group,
     own: *const c_void,
     count: usize,
     datatype: u32,
     into: *mut c_void,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -342,23 +342,23 @@ pub unsafe extern "C" fn mf_group_allgather(
     })
 }
 
-/// As `mf_group_allgather`, of any number of elements from each rank, as `mf_group_gatherv` has it. All ranks must give the
+/// As `dfly_group_allgather`, of any number of elements from each rank, as `dfly_group_gatherv` has it. All ranks must give the
 /// same `counts` and `displacements`.
 ///
 /// # Safety
 /// `group` is a group, `own` points to `count` elements, `into` to room for all, `counts` and `displacements` to a number for
 /// each rank or are NULL, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_allgatherv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_allgatherv(
+    group: *const dfly_group,
     own: *const c_void,
     count: usize,
     datatype: u32,
     into: *mut c_void,
     counts: *const usize,
     displacements: *const usize,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -384,14 +384,14 @@ pub unsafe extern "C" fn mf_group_allgatherv(
 /// `group` is a group, `own` points to `count` elements for each rank, `into` to room for as many, `request` is NULL or a
 /// place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_alltoall(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_alltoall(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn mf_group_alltoall(
     })
 }
 
-/// As `mf_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
+/// As `dfly_group_alltoall`, of any number of elements: rank i is sent `sent[i]` elements from element `sent_displacements[i]` of
 /// `own` on, and its `received[i]` elements come to element `received_displacements[i]` of `into`. Displacements that are NULL
 /// put the blocks one behind the other.
 ///
@@ -413,8 +413,8 @@ pub unsafe extern "C" fn mf_group_alltoall(
 /// `group` is a group, `own` and `into` point to all elements, the counts and displacements to a number for each rank (the
 /// latter may be NULL), `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_alltoallv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_alltoallv(
+    group: *const dfly_group,
     own: *const c_void,
     sent: *const usize,
     sent_displacements: *const usize,
@@ -422,8 +422,8 @@ pub unsafe extern "C" fn mf_group_alltoallv(
     received: *const usize,
     received_displacements: *const usize,
     datatype: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -456,16 +456,16 @@ pub unsafe extern "C" fn mf_group_alltoallv(
 /// `group` is a group, `own` points to `count` elements, `into` at the root to room for as many, `request` is NULL or a place
 /// for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_reduce(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_reduce(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     operation: u32,
     root: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -495,15 +495,15 @@ pub unsafe extern "C" fn mf_group_reduce(
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
 /// pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_allreduce(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_allreduce(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     operation: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -525,15 +525,15 @@ pub unsafe extern "C" fn mf_group_allreduce(
 /// `group` is a group, `counts` points to a number for each rank, `own` to as many elements as these add up to, `into` to
 /// room for this rank's, `request` is NULL or a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_reduce_scatter(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_reduce_scatter(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     counts: *const usize,
     datatype: u32,
     operation: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -563,15 +563,15 @@ pub unsafe extern "C" fn mf_group_reduce_scatter(
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
 /// pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_scan(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_scan(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     operation: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -593,15 +593,15 @@ pub unsafe extern "C" fn mf_group_scan(
 /// `group` is a group, `own` points to `count` elements, `into` to room for as many, `request` is NULL or a place for a
 /// pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_exscan(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_exscan(
+    group: *const dfly_group,
     own: *const c_void,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     operation: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;

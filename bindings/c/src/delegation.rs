@@ -3,28 +3,28 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use mayfly_client::{Code, Delegation, Error};
+use dayfly_client::{Code, Delegation, Error};
 
 use crate::handle::{Birth, Handle, get, give, take, text};
-use crate::lease::{mf_lease, narrow};
-use crate::pool::mf_pool;
-use crate::status::{guard, mf_status, value};
+use crate::lease::{dfly_lease, narrow};
+use crate::pool::dfly_pool;
+use crate::status::{dfly_status, guard, value};
 
 /// Some workers of a lease, for whoever holds this or its text.
-pub struct mf_delegation {
+pub struct dfly_delegation {
     birth: Birth,
     delegation: Delegation,
     text: CString,
 }
 
-impl Handle for mf_delegation {
+impl Handle for dfly_delegation {
     const NAME: &'static str = "delegation";
     fn birth(&self) -> Birth {
         self.birth
     }
 }
 
-impl mf_delegation {
+impl dfly_delegation {
     fn new(delegation: Delegation) -> Result<Self, Error> {
         let text = CString::new(delegation.to_text()?)
             .map_err(|_| Error::new(Code::Internal, "a delegation's text has a zero in it"))?;
@@ -42,14 +42,14 @@ impl mf_delegation {
 /// # Safety
 /// `pool` is a pool, `users` NULL or a lease, `delegation` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_pool_delegate(
-    pool: *const mf_pool,
+pub unsafe extern "C" fn dfly_pool_delegate(
+    pool: *const dfly_pool,
     workers: u32,
     duration_ms: u64,
-    users: *const mf_lease,
+    users: *const dfly_lease,
     limit_ms: u64,
-    delegation: *mut *mut mf_delegation,
-) -> mf_status {
+    delegation: *mut *mut dfly_delegation,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -62,19 +62,22 @@ pub unsafe extern "C" fn mf_pool_delegate(
                     users.map(|users| &users.lease),
                     Duration::from_millis(limit_ms),
                 )?;
-                mf_delegation::new(made)
+                dfly_delegation::new(made)
             })
         }?;
         Ok(())
     })
 }
 
-/// Takes back what `mf_pool_delegate` gave. Its channels end, and its workers serve the pool again.
+/// Takes back what `dfly_pool_delegate` gave. Its channels end, and its workers serve the pool again.
 ///
 /// # Safety
 /// `pool` is a pool, `delegation` a delegation.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_pool_take_back(pool: *const mf_pool, delegation: *const mf_delegation) -> mf_status {
+pub unsafe extern "C" fn dfly_pool_take_back(
+    pool: *const dfly_pool,
+    delegation: *const dfly_delegation,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (pool, delegation) = unsafe { (get(pool)?, get(delegation)?) };
@@ -87,7 +90,7 @@ pub unsafe extern "C" fn mf_pool_take_back(pool: *const mf_pool, delegation: *co
 /// # Safety
 /// `delegation` is NULL or a delegation.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_delegation_text(delegation: *const mf_delegation) -> *const c_char {
+pub unsafe extern "C" fn dfly_delegation_text(delegation: *const dfly_delegation) -> *const c_char {
     // SAFETY: as the caller promises.
     value(std::ptr::null(), || Ok(unsafe { get(delegation) }?.text.as_ptr()))
 }
@@ -97,13 +100,16 @@ pub unsafe extern "C" fn mf_delegation_text(delegation: *const mf_delegation) ->
 /// # Safety
 /// `text` is a C string, `delegation` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_delegation_read(text: *const c_char, delegation: *mut *mut mf_delegation) -> mf_status {
+pub unsafe extern "C" fn dfly_delegation_read(
+    text: *const c_char,
+    delegation: *mut *mut dfly_delegation,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
             give(delegation, || {
                 let words = self::text(text, "the delegation's text")?;
-                mf_delegation::new(Delegation::from_text(words)?)
+                dfly_delegation::new(Delegation::from_text(words)?)
             })
         }?;
         Ok(())
@@ -115,10 +121,13 @@ pub unsafe extern "C" fn mf_delegation_read(text: *const c_char, delegation: *mu
 /// # Safety
 /// `delegation` is a delegation, `lease` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_delegation_open(delegation: *const mf_delegation, lease: *mut *mut mf_lease) -> mf_status {
+pub unsafe extern "C" fn dfly_delegation_open(
+    delegation: *const dfly_delegation,
+    lease: *mut *mut dfly_lease,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
-        unsafe { give(lease, || Ok(mf_lease::new(get(delegation)?.delegation.open()?))) }?;
+        unsafe { give(lease, || Ok(dfly_lease::new(get(delegation)?.delegation.open()?))) }?;
         Ok(())
     })
 }
@@ -128,7 +137,7 @@ pub unsafe extern "C" fn mf_delegation_open(delegation: *const mf_delegation, le
 /// # Safety
 /// `delegation` is NULL or a delegation that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_delegation_free(delegation: *mut mf_delegation) {
+pub unsafe extern "C" fn dfly_delegation_free(delegation: *mut dfly_delegation) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(delegation) });

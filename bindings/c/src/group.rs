@@ -3,32 +3,32 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use mayfly_client::Error;
-use mayfly_comm::membership::Membership;
-use mayfly_comm::road::Lost;
-use mayfly_comm::{Channel, Communicator, Invitation, Options, World};
+use dayfly_client::Error;
+use dayfly_comm::membership::Membership;
+use dayfly_comm::road::Lost;
+use dayfly_comm::{Channel, Communicator, Invitation, Options, World};
 
 use crate::handle::{Birth, Handle, get, give, optional_text, options, put_required, take, text};
-use crate::lease::MF_FOR_EVER;
-use crate::status::{guard, mf_status, misuse, value};
+use crate::lease::DFLY_FOR_EVER;
+use crate::status::{dfly_status, guard, misuse, value};
 
-/// Any rank, as a source of messages; also: whichever rank is free, in `mf_group_options`.
-pub const MF_ANY_RANK: u32 = 4294967295;
+/// Any rank, as a source of messages; also: whichever rank is free, in `dfly_group_options`.
+pub const DFLY_ANY_RANK: u32 = 4294967295;
 /// No rank: what is sent there goes nowhere, and nothing is received from it.
-pub const MF_NO_RANK: u32 = 4294967294;
-/// No part, in `mf_group_split`.
-pub const MF_NO_COLOR: u32 = 4294967295;
+pub const DFLY_NO_RANK: u32 = 4294967294;
+/// No part, in `dfly_group_split`.
+pub const DFLY_NO_COLOR: u32 = 4294967295;
 
-/// How a process finds its group where `mayfly run` has not started it. Initialise with `mf_group_options_init`, then set
+/// How a process finds its group where `dayfly run` has not started it. Initialise with `dfly_group_options_init`, then set
 /// `rendezvous`, `name`, `secret` and `ranks`, and change what else you want.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct mf_group_options {
-    /// Set by `mf_group_options_init`.
+pub struct dfly_group_options {
+    /// Set by `dfly_group_options_init`.
     pub size: usize,
-    /// Where the rendezvous is: `host:port`. A manager has one, `mayfly rendezvous` is one.
+    /// Where the rendezvous is: `host:port`. A manager has one, `dayfly rendezvous` is one.
     pub rendezvous: *const c_char,
-    /// Its key, in hexadecimal, as `mayfly rendezvous` prints it; NULL trusts whoever answers not to keep the ranks apart.
+    /// Its key, in hexadecimal, as `dayfly rendezvous` prints it; NULL trusts whoever answers not to keep the ranks apart.
     pub key: *const c_char,
     /// Name of the group.
     pub name: *const c_char,
@@ -38,13 +38,13 @@ pub struct mf_group_options {
     pub secret: *const c_char,
     /// How many ranks the group has.
     pub ranks: u32,
-    /// Which one this is; MF_ANY_RANK for any that is free.
+    /// Which one this is; DFLY_ANY_RANK for any that is free.
     pub rank: u32,
     /// Seconds within which all ranks must have come and be connected.
     pub patience_s: u32,
     /// Seconds that one operation may take.
     pub deadline_s: u32,
-    /// How long a rank that waits polls before it sleeps, in microseconds; MF_FOR_EVER for ever, and for not
+    /// How long a rank that waits polls before it sleeps, in microseconds; DFLY_FOR_EVER for ever, and for not
     /// at all where it waits for a store.
     pub spin_us: u32,
     /// 1 if nobody listens between the hosts, so that nothing is encrypted; else 0.
@@ -70,28 +70,28 @@ pub struct Place {
 }
 
 /// Ranks that exchange messages and compute together, seen from one of them. Any thread may use it, one at a time; others
-/// wait meanwhile. Counts are of elements of a datatype (MF_F64 and so on).
+/// wait meanwhile. Counts are of elements of a datatype (DFLY_F64 and so on).
 ///
-/// The collectives, `mf_group_barrier` to `mf_group_exscan`, must be called by all ranks in the same order; those that do not
-/// fit together fail with MF_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
+/// The collectives, `dfly_group_barrier` to `dfly_group_exscan`, must be called by all ranks in the same order; those that do not
+/// fit together fail with DFLY_MISMATCH, and a message that says what the ranks called. They return when this rank's part is
 /// done if `request` is NULL; else they go on in the background, and all memory that they were given, but not the counts and
 /// displacements, must stay until that request is over. What they read may lie where they write: it is copied first.
 ///
-/// What needs a rank that is lost fails with MF_RANK_LOST, and a message that names it. What takes longer than the group's
-/// deadline, an hour unless it is said, fails with MF_TIMED_OUT.
-pub struct mf_group {
+/// What needs a rank that is lost fails with DFLY_RANK_LOST, and a message that names it. What takes longer than the group's
+/// deadline, an hour unless it is said, fails with DFLY_TIMED_OUT.
+pub struct dfly_group {
     birth: Birth,
     pub(crate) place: Arc<Place>,
 }
 
-impl Handle for mf_group {
+impl Handle for dfly_group {
     const NAME: &'static str = "group";
     fn birth(&self) -> Birth {
         self.birth
     }
 }
 
-impl mf_group {
+impl dfly_group {
     fn new(communicator: Communicator, membership: Option<Arc<Membership>>) -> Self {
         Self {
             birth: Birth::now(),
@@ -124,7 +124,7 @@ impl mf_group {
 
 /// # Safety
 /// The options' texts are C strings, unless they are null.
-unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
+unsafe fn invitation(options: &dfly_group_options) -> Result<Invitation, Error> {
     // SAFETY: as the caller promises.
     let (rendezvous, key, name, run, secret, store, channel, fabric) = unsafe {
         (
@@ -147,12 +147,12 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
         name: name.into(),
         run: run.unwrap_or_default().into(),
         secret: secret.into(),
-        rank: (options.rank != MF_ANY_RANK).then_some(options.rank),
+        rank: (options.rank != DFLY_ANY_RANK).then_some(options.rank),
         size: options.ranks,
         trust_fabric: options.trust_fabric != 0,
         patience_s: options.patience_s.into(),
         deadline_s: options.deadline_s.into(),
-        spin_us: (options.spin_us != MF_FOR_EVER).then_some(options.spin_us.into()),
+        spin_us: (options.spin_us != DFLY_FOR_EVER).then_some(options.spin_us.into()),
         tables: None,
         fabric: fabric.map(Into::into),
         lazily: options.lazily != 0,
@@ -166,19 +166,19 @@ unsafe fn invitation(options: &mf_group_options) -> Result<Invitation, Error> {
 /// # Safety
 /// `options` is NULL or a place for options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -> mf_status {
-    let defaults = mf_group_options {
-        size: size_of::<mf_group_options>(),
+pub unsafe extern "C" fn dfly_group_options_init(options: *mut dfly_group_options) -> dfly_status {
+    let defaults = dfly_group_options {
+        size: size_of::<dfly_group_options>(),
         rendezvous: std::ptr::null(),
         key: std::ptr::null(),
         name: std::ptr::null(),
         run: std::ptr::null(),
         secret: std::ptr::null(),
         ranks: 0,
-        rank: MF_ANY_RANK,
+        rank: DFLY_ANY_RANK,
         patience_s: 30,
         deadline_s: 3600,
-        spin_us: MF_FOR_EVER,
+        spin_us: DFLY_FOR_EVER,
         trust_fabric: 0,
         store: std::ptr::null(),
         channel: std::ptr::null(),
@@ -190,21 +190,24 @@ pub unsafe extern "C" fn mf_group_options_init(options: *mut mf_group_options) -
 }
 
 /// Joins a group, and returns when all its ranks are there and connected. NULL for `options` means the group that the
-/// environment variable MAYFLY_GROUP names, which `mayfly run` sets for the programs that it starts; a process without it is
-/// a group of one. A process joins a group once; `mf_group_dup` makes another of the same ranks.
+/// environment variable DAYFLY_GROUP names, which `dayfly run` sets for the programs that it starts; a process without it is
+/// a group of one. A process joins a group once; `dfly_group_dup` makes another of the same ranks.
 ///
 /// # Safety
 /// `options` is NULL or options, `group` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_join(options: *const mf_group_options, group: *mut *mut mf_group) -> mf_status {
+pub unsafe extern "C" fn dfly_group_join(
+    options: *const dfly_group_options,
+    group: *mut *mut dfly_group,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
-            give(group, || match self::options(options, "mf_group_options")? {
-                Some(options) => mf_group::join(&invitation(&options)?),
+            give(group, || match self::options(options, "dfly_group_options")? {
+                Some(options) => dfly_group::join(&invitation(&options)?),
                 None => match Invitation::from_environment()? {
-                    Some(invitation) => mf_group::join(&invitation),
-                    None => mf_group::alone(),
+                    Some(invitation) => dfly_group::join(&invitation),
+                    None => dfly_group::alone(),
                 },
             })
         }?;
@@ -212,14 +215,14 @@ pub unsafe extern "C" fn mf_group_join(options: *const mf_group_options, group: 
     })
 }
 
-/// This rank, counted from 0; MF_NO_RANK for NULL.
+/// This rank, counted from 0; DFLY_NO_RANK for NULL.
 ///
 /// # Safety
 /// `group` is NULL or a group.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_rank(group: *const mf_group) -> u32 {
+pub unsafe extern "C" fn dfly_group_rank(group: *const dfly_group) -> u32 {
     // SAFETY: as the caller promises.
-    value(MF_NO_RANK, || Ok(unsafe { get(group) }?.place.communicator.rank()))
+    value(DFLY_NO_RANK, || Ok(unsafe { get(group) }?.place.communicator.rank()))
 }
 
 /// How many ranks there are; 0 for NULL.
@@ -227,7 +230,7 @@ pub unsafe extern "C" fn mf_group_rank(group: *const mf_group) -> u32 {
 /// # Safety
 /// `group` is NULL or a group.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_size(group: *const mf_group) -> u32 {
+pub unsafe extern "C" fn dfly_group_size(group: *const dfly_group) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(group) }?.place.communicator.size()))
 }
@@ -237,7 +240,7 @@ pub unsafe extern "C" fn mf_group_size(group: *const mf_group) -> u32 {
 /// # Safety
 /// `group` is a group, `member` a place for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_member(group: *const mf_group, rank: u32, member: *mut u32) -> mf_status {
+pub unsafe extern "C" fn dfly_group_member(group: *const dfly_group, rank: u32, member: *mut u32) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let communicator = unsafe { &get(group)?.place.communicator };
@@ -250,23 +253,23 @@ pub unsafe extern "C" fn mf_group_member(group: *const mf_group, rank: u32, memb
 }
 
 /// Splits a group: all ranks that give the same colour are in one part, in the order of their keys, and of their ranks where
-/// those are equal. Who gives MF_NO_COLOR is in none, and gets NULL. All ranks must call it.
+/// those are equal. Who gives DFLY_NO_COLOR is in none, and gets NULL. All ranks must call it.
 ///
 /// # Safety
 /// `group` is a group, `part` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_split(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_split(
+    group: *const dfly_group,
     color: u32,
     key: i64,
-    part: *mut *mut mf_group,
-) -> mf_status {
+    part: *mut *mut dfly_group,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let whole = unsafe { get(group) }?;
         // SAFETY: as the caller promises.
         unsafe { put_required(part, "the place for the new handle", std::ptr::null_mut()) }?;
-        let color = (color != MF_NO_COLOR).then_some(color);
+        let color = (color != DFLY_NO_COLOR).then_some(color);
         let Some(found) = whole.place.communicator.split(color, key).map_err(Error)? else {
             return Ok(());
         };
@@ -281,7 +284,7 @@ pub unsafe extern "C" fn mf_group_split(
 /// # Safety
 /// `group` is a group, `copy` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_dup(group: *const mf_group, copy: *mut *mut mf_group) -> mf_status {
+pub unsafe extern "C" fn dfly_group_dup(group: *const dfly_group, copy: *mut *mut dfly_group) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -299,7 +302,7 @@ pub unsafe extern "C" fn mf_group_dup(group: *const mf_group, copy: *mut *mut mf
 /// # Safety
 /// `group` is a group, `rest` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_shrink(group: *const mf_group, rest: *mut *mut mf_group) -> mf_status {
+pub unsafe extern "C" fn dfly_group_shrink(group: *const dfly_group, rest: *mut *mut dfly_group) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -318,7 +321,7 @@ pub unsafe extern "C" fn mf_group_shrink(group: *const mf_group, rest: *mut *mut
 /// # Safety
 /// `group` is NULL or a group that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_free(group: *mut mf_group) {
+pub unsafe extern "C" fn dfly_group_free(group: *mut dfly_group) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(group) });

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mayfly_client::{Code, Error};
+use dayfly_client::{Code, Error};
 
 use crate::status::misuse;
 

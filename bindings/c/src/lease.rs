@@ -3,52 +3,52 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use mayfly_client::{Choice, ChoiceError, Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
+use dayfly_client::{Choice, ChoiceError, Code, CodeHash, Error, Form, Lease, LeaseOptions, Mode, Sandbox, Transport};
 
-use crate::client::mf_client;
+use crate::client::dfly_client;
 use crate::handle::{Birth, Handle, bytes, get, give, optional_path, optional_text, options, put_required, take, text};
-use crate::status::{guard, mf_status, misuse, value};
+use crate::status::{dfly_status, guard, misuse, value};
 
-/// Hot where the node has cores to give, else warm; `mf_lease_is_hot` tells which.
-pub const MF_MODE_AUTO: u32 = 0;
+/// Hot where the node has cores to give, else warm; `dfly_lease_is_hot` tells which.
+pub const DFLY_MODE_AUTO: u32 = 0;
 /// Each worker owns its core and polls.
-pub const MF_MODE_HOT: u32 = 1;
+pub const DFLY_MODE_HOT: u32 = 1;
 /// Workers sleep until woken and share cores.
-pub const MF_MODE_WARM: u32 = 2;
+pub const DFLY_MODE_WARM: u32 = 2;
 
 /// The best transport for the place: shared memory on one host, TCP on its loopback, else TLS.
-pub const MF_TRANSPORT_BEST: u32 = 0;
+pub const DFLY_TRANSPORT_BEST: u32 = 0;
 /// Shared memory of one host.
-pub const MF_TRANSPORT_SHM: u32 = 1;
+pub const DFLY_TRANSPORT_SHM: u32 = 1;
 /// TCP in clear, on the loopback or where the site trusts its fabric.
-pub const MF_TRANSPORT_TCP: u32 = 2;
+pub const DFLY_TRANSPORT_TCP: u32 = 2;
 /// TCP under TLS 1.3.
-pub const MF_TRANSPORT_TLS: u32 = 3;
+pub const DFLY_TRANSPORT_TLS: u32 = 3;
 /// Remote memory over libfabric, where the node offers a fabric.
-pub const MF_TRANSPORT_LIBFABRIC: u32 = 4;
+pub const DFLY_TRANSPORT_LIBFABRIC: u32 = 4;
 
 /// `uint32_t f(void *in, uint32_t size, void *out)`, which answers the bytes written.
-pub const MF_FORM_PLAIN: u32 = 0;
-/// `int32_t f(mf_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
-pub const MF_FORM_CHECKED: u32 = 1;
+pub const DFLY_FORM_PLAIN: u32 = 0;
+/// `int32_t f(dfly_context *, const void *in, size_t in_len, void *out, size_t out_capacity, size_t *out_len)`.
+pub const DFLY_FORM_CHECKED: u32 = 1;
 
 /// How isolated the workers are is for the site to say.
-pub const MF_SANDBOX_SITE: u32 = 0;
+pub const DFLY_SANDBOX_SITE: u32 = 0;
 /// Processes of the node's own user: for code that is trusted like its owner.
-pub const MF_SANDBOX_PROCESS: u32 = 1;
+pub const DFLY_SANDBOX_PROCESS: u32 = 1;
 /// No privilege, no network, no files but programs and libraries, bounded memory: for other people's code.
-pub const MF_SANDBOX_ISOLATED: u32 = 2;
+pub const DFLY_SANDBOX_ISOLATED: u32 = 2;
 /// The same with an image in place of the host's programs and libraries.
-pub const MF_SANDBOX_CONTAINER: u32 = 3;
+pub const DFLY_SANDBOX_CONTAINER: u32 = 3;
 
 /// For ever, as a time in milliseconds or microseconds.
-pub const MF_FOR_EVER: u32 = 4294967295;
+pub const DFLY_FOR_EVER: u32 = 4294967295;
 
-/// What to lease. Initialise with `mf_lease_options_init`, then change what you want.
+/// What to lease. Initialise with `dfly_lease_options_init`, then change what you want.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct mf_lease_options {
-    /// Set by `mf_lease_options_init`.
+pub struct dfly_lease_options {
+    /// Set by `dfly_lease_options_init`.
     pub size: usize,
     /// Number of workers: 1.
     pub workers: u32,
@@ -62,11 +62,11 @@ pub struct mf_lease_options {
     pub duration_ms: u64,
     /// How long it outlives its last channel, 0 for as long as it lasts: 10 seconds.
     pub idle_release_ms: u64,
-    /// MF_MODE_AUTO, MF_MODE_HOT or MF_MODE_WARM.
+    /// DFLY_MODE_AUTO, DFLY_MODE_HOT or DFLY_MODE_WARM.
     pub mode: u32,
-    /// How long a hot worker polls after a call before it sleeps: MF_FOR_EVER.
+    /// How long a hot worker polls after a call before it sleeps: DFLY_FOR_EVER.
     pub hot_for_ms: u32,
-    /// MF_SANDBOX_SITE, MF_SANDBOX_PROCESS, MF_SANDBOX_ISOLATED or MF_SANDBOX_CONTAINER.
+    /// DFLY_SANDBOX_SITE, DFLY_SANDBOX_PROCESS, DFLY_SANDBOX_ISOLATED or DFLY_SANDBOX_CONTAINER.
     pub sandbox: u32,
     /// Image of a container, a name or path that the site allows; NULL for the site's first, or for no container.
     pub image: *const c_char,
@@ -75,25 +75,25 @@ pub struct mf_lease_options {
 /// Identity of code: the hash of its bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct mf_code {
+pub struct dfly_code {
     /// SHA-256.
     pub hash: [u8; 32],
 }
 
 /// The right to some workers. Any thread may use it. It is released with the last of it, its channels and pools.
-pub struct mf_lease {
+pub struct dfly_lease {
     birth: Birth,
     pub(crate) lease: Lease,
 }
 
-impl mf_lease {
+impl dfly_lease {
     pub(crate) fn new(lease: Lease) -> Self {
         let birth = Birth::now();
         Self { birth, lease }
     }
 }
 
-impl Handle for mf_lease {
+impl Handle for dfly_lease {
     const NAME: &'static str = "lease";
     fn birth(&self) -> Birth {
         self.birth
@@ -106,26 +106,26 @@ pub(crate) fn narrow(number: u32, what: &str) -> Result<u16, Error> {
 
 pub(crate) fn sandbox(number: u32) -> Result<Option<Sandbox>, Error> {
     Ok(match number {
-        MF_SANDBOX_SITE => None,
-        MF_SANDBOX_PROCESS => Some(Sandbox::Process),
-        MF_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
-        MF_SANDBOX_CONTAINER => Some(Sandbox::Container),
-        other => return Err(misuse(format!("there is no sandbox {other}: see MF_SANDBOX_SITE"))),
+        DFLY_SANDBOX_SITE => None,
+        DFLY_SANDBOX_PROCESS => Some(Sandbox::Process),
+        DFLY_SANDBOX_ISOLATED => Some(Sandbox::Isolated),
+        DFLY_SANDBOX_CONTAINER => Some(Sandbox::Container),
+        other => return Err(misuse(format!("there is no sandbox {other}: see DFLY_SANDBOX_SITE"))),
     })
 }
 
 /// # Safety
 /// The image is a C string, unless it is null.
-unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error> {
+unsafe fn lease_options(options: dfly_lease_options) -> Result<LeaseOptions, Error> {
     // SAFETY: as the caller promises.
     let image = unsafe { optional_text(options.image, "the image") }?;
     let mode = match options.mode {
-        MF_MODE_AUTO => Mode::Auto,
-        MF_MODE_HOT => Mode::Hot,
-        MF_MODE_WARM => Mode::Warm,
+        DFLY_MODE_AUTO => Mode::Auto,
+        DFLY_MODE_HOT => Mode::Hot,
+        DFLY_MODE_WARM => Mode::Warm,
         other => {
             return Err(misuse(format!(
-                "there is no mode {other}: see MF_MODE_AUTO, _HOT, _WARM"
+                "there is no mode {other}: see DFLY_MODE_AUTO, _HOT, _WARM"
             )));
         }
     };
@@ -136,7 +136,7 @@ unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error
         memory_bytes: options.memory_bytes,
         duration: Duration::from_millis(options.duration_ms),
         mode,
-        hot_for: (options.hot_for_ms != MF_FOR_EVER).then_some(hot_for),
+        hot_for: (options.hot_for_ms != DFLY_FOR_EVER).then_some(hot_for),
         idle_release: Duration::from_millis(options.idle_release_ms),
         sandbox: sandbox(options.sandbox)?,
         image: image.map(Into::into),
@@ -145,36 +145,40 @@ unsafe fn lease_options(options: mf_lease_options) -> Result<LeaseOptions, Error
 }
 
 pub(crate) fn transport(number: u32, fabric: Option<&str>) -> Result<Option<Transport>, Error> {
-    if fabric.is_some() && number != MF_TRANSPORT_LIBFABRIC {
-        return Err(misuse("a fabric is for MF_TRANSPORT_LIBFABRIC".to_owned()));
+    if fabric.is_some() && number != DFLY_TRANSPORT_LIBFABRIC {
+        return Err(misuse("a fabric is for DFLY_TRANSPORT_LIBFABRIC".to_owned()));
     }
     Ok(Some(match number {
-        MF_TRANSPORT_BEST => return Ok(None),
-        MF_TRANSPORT_SHM => Transport::Shm,
-        MF_TRANSPORT_TCP => Transport::Tcp,
-        MF_TRANSPORT_TLS => Transport::Tls,
-        MF_TRANSPORT_LIBFABRIC => Transport::Libfabric(match fabric {
+        DFLY_TRANSPORT_BEST => return Ok(None),
+        DFLY_TRANSPORT_SHM => Transport::Shm,
+        DFLY_TRANSPORT_TCP => Transport::Tcp,
+        DFLY_TRANSPORT_TLS => Transport::Tls,
+        DFLY_TRANSPORT_LIBFABRIC => Transport::Libfabric(match fabric {
             None => Choice::ANY,
             Some(name) => name.parse().map_err(|error: ChoiceError| misuse(error.to_string()))?,
         }),
-        other => return Err(misuse(format!("there is no transport {other}: see MF_TRANSPORT_BEST"))),
+        other => {
+            return Err(misuse(format!(
+                "there is no transport {other}: see DFLY_TRANSPORT_BEST"
+            )));
+        }
     }))
 }
 
 pub(crate) fn transport_number(transport: Transport) -> u32 {
     match transport {
-        Transport::Shm => MF_TRANSPORT_SHM,
-        Transport::Tcp => MF_TRANSPORT_TCP,
-        Transport::Tls => MF_TRANSPORT_TLS,
-        Transport::Libfabric(_) => MF_TRANSPORT_LIBFABRIC,
-        Transport::Inproc => MF_TRANSPORT_BEST,
+        Transport::Shm => DFLY_TRANSPORT_SHM,
+        Transport::Tcp => DFLY_TRANSPORT_TCP,
+        Transport::Tls => DFLY_TRANSPORT_TLS,
+        Transport::Libfabric(_) => DFLY_TRANSPORT_LIBFABRIC,
+        Transport::Inproc => DFLY_TRANSPORT_BEST,
     }
 }
 
 /// # Safety
 /// `code` points to a code and `symbol` to a C string, unless they are null.
 pub(crate) unsafe fn function(
-    code: *const mf_code,
+    code: *const dfly_code,
     symbol: *const c_char,
     form: u32,
 ) -> Result<(CodeHash, Form), Error> {
@@ -183,11 +187,11 @@ pub(crate) unsafe fn function(
     // SAFETY: as the caller promises.
     let symbol = unsafe { text(symbol, "the symbol") }?.to_owned();
     let form = match form {
-        MF_FORM_PLAIN => Form::Plain { symbol },
-        MF_FORM_CHECKED => Form::Checked { symbol },
+        DFLY_FORM_PLAIN => Form::Plain { symbol },
+        DFLY_FORM_CHECKED => Form::Checked { symbol },
         other => {
             return Err(misuse(format!(
-                "there is no form {other}: see MF_FORM_PLAIN, MF_FORM_CHECKED"
+                "there is no form {other}: see DFLY_FORM_PLAIN, DFLY_FORM_CHECKED"
             )));
         }
     };
@@ -199,18 +203,18 @@ pub(crate) unsafe fn function(
 /// # Safety
 /// `options` is NULL or a place for options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -> mf_status {
-    let defaults = mf_lease_options {
-        size: size_of::<mf_lease_options>(),
+pub unsafe extern "C" fn dfly_lease_options_init(options: *mut dfly_lease_options) -> dfly_status {
+    let defaults = dfly_lease_options {
+        size: size_of::<dfly_lease_options>(),
         workers: 1,
         cores_per_worker: 1,
         gpus_per_worker: 0,
         memory_bytes: 0,
         duration_ms: 3_600_000,
         idle_release_ms: 10_000,
-        mode: MF_MODE_AUTO,
-        sandbox: MF_SANDBOX_SITE,
-        hot_for_ms: MF_FOR_EVER,
+        mode: DFLY_MODE_AUTO,
+        sandbox: DFLY_SANDBOX_SITE,
+        hot_for_ms: DFLY_FOR_EVER,
         image: std::ptr::null(),
     };
     // SAFETY: as the caller promises.
@@ -222,21 +226,21 @@ pub unsafe extern "C" fn mf_lease_options_init(options: *mut mf_lease_options) -
 /// # Safety
 /// `client` is a client, `options` NULL or options, `lease` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_open(
-    client: *const mf_client,
-    options: *const mf_lease_options,
-    lease: *mut *mut mf_lease,
-) -> mf_status {
+pub unsafe extern "C" fn dfly_lease_open(
+    client: *const dfly_client,
+    options: *const dfly_lease_options,
+    lease: *mut *mut dfly_lease,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
             give(lease, || {
                 let client = get(client)?;
-                let options = match self::options(options, "mf_lease_options")? {
+                let options = match self::options(options, "dfly_lease_options")? {
                     Some(options) => lease_options(options)?,
                     None => LeaseOptions::native(1),
                 };
-                Ok(mf_lease::new(client.client.lease(options)?))
+                Ok(dfly_lease::new(client.client.lease(options)?))
             })
         }?;
         Ok(())
@@ -248,11 +252,11 @@ pub unsafe extern "C" fn mf_lease_open(
 /// # Safety
 /// `lease` is a lease, `path` a C string, `code` a place for a code.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_load_library(
-    lease: *const mf_lease,
+pub unsafe extern "C" fn dfly_lease_load_library(
+    lease: *const dfly_lease,
     path: *const c_char,
-    code: *mut mf_code,
-) -> mf_status {
+    code: *mut dfly_code,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (lease, path) = unsafe { (get(lease)?, optional_path(path, "the library's path")?) };
@@ -261,27 +265,27 @@ pub unsafe extern "C" fn mf_lease_load_library(
             .map_err(|error| Error::new(Code::NotFound, format!("{} cannot be read: {error}", path.display())))?;
         let hash = lease.lease.put_code(&content)?.0;
         // SAFETY: as the caller promises.
-        Ok(unsafe { put_required(code, "the place for the code", mf_code { hash }) }?)
+        Ok(unsafe { put_required(code, "the place for the code", dfly_code { hash }) }?)
     })
 }
 
-/// As `mf_lease_load_library`, from memory.
+/// As `dfly_lease_load_library`, from memory.
 ///
 /// # Safety
 /// `lease` is a lease, `data` points to `length` bytes, `code` is a place for a code.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_load_bytes(
-    lease: *const mf_lease,
+pub unsafe extern "C" fn dfly_lease_load_bytes(
+    lease: *const dfly_lease,
     data: *const c_void,
     length: usize,
-    code: *mut mf_code,
-) -> mf_status {
+    code: *mut dfly_code,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let (lease, data) = unsafe { (get(lease)?, bytes(data, length)?) };
         let hash = lease.lease.put_code(data)?.0;
         // SAFETY: as the caller promises.
-        Ok(unsafe { put_required(code, "the place for the code", mf_code { hash }) }?)
+        Ok(unsafe { put_required(code, "the place for the code", dfly_code { hash }) }?)
     })
 }
 
@@ -290,7 +294,7 @@ pub unsafe extern "C" fn mf_lease_load_bytes(
 /// # Safety
 /// `lease` is a lease.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_renew(lease: *const mf_lease, duration_ms: u64) -> mf_status {
+pub unsafe extern "C" fn dfly_lease_renew(lease: *const dfly_lease, duration_ms: u64) -> dfly_status {
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { get(lease) }?.lease.renew(Duration::from_millis(duration_ms))?))
 }
@@ -300,7 +304,7 @@ pub unsafe extern "C" fn mf_lease_renew(lease: *const mf_lease, duration_ms: u64
 /// # Safety
 /// `lease` is a lease.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_release(lease: *const mf_lease) -> mf_status {
+pub unsafe extern "C" fn dfly_lease_release(lease: *const dfly_lease) -> dfly_status {
     // SAFETY: as the caller promises.
     guard(|| Ok(unsafe { get(lease) }?.lease.release()?))
 }
@@ -310,7 +314,7 @@ pub unsafe extern "C" fn mf_lease_release(lease: *const mf_lease) -> mf_status {
 /// # Safety
 /// `lease` is NULL or a lease.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_workers(lease: *const mf_lease) -> u32 {
+pub unsafe extern "C" fn dfly_lease_workers(lease: *const dfly_lease) -> u32 {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(lease) }?.lease.workers().into()))
 }
@@ -320,7 +324,7 @@ pub unsafe extern "C" fn mf_lease_workers(lease: *const mf_lease) -> u32 {
 /// # Safety
 /// `lease` is NULL or a lease.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_is_hot(lease: *const mf_lease) -> bool {
+pub unsafe extern "C" fn dfly_lease_is_hot(lease: *const dfly_lease) -> bool {
     // SAFETY: as the caller promises.
     value(false, || Ok(unsafe { get(lease) }?.lease.is_hot()))
 }
@@ -330,8 +334,8 @@ pub unsafe extern "C" fn mf_lease_is_hot(lease: *const mf_lease) -> bool {
 /// # Safety
 /// `lease` is NULL or a lease.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_transport(lease: *const mf_lease) -> u32 {
-    value(MF_TRANSPORT_BEST, || {
+pub unsafe extern "C" fn dfly_lease_transport(lease: *const dfly_lease) -> u32 {
+    value(DFLY_TRANSPORT_BEST, || {
         // SAFETY: as the caller promises.
         Ok(transport_number(unsafe { get(lease) }?.lease.best_transport()))
     })
@@ -342,7 +346,7 @@ pub unsafe extern "C" fn mf_lease_transport(lease: *const mf_lease) -> u32 {
 /// # Safety
 /// `lease` is NULL or a lease that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_lease_free(lease: *mut mf_lease) {
+pub unsafe extern "C" fn dfly_lease_free(lease: *mut dfly_lease) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(lease) });

@@ -1,7 +1,7 @@
-//! Mayfly for C: the client library behind `mayfly.h`, which is generated from these files.
+//! Dayfly for C: the client library behind `dayfly.h`, which is generated from these files.
 //!
-//! Every function catches what could unwind, answers a [`mf_status`] and leaves a sentence for
-//! `mf_last_error_message`. Nothing that C passes is believed: null pointers, unknown numbers and options that nobody
+//! Every function catches what could unwind, answers a [`dfly_status`] and leaves a sentence for
+//! `dfly_last_error_message`. Nothing that C passes is believed: null pointers, unknown numbers and options that nobody
 //! initialised are errors. What cannot be checked (a length beyond the memory, a handle used after its end) is the
 //! caller's contract, stated in the header.
 #![allow(non_camel_case_types)]

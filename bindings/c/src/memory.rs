@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use mayfly_client::Error;
-use mayfly_comm::Datatype;
+use dayfly_client::Error;
+use dayfly_comm::Datatype;
 
 use crate::status::misuse;
 

@@ -2,23 +2,23 @@
 
 use std::ffi::c_void;
 
-use mayfly_client::Error;
-use mayfly_comm::Status;
+use dayfly_client::Error;
+use dayfly_comm::Status;
 
-use crate::group::{MF_NO_RANK, mf_group};
+use crate::group::{DFLY_NO_RANK, dfly_group};
 use crate::handle::{get, give, put, put_required};
 use crate::memory::Memory;
 use crate::operation::datatype;
-use crate::request::mf_request;
-use crate::status::{guard, mf_status};
+use crate::request::dfly_request;
+use crate::status::{dfly_status, guard};
 
 /// Any tag, in a receive.
-pub const MF_ANY_TAG: u32 = 4294967295;
+pub const DFLY_ANY_TAG: u32 = 4294967295;
 
 /// What a receive, or a probe, found.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct mf_message {
+pub struct dfly_message {
     /// Who sent it.
     pub source: u32,
     /// Under which tag.
@@ -27,16 +27,16 @@ pub struct mf_message {
     pub length: usize,
 }
 
-impl mf_message {
+impl dfly_message {
     /// What is received from nobody.
     pub(crate) const NONE: Self = Self {
-        source: MF_NO_RANK,
-        tag: MF_ANY_TAG,
+        source: DFLY_NO_RANK,
+        tag: DFLY_ANY_TAG,
         length: 0,
     };
 }
 
-impl From<Status> for mf_message {
+impl From<Status> for dfly_message {
     fn from(status: Status) -> Self {
         Self {
             source: status.source,
@@ -52,47 +52,47 @@ impl From<Status> for mf_message {
 /// # Safety
 /// `group` is a group, `data` points to `count` elements.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_send(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_send(
+    group: *const dfly_group,
     data: *const c_void,
     count: usize,
     datatype: u32,
     to: u32,
     tag: u32,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
         let data = Memory::of(data, count, self::datatype(datatype)?, "the message")?;
-        if to == MF_NO_RANK {
+        if to == DFLY_NO_RANK {
             return Ok(());
         }
         Ok(group.place.communicator.send(data.bytes(), to, tag).map_err(Error)?)
     })
 }
 
-/// Receives a message of at most so many elements, from one rank or MF_ANY_RANK, under one tag or MF_ANY_TAG; messages of
-/// one rank under one tag come in the order in which they were sent. A longer one is an error (MF_TRUNCATED). `message`
+/// Receives a message of at most so many elements, from one rank or DFLY_ANY_RANK, under one tag or DFLY_ANY_TAG; messages of
+/// one rank under one tag come in the order in which they were sent. A longer one is an error (DFLY_TRUNCATED). `message`
 /// tells what came; NULL is nothing.
 ///
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `message` is NULL or a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_recv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_recv(
+    group: *const dfly_group,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     from: u32,
     tag: u32,
-    message: *mut mf_message,
-) -> mf_status {
+    message: *mut dfly_message,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
         let mut into = Memory::of(into, count, self::datatype(datatype)?, "the room for the message")?;
         let found = match from {
-            MF_NO_RANK => mf_message::NONE,
+            DFLY_NO_RANK => dfly_message::NONE,
             from => group
                 .place
                 .communicator
@@ -113,8 +113,8 @@ pub unsafe extern "C" fn mf_group_recv(
 /// `group` is a group, `data` points to `count` elements, `into` has room for `capacity` elements, `message` is NULL or a
 /// place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_sendrecv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_sendrecv(
+    group: *const dfly_group,
     data: *const c_void,
     count: usize,
     to: u32,
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn mf_group_sendrecv(
     from: u32,
     receive_tag: u32,
     datatype: u32,
-    message: *mut mf_message,
-) -> mf_status {
+    message: *mut dfly_message,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let communicator = unsafe { &get(group)?.place.communicator };
@@ -133,14 +133,14 @@ pub unsafe extern "C" fn mf_group_sendrecv(
         let mut into = Memory::of(into, capacity, datatype, "the room for the message")?;
         let data = Memory::of(data, count, datatype, "the message")?.beside(&into);
         let found = match (to, from) {
-            (MF_NO_RANK, MF_NO_RANK) => mf_message::NONE,
-            (MF_NO_RANK, from) => communicator
+            (DFLY_NO_RANK, DFLY_NO_RANK) => dfly_message::NONE,
+            (DFLY_NO_RANK, from) => communicator
                 .recv(into.bytes_mut(), from, receive_tag)
                 .map_err(Error)?
                 .into(),
-            (to, MF_NO_RANK) => {
+            (to, DFLY_NO_RANK) => {
                 communicator.send(data.bytes(), to, send_tag).map_err(Error)?;
-                mf_message::NONE
+                dfly_message::NONE
             }
             (to, from) => communicator
                 .sendrecv(data.bytes(), to, send_tag, into.bytes_mut(), from, receive_tag)
@@ -158,12 +158,12 @@ pub unsafe extern "C" fn mf_group_sendrecv(
 /// # Safety
 /// `group` is a group, `message` a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_probe(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_probe(
+    group: *const dfly_group,
     from: u32,
     tag: u32,
-    message: *mut mf_message,
-) -> mf_status {
+    message: *mut dfly_message,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let found = unsafe { get(group) }?
@@ -176,18 +176,18 @@ pub unsafe extern "C" fn mf_group_probe(
     })
 }
 
-/// As `mf_group_probe`, for what is here now, if anything is (`came`).
+/// As `dfly_group_probe`, for what is here now, if anything is (`came`).
 ///
 /// # Safety
 /// `group` is a group, `message` NULL or a place for one, `came` a place for a truth value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_iprobe(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_iprobe(
+    group: *const dfly_group,
     from: u32,
     tag: u32,
-    message: *mut mf_message,
+    message: *mut dfly_message,
     came: *mut bool,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let group = unsafe { get(group) }?;
@@ -208,15 +208,15 @@ pub unsafe extern "C" fn mf_group_iprobe(
 /// # Safety
 /// `group` is a group, `data` points to `count` elements, `request` is a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_isend(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_isend(
+    group: *const dfly_group,
     data: *const c_void,
     count: usize,
     datatype: u32,
     to: u32,
     tag: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -224,8 +224,8 @@ pub unsafe extern "C" fn mf_group_isend(
                 let group = get(group)?;
                 let data = Memory::of(data, count, self::datatype(datatype)?, "the message")?;
                 match to {
-                    MF_NO_RANK => Ok(mf_request::over()),
-                    to => mf_request::start(group, data, |scope, data| scope.isend(data.bytes(), to, tag)),
+                    DFLY_NO_RANK => Ok(dfly_request::over()),
+                    to => dfly_request::start(group, data, |scope, data| scope.isend(data.bytes(), to, tag)),
                 }
             })
         }?;
@@ -238,15 +238,15 @@ pub unsafe extern "C" fn mf_group_isend(
 /// # Safety
 /// `group` is a group, `into` has room for `count` elements, `request` is a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_group_irecv(
-    group: *const mf_group,
+pub unsafe extern "C" fn dfly_group_irecv(
+    group: *const dfly_group,
     into: *mut c_void,
     count: usize,
     datatype: u32,
     from: u32,
     tag: u32,
-    request: *mut *mut mf_request,
-) -> mf_status {
+    request: *mut *mut dfly_request,
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         unsafe {
@@ -254,8 +254,8 @@ pub unsafe extern "C" fn mf_group_irecv(
                 let group = get(group)?;
                 let into = Memory::of(into, count, self::datatype(datatype)?, "the room for the message")?;
                 match from {
-                    MF_NO_RANK => Ok(mf_request::over()),
-                    from => mf_request::start(group, into, |scope, into| scope.irecv(into.bytes_mut(), from, tag)),
+                    DFLY_NO_RANK => Ok(dfly_request::over()),
+                    from => dfly_request::start(group, into, |scope, into| scope.irecv(into.bytes_mut(), from, tag)),
                 }
             })
         }?;

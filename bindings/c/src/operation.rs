@@ -4,79 +4,79 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{PoisonError, RwLock};
 
-use mayfly_client::{Code, Error};
-use mayfly_comm::{Datatype, Operation};
+use dayfly_client::{Code, Error};
+use dayfly_comm::{Datatype, Operation};
 
 use crate::handle::put_required;
-use crate::status::{guard, mf_status, misuse};
+use crate::status::{dfly_status, guard, misuse};
 
 /// Bytes without a meaning.
-pub const MF_BYTES: u32 = 0;
+pub const DFLY_BYTES: u32 = 0;
 /// `int8_t`.
-pub const MF_I8: u32 = 1;
+pub const DFLY_I8: u32 = 1;
 /// `int16_t`.
-pub const MF_I16: u32 = 2;
+pub const DFLY_I16: u32 = 2;
 /// `int32_t`.
-pub const MF_I32: u32 = 3;
+pub const DFLY_I32: u32 = 3;
 /// `int64_t`.
-pub const MF_I64: u32 = 4;
+pub const DFLY_I64: u32 = 4;
 /// `uint8_t`.
-pub const MF_U8: u32 = 5;
+pub const DFLY_U8: u32 = 5;
 /// `uint16_t`.
-pub const MF_U16: u32 = 6;
+pub const DFLY_U16: u32 = 6;
 /// `uint32_t`.
-pub const MF_U32: u32 = 7;
+pub const DFLY_U32: u32 = 7;
 /// `uint64_t`.
-pub const MF_U64: u32 = 8;
+pub const DFLY_U64: u32 = 8;
 /// `float`.
-pub const MF_F32: u32 = 9;
+pub const DFLY_F32: u32 = 9;
 /// `double`.
-pub const MF_F64: u32 = 10;
+pub const DFLY_F64: u32 = 10;
 /// `bool`: one byte, false where it is zero.
-pub const MF_BOOL: u32 = 11;
+pub const DFLY_BOOL: u32 = 11;
 /// Two `float`: real and imaginary part.
-pub const MF_COMPLEX64: u32 = 12;
+pub const DFLY_COMPLEX64: u32 = 12;
 /// Two `double`: real and imaginary part.
-pub const MF_COMPLEX128: u32 = 13;
-/// A `double` and an `int64_t`: a value and its place, for MF_MIN_AT and MF_MAX_AT.
-pub const MF_F64_AT: u32 = 14;
-/// As MF_F64_AT, of two `int64_t`.
-pub const MF_I64_AT: u32 = 15;
+pub const DFLY_COMPLEX128: u32 = 13;
+/// A `double` and an `int64_t`: a value and its place, for DFLY_MIN_AT and DFLY_MAX_AT.
+pub const DFLY_F64_AT: u32 = 14;
+/// As DFLY_F64_AT, of two `int64_t`.
+pub const DFLY_I64_AT: u32 = 15;
 /// `double`, `int32_t` and four bytes that mean nothing, as MPI's pairs are laid out; the next four likewise.
-pub const MF_F64_AT32: u32 = 16;
+pub const DFLY_F64_AT32: u32 = 16;
 /// `int64_t`, `int32_t` and four bytes that mean nothing.
-pub const MF_I64_AT32: u32 = 17;
+pub const DFLY_I64_AT32: u32 = 17;
 /// `float` and `int32_t`.
-pub const MF_F32_AT32: u32 = 18;
+pub const DFLY_F32_AT32: u32 = 18;
 /// Two `int32_t`.
-pub const MF_I32_AT32: u32 = 19;
+pub const DFLY_I32_AT32: u32 = 19;
 /// `int16_t`, two bytes that mean nothing, and `int32_t`.
-pub const MF_I16_AT32: u32 = 20;
+pub const DFLY_I16_AT32: u32 = 20;
 
 /// Sums; those of integers wrap around.
-pub const MF_SUM: u32 = 1;
+pub const DFLY_SUM: u32 = 1;
 /// Products; those of integers wrap around.
-pub const MF_PRODUCT: u32 = 2;
+pub const DFLY_PRODUCT: u32 = 2;
 /// The smallest.
-pub const MF_MIN: u32 = 3;
+pub const DFLY_MIN: u32 = 3;
 /// The largest.
-pub const MF_MAX: u32 = 4;
+pub const DFLY_MAX: u32 = 4;
 /// Whether all are true (not zero).
-pub const MF_LOGICAL_AND: u32 = 5;
+pub const DFLY_LOGICAL_AND: u32 = 5;
 /// Whether any is true.
-pub const MF_LOGICAL_OR: u32 = 6;
+pub const DFLY_LOGICAL_OR: u32 = 6;
 /// Whether an odd number of them is true.
-pub const MF_LOGICAL_XOR: u32 = 7;
+pub const DFLY_LOGICAL_XOR: u32 = 7;
 /// Bits that are set in all.
-pub const MF_BIT_AND: u32 = 8;
+pub const DFLY_BIT_AND: u32 = 8;
 /// Bits that are set in any.
-pub const MF_BIT_OR: u32 = 9;
+pub const DFLY_BIT_OR: u32 = 9;
 /// Bits that are set in an odd number of them.
-pub const MF_BIT_XOR: u32 = 10;
+pub const DFLY_BIT_XOR: u32 = 10;
 /// The smallest value and the lowest place of it.
-pub const MF_MIN_AT: u32 = 11;
+pub const DFLY_MIN_AT: u32 = 11;
 /// The largest value and the lowest place of it.
-pub const MF_MAX_AT: u32 = 12;
+pub const DFLY_MAX_AT: u32 = 12;
 
 /// Operations of the program's own have numbers from here on.
 const FIRST_OWN: u32 = 1 << 16;
@@ -84,7 +84,7 @@ const FIRST_OWN: u32 = 1 << 16;
 /// A program's own operation: combines `count` elements of `left` and `right` into `right` (`right = left op right`). It
 /// runs in whichever thread of this process waits for the group, perhaps on a part of a buffer at a time. It must not
 /// throw, and must not use the group.
-pub type mf_combine = Option<
+pub type dfly_combine = Option<
     unsafe extern "C" fn(user: *mut c_void, left: *const c_void, right: *mut c_void, count: usize, datatype: u32),
 >;
 
@@ -139,29 +139,29 @@ static OWN: RwLock<Own> = RwLock::new(Own {
 
 pub(crate) fn datatype(number: u32) -> Result<Datatype, Error> {
     Ok(match number {
-        MF_BYTES => Datatype::Bytes,
-        MF_I8 => Datatype::I8,
-        MF_I16 => Datatype::I16,
-        MF_I32 => Datatype::I32,
-        MF_I64 => Datatype::I64,
-        MF_U8 => Datatype::U8,
-        MF_U16 => Datatype::U16,
-        MF_U32 => Datatype::U32,
-        MF_U64 => Datatype::U64,
-        MF_F32 => Datatype::F32,
-        MF_F64 => Datatype::F64,
-        MF_BOOL => Datatype::Bool,
-        MF_COMPLEX64 => Datatype::Complex64,
-        MF_COMPLEX128 => Datatype::Complex128,
-        MF_F64_AT => Datatype::F64At,
-        MF_I64_AT => Datatype::I64At,
-        MF_F64_AT32 => Datatype::F64At32,
-        MF_I64_AT32 => Datatype::I64At32,
-        MF_F32_AT32 => Datatype::F32At32,
-        MF_I32_AT32 => Datatype::I32At32,
-        MF_I16_AT32 => Datatype::I16At32,
+        DFLY_BYTES => Datatype::Bytes,
+        DFLY_I8 => Datatype::I8,
+        DFLY_I16 => Datatype::I16,
+        DFLY_I32 => Datatype::I32,
+        DFLY_I64 => Datatype::I64,
+        DFLY_U8 => Datatype::U8,
+        DFLY_U16 => Datatype::U16,
+        DFLY_U32 => Datatype::U32,
+        DFLY_U64 => Datatype::U64,
+        DFLY_F32 => Datatype::F32,
+        DFLY_F64 => Datatype::F64,
+        DFLY_BOOL => Datatype::Bool,
+        DFLY_COMPLEX64 => Datatype::Complex64,
+        DFLY_COMPLEX128 => Datatype::Complex128,
+        DFLY_F64_AT => Datatype::F64At,
+        DFLY_I64_AT => Datatype::I64At,
+        DFLY_F64_AT32 => Datatype::F64At32,
+        DFLY_I64_AT32 => Datatype::I64At32,
+        DFLY_F32_AT32 => Datatype::F32At32,
+        DFLY_I32_AT32 => Datatype::I32At32,
+        DFLY_I16_AT32 => Datatype::I16At32,
         other => {
-            let text = format!("there is no datatype {other}; use one of MF_BYTES to MF_I16_AT32");
+            let text = format!("there is no datatype {other}; use one of DFLY_BYTES to DFLY_I16_AT32");
             return Err(misuse(text));
         }
     })
@@ -169,18 +169,18 @@ pub(crate) fn datatype(number: u32) -> Result<Datatype, Error> {
 
 pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
     Ok(match number {
-        MF_SUM => Operation::Sum,
-        MF_PRODUCT => Operation::Product,
-        MF_MIN => Operation::Min,
-        MF_MAX => Operation::Max,
-        MF_LOGICAL_AND => Operation::LogicalAnd,
-        MF_LOGICAL_OR => Operation::LogicalOr,
-        MF_LOGICAL_XOR => Operation::LogicalXor,
-        MF_BIT_AND => Operation::BitAnd,
-        MF_BIT_OR => Operation::BitOr,
-        MF_BIT_XOR => Operation::BitXor,
-        MF_MIN_AT => Operation::MinAt,
-        MF_MAX_AT => Operation::MaxAt,
+        DFLY_SUM => Operation::Sum,
+        DFLY_PRODUCT => Operation::Product,
+        DFLY_MIN => Operation::Min,
+        DFLY_MAX => Operation::Max,
+        DFLY_LOGICAL_AND => Operation::LogicalAnd,
+        DFLY_LOGICAL_OR => Operation::LogicalOr,
+        DFLY_LOGICAL_XOR => Operation::LogicalXor,
+        DFLY_BIT_AND => Operation::BitAnd,
+        DFLY_BIT_OR => Operation::BitOr,
+        DFLY_BIT_XOR => Operation::BitXor,
+        DFLY_MIN_AT => Operation::MinAt,
+        DFLY_MAX_AT => Operation::MaxAt,
         own => OWN
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -189,7 +189,7 @@ pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
             .cloned()
             .ok_or_else(|| {
                 misuse(format!(
-                    "there is no operation {own}; use one of MF_SUM to MF_MAX_AT, or what mf_operation_create gave"
+                    "there is no operation {own}; use one of DFLY_SUM to DFLY_MAX_AT, or what dfly_operation_create gave"
                 ))
             })?,
     })
@@ -197,7 +197,7 @@ pub(crate) fn operation(number: u32) -> Result<Operation, Error> {
 
 /// Bytes of an element of a datatype; 0 if there is no such datatype.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_datatype_bytes(datatype: u32) -> usize {
+pub extern "C" fn dfly_datatype_bytes(datatype: u32) -> usize {
     self::datatype(datatype).map_or(0, Datatype::bytes)
 }
 
@@ -208,12 +208,12 @@ pub extern "C" fn mf_datatype_bytes(datatype: u32) -> usize {
 /// # Safety
 /// `operation` is a place for a number; `combine` is such a function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_operation_create(
-    combine: mf_combine,
+pub unsafe extern "C" fn dfly_operation_create(
+    combine: dfly_combine,
     user: *mut c_void,
     commutative: bool,
     operation: *mut u32,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         let function = combine.ok_or_else(|| misuse("the function of the operation is NULL"))?;
         let own = Combine { function, user };
@@ -233,9 +233,9 @@ pub unsafe extern "C" fn mf_operation_create(
     })
 }
 
-/// Forgets an operation that `mf_operation_create` made. Reductions that are under way still use it.
+/// Forgets an operation that `dfly_operation_create` made. Reductions that are under way still use it.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_operation_free(operation: u32) -> mf_status {
+pub extern "C" fn dfly_operation_free(operation: u32) -> dfly_status {
     guard(|| {
         let mut all = OWN.write().unwrap_or_else(PoisonError::into_inner);
         match all.known.remove(&operation) {

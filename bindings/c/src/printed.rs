@@ -4,27 +4,27 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use mayfly_client::{Printed, Reader, Stream};
+use dayfly_client::{Printed, Reader, Stream};
 
 use crate::handle::{Birth, Handle, get, get_mut, give, put, put_required, take};
-use crate::lease::mf_lease;
-use crate::status::{guard, mf_status, misuse, value};
+use crate::lease::dfly_lease;
+use crate::status::{dfly_status, guard, misuse, value};
 
 /// Standard output.
-pub const MF_STREAM_OUT: u32 = 1;
+pub const DFLY_STREAM_OUT: u32 = 1;
 /// Standard error.
-pub const MF_STREAM_ERR: u32 = 2;
+pub const DFLY_STREAM_ERR: u32 = 2;
 
 /// Reads what a lease's workers print, from the lease's beginning. It keeps no lease alive, and reads on for a minute after one is
 /// over.
-pub struct mf_printed {
+pub struct dfly_printed {
     birth: Birth,
     reader: Reader,
     /// Read from the node, and not by the program.
     ahead: VecDeque<Printed>,
 }
 
-impl Handle for mf_printed {
+impl Handle for dfly_printed {
     const NAME: &'static str = "printed output";
     fn birth(&self) -> Birth {
         self.birth
@@ -36,12 +36,12 @@ impl Handle for mf_printed {
 /// # Safety
 /// `lease` is a lease, `printed` a place for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_printed_open(lease: *const mf_lease, printed: *mut *mut mf_printed) -> mf_status {
+pub unsafe extern "C" fn dfly_printed_open(lease: *const dfly_lease, printed: *mut *mut dfly_printed) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         Ok(unsafe {
             give(printed, || {
-                Ok(mf_printed {
+                Ok(dfly_printed {
                     birth: Birth::now(),
                     reader: get(lease)?.lease.printed()?,
                     ahead: VecDeque::new(),
@@ -51,21 +51,21 @@ pub unsafe extern "C" fn mf_printed_open(lease: *const mf_lease, printed: *mut *
     })
 }
 
-/// The next piece, of one stream: up to `capacity` bytes are written to `into`, how many to `length`, and MF_STREAM_OUT or
-/// MF_STREAM_ERR to `stream`, which may be NULL. Pieces end anywhere. If there is none yet, waits for one, no longer than `wait_ms` and no
+/// The next piece, of one stream: up to `capacity` bytes are written to `into`, how many to `length`, and DFLY_STREAM_OUT or
+/// DFLY_STREAM_ERR to `stream`, which may be NULL. Pieces end anywhere. If there is none yet, waits for one, no longer than `wait_ms` and no
 /// longer than some seconds; `length` is 0 then.
 ///
 /// # Safety
 /// `printed` is an output, `into` has room for `capacity` bytes, `length` is a place for a number, `stream` NULL or a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_printed_read(
-    printed: *mut mf_printed,
+pub unsafe extern "C" fn dfly_printed_read(
+    printed: *mut dfly_printed,
     wait_ms: u64,
     into: *mut c_void,
     capacity: usize,
     length: *mut usize,
     stream: *mut u32,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let printed = unsafe { get_mut(printed) }?;
@@ -83,8 +83,8 @@ pub unsafe extern "C" fn mf_printed_read(
             // SAFETY: there is room for `capacity` bytes, as the caller promises.
             unsafe { std::ptr::copy_nonoverlapping(piece.bytes.as_ptr(), into.cast(), copied) };
             let which = match piece.stream {
-                Stream::Out => MF_STREAM_OUT,
-                Stream::Err => MF_STREAM_ERR,
+                Stream::Out => DFLY_STREAM_OUT,
+                Stream::Err => DFLY_STREAM_ERR,
             };
             // SAFETY: as the caller promises.
             unsafe { put(stream, which) };
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn mf_printed_read(
 /// # Safety
 /// `printed` is NULL or an output.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_printed_missed(printed: *const mf_printed) -> u64 {
+pub unsafe extern "C" fn dfly_printed_missed(printed: *const dfly_printed) -> u64 {
     // SAFETY: as the caller promises.
     value(0, || Ok(unsafe { get(printed) }?.reader.missed()))
 }
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn mf_printed_missed(printed: *const mf_printed) -> u64 {
 /// # Safety
 /// `printed` is NULL or an output.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_printed_is_over(printed: *const mf_printed) -> bool {
+pub unsafe extern "C" fn dfly_printed_is_over(printed: *const dfly_printed) -> bool {
     value(false, || {
         // SAFETY: as the caller promises.
         let printed = unsafe { get(printed) }?;
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn mf_printed_is_over(printed: *const mf_printed) -> bool 
 /// # Safety
 /// `printed` is NULL or an output, which nobody uses any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_printed_free(printed: *mut mf_printed) {
+pub unsafe extern "C" fn dfly_printed_free(printed: *mut dfly_printed) {
     // SAFETY: as the caller promises.
     drop(unsafe { take(printed) });
 }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use mayfly_client::Error;
-use mayfly_comm::{Scope, Status};
-use mayfly_protocol::error::Failure;
+use dayfly_client::Error;
+use dayfly_comm::{Scope, Status};
+use dayfly_protocol::error::Failure;
 
-use crate::group::{Place, mf_group};
+use crate::group::{Place, dfly_group};
 use crate::handle::{Birth, Handle, get_mut, put, put_required, take};
-use crate::message::mf_message;
-use crate::status::{guard, mf_status, misuse};
+use crate::message::dfly_message;
+use crate::status::{dfly_status, guard, misuse};
 
 /// Something that lives on the heap and stays there until this is dropped, while a scope borrows it.
 struct Kept<T>(*mut T);
@@ -28,37 +28,37 @@ impl<T> Anything for Kept<T> {}
 struct UnderWay {
     // In this order: the scope ends before its memory, and both before what they are of.
     scope: Scope<'static>,
-    request: mayfly_comm::Request,
+    request: dayfly_comm::Request,
     _work: Box<dyn Anything>,
     _place: Arc<Place>,
 }
 
 enum State {
     UnderWay(UnderWay),
-    Over(mf_message),
+    Over(dfly_message),
     Failed,
 }
 
 /// An operation in the background. It moves on whenever this process waits for anything of its group. One thread at a time
 /// may use it. It may outlive its group.
-pub struct mf_request {
+pub struct dfly_request {
     birth: Birth,
     state: State,
 }
 
-impl Handle for mf_request {
+impl Handle for dfly_request {
     const NAME: &'static str = "request";
     fn birth(&self) -> Birth {
         self.birth
     }
 }
 
-impl mf_request {
+impl dfly_request {
     /// Starts an operation over memory that the request keeps, or that C promises to keep.
     pub(crate) fn start<T: 'static>(
-        group: &mf_group,
+        group: &dfly_group,
         work: T,
-        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut T) -> Result<mayfly_comm::Request, Failure>,
+        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut T) -> Result<dayfly_comm::Request, Failure>,
     ) -> Result<Self, Error> {
         let place = Arc::clone(&group.place);
         let work = Kept(Box::into_raw(Box::new(work)));
@@ -82,14 +82,14 @@ impl mf_request {
     pub(crate) fn over() -> Self {
         Self {
             birth: Birth::now(),
-            state: State::Over(mf_message::NONE),
+            state: State::Over(dfly_message::NONE),
         }
     }
 
     fn ask(
         &mut self,
-        ask: impl FnOnce(&Scope<'static>, mayfly_comm::Request) -> Result<Option<Status>, Failure>,
-    ) -> Result<Option<mf_message>, Error> {
+        ask: impl FnOnce(&Scope<'static>, dayfly_comm::Request) -> Result<Option<Status>, Failure>,
+    ) -> Result<Option<dfly_message>, Error> {
         let going = match &self.state {
             State::UnderWay(going) => going,
             State::Over(message) => return Ok(Some(*message)),
@@ -98,7 +98,7 @@ impl mf_request {
         match ask(&going.scope, going.request) {
             Ok(None) => Ok(None),
             Ok(Some(status)) => {
-                let message = mf_message::from(status);
+                let message = dfly_message::from(status);
                 self.state = State::Over(message);
                 Ok(Some(message))
             }
@@ -109,19 +109,19 @@ impl mf_request {
         }
     }
 
-    fn wait(&mut self) -> Result<mf_message, Error> {
+    fn wait(&mut self) -> Result<dfly_message, Error> {
         let over = self.ask(|scope, request| scope.wait(request).map(Some))?;
-        Ok(over.unwrap_or(mf_message::NONE))
+        Ok(over.unwrap_or(dfly_message::NONE))
     }
 }
 
-/// Waits until an operation is over, for as long as the group's operations may take (MF_TIMED_OUT). After an error the
+/// Waits until an operation is over, for as long as the group's operations may take (DFLY_TIMED_OUT). After an error the
 /// operation has ended. `message` tells what a receive got; NULL is nothing.
 ///
 /// # Safety
 /// `request` is a request, `message` NULL or a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_request_wait(request: *mut mf_request, message: *mut mf_message) -> mf_status {
+pub unsafe extern "C" fn dfly_request_wait(request: *mut dfly_request, message: *mut dfly_message) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let found = unsafe { get_mut(request) }?.wait()?;
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn mf_request_wait(request: *mut mf_request, message: *mut
 /// # Safety
 /// `requests` points to `count` requests.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_request_wait_all(requests: *const *mut mf_request, count: usize) -> mf_status {
+pub unsafe extern "C" fn dfly_request_wait_all(requests: *const *mut dfly_request, count: usize) -> dfly_status {
     guard(|| {
         if requests.is_null() && count > 0 {
             return Err(misuse("the requests are NULL").into());
@@ -154,11 +154,11 @@ pub unsafe extern "C" fn mf_request_wait_all(requests: *const *mut mf_request, c
 /// # Safety
 /// `request` is a request, `message` NULL or a place for one, `over` a place for a truth value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_request_test(
-    request: *mut mf_request,
-    message: *mut mf_message,
+pub unsafe extern "C" fn dfly_request_test(
+    request: *mut dfly_request,
+    message: *mut dfly_message,
     over: *mut bool,
-) -> mf_status {
+) -> dfly_status {
     guard(|| {
         // SAFETY: as the caller promises.
         let request = unsafe { get_mut(request) }?;
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn mf_request_test(
 /// # Safety
 /// `request` is NULL or a request that is never used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mf_request_free(request: *mut mf_request) {
+pub unsafe extern "C" fn dfly_request_free(request: *mut dfly_request) {
     guard(|| {
         // SAFETY: as the caller promises.
         drop(unsafe { take(request) });

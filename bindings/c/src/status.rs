@@ -4,209 +4,209 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use mayfly_client::{CallError, Code, Error, Retry};
+use dayfly_client::{CallError, Code, Error, Retry};
 
 /// How a function ended. Numbers and names never change their meaning.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum mf_status {
+pub enum dfly_status {
     /// It did what was asked.
-    MF_OK = 0,
+    DFLY_OK = 0,
     /// The request is malformed or contradicts itself; also every misuse of this library that it can see.
-    MF_INVALID_REQUEST = 1,
+    DFLY_INVALID_REQUEST = 1,
     /// No such lease, node, worker, call, file or function.
-    MF_NOT_FOUND = 2,
+    DFLY_NOT_FOUND = 2,
     /// The token, its signature, its holder's signature or the bearer is not accepted.
-    MF_UNAUTHORIZED = 3,
+    DFLY_UNAUTHORIZED = 3,
     /// The lease or its token has expired.
-    MF_LEASE_EXPIRED = 4,
+    DFLY_LEASE_EXPIRED = 4,
     /// The lease was released by its holder or revoked by an operator.
-    MF_LEASE_ENDED = 5,
+    DFLY_LEASE_ENDED = 5,
     /// No node has the wanted cores, memory or workers free.
-    MF_NO_CAPACITY = 6,
+    DFLY_NO_CAPACITY = 6,
     /// The request asks for more than the site's policy or any node could ever give.
-    MF_TOO_LARGE = 7,
+    DFLY_TOO_LARGE = 7,
     /// Client and server speak different wire versions.
-    MF_VERSION_MISMATCH = 8,
+    DFLY_VERSION_MISMATCH = 8,
     /// Client and worker run different Python or cloudpickle versions.
-    MF_PYTHON_MISMATCH = 9,
+    DFLY_PYTHON_MISMATCH = 9,
     /// The executor, or an embedded manager, could not be started.
-    MF_EXECUTOR_FAILED = 10,
+    DFLY_EXECUTOR_FAILED = 10,
     /// Another channel is already open to this worker.
-    MF_WORKER_BUSY = 11,
+    DFLY_WORKER_BUSY = 11,
     /// The hello was seen before, or its clock is too far from the node's.
-    MF_REPLAYED = 12,
+    DFLY_REPLAYED = 12,
     /// The transport is not available here or not allowed by site policy.
-    MF_TRANSPORT_REFUSED = 13,
+    DFLY_TRANSPORT_REFUSED = 13,
     /// The code could not be loaded, or has no such symbol.
-    MF_LOAD_FAILED = 14,
+    DFLY_LOAD_FAILED = 14,
     /// The code's bytes do not have the hash they were announced with.
-    MF_HASH_MISMATCH = 15,
+    DFLY_HASH_MISMATCH = 15,
     /// The function reported an error; its text is the message.
-    MF_FUNCTION_ERROR = 16,
+    DFLY_FUNCTION_ERROR = 16,
     /// The function's output did not fit into its room.
-    MF_OUTPUT_OVERFLOW = 17,
+    DFLY_OUTPUT_OVERFLOW = 17,
     /// The worker died during the call: it may have been executed.
-    MF_MAYBE_EXECUTED = 18,
+    DFLY_MAYBE_EXECUTED = 18,
     /// The worker died before the call began: it was not executed.
-    MF_NOT_EXECUTED = 19,
+    DFLY_NOT_EXECUTED = 19,
     /// The call ran past its deadline and was ended.
-    MF_DEADLINE_EXCEEDED = 20,
+    DFLY_DEADLINE_EXCEEDED = 20,
     /// The worker answered that it cannot run just now, or the ring is full.
-    MF_REJECTED = 21,
+    DFLY_REJECTED = 21,
     /// The state that the call depends on died with its worker.
-    MF_STATE_LOST = 22,
+    DFLY_STATE_LOST = 22,
     /// The manager or node cannot be reached.
-    MF_UNREACHABLE = 23,
+    DFLY_UNREACHABLE = 23,
     /// The wait was ended by the caller's own time limit.
-    MF_TIMED_OUT = 24,
+    DFLY_TIMED_OUT = 24,
     /// The store could not write (disk full, corrupt).
-    MF_STORE_FAILED = 25,
+    DFLY_STORE_FAILED = 25,
     /// The address is already in use.
-    MF_ADDRESS_IN_USE = 26,
+    DFLY_ADDRESS_IN_USE = 26,
     /// The manager's ownership of the node has passed to another.
-    MF_STALE_EPOCH = 27,
+    DFLY_STALE_EPOCH = 27,
     /// Cancelled by the caller.
-    MF_CANCELLED = 28,
+    DFLY_CANCELLED = 28,
     /// A payload is larger than the channel or the lease allows.
-    MF_PAYLOAD_TOO_LARGE = 29,
+    DFLY_PAYLOAD_TOO_LARGE = 29,
     /// The peer broke the protocol.
-    MF_PROTOCOL_VIOLATION = 30,
-    /// A fault of Mayfly itself.
-    MF_INTERNAL = 31,
+    DFLY_PROTOCOL_VIOLATION = 30,
+    /// A fault of Dayfly itself.
+    DFLY_INTERNAL = 31,
     /// The function index is not resolved on this channel.
-    MF_UNKNOWN_FUNCTION = 32,
+    DFLY_UNKNOWN_FUNCTION = 32,
     /// Memory for inputs or outputs is used up.
-    MF_OUT_OF_MEMORY = 33,
+    DFLY_OUT_OF_MEMORY = 33,
     /// The handle was inherited through a fork and belongs to the parent process.
-    MF_FORKED = 34,
+    DFLY_FORKED = 34,
     /// The tenant has no budget or quota left for it, or is suspended.
-    MF_QUOTA_EXCEEDED = 35,
+    DFLY_QUOTA_EXCEEDED = 35,
     /// The token is good, and does not allow this.
-    MF_FORBIDDEN = 36,
+    DFLY_FORBIDDEN = 36,
     /// A rank of the group died or fell silent.
-    MF_RANK_LOST = 37,
+    DFLY_RANK_LOST = 37,
     /// The ranks of a group called operations that do not fit together.
-    MF_MISMATCH = 38,
+    DFLY_MISMATCH = 38,
     /// A message is longer than the room that its receiver has for it.
-    MF_TRUNCATED = 39,
+    DFLY_TRUNCATED = 39,
     /// A task that this one was to come after did not end well.
-    MF_DEPENDENCY_FAILED = 40,
+    DFLY_DEPENDENCY_FAILED = 40,
     /// The node still builds the environment that the workers are to have.
-    MF_ENVIRONMENT_BUILDING = 41,
+    DFLY_ENVIRONMENT_BUILDING = 41,
     /// The environment that the workers are to have cannot be built.
-    MF_ENVIRONMENT_FAILED = 42,
+    DFLY_ENVIRONMENT_FAILED = 42,
     /// The call ended well, and its result cannot be made where it was fetched.
-    MF_RESULT_UNREADABLE = 43,
+    DFLY_RESULT_UNREADABLE = 43,
     /// Others can enter the state directory, and it is not the daemon's to close.
-    MF_STATE_EXPOSED = 44,
+    DFLY_STATE_EXPOSED = 44,
     /// The store lacks what it had before.
-    MF_STORE_LOST = 45,
+    DFLY_STORE_LOST = 45,
     /// The lease must be isolated, and the node isolates nothing.
-    MF_ISOLATION_UNAVAILABLE = 46,
+    DFLY_ISOLATION_UNAVAILABLE = 46,
     /// Another tenant may have made the result, and it holds more than data.
-    MF_UNTRUSTED = 47,
+    DFLY_UNTRUSTED = 47,
     /// The beginning or end of an id is that of several.
-    MF_AMBIGUOUS = 48,
+    DFLY_AMBIGUOUS = 48,
 }
 
-impl mf_status {
+impl dfly_status {
     /// Every status that stands for a code, in the order of their numbers.
     pub(crate) const ERRORS: [Self; 48] = [
-        Self::MF_INVALID_REQUEST,
-        Self::MF_NOT_FOUND,
-        Self::MF_UNAUTHORIZED,
-        Self::MF_LEASE_EXPIRED,
-        Self::MF_LEASE_ENDED,
-        Self::MF_NO_CAPACITY,
-        Self::MF_TOO_LARGE,
-        Self::MF_VERSION_MISMATCH,
-        Self::MF_PYTHON_MISMATCH,
-        Self::MF_EXECUTOR_FAILED,
-        Self::MF_WORKER_BUSY,
-        Self::MF_REPLAYED,
-        Self::MF_TRANSPORT_REFUSED,
-        Self::MF_LOAD_FAILED,
-        Self::MF_HASH_MISMATCH,
-        Self::MF_FUNCTION_ERROR,
-        Self::MF_OUTPUT_OVERFLOW,
-        Self::MF_MAYBE_EXECUTED,
-        Self::MF_NOT_EXECUTED,
-        Self::MF_DEADLINE_EXCEEDED,
-        Self::MF_REJECTED,
-        Self::MF_STATE_LOST,
-        Self::MF_UNREACHABLE,
-        Self::MF_TIMED_OUT,
-        Self::MF_STORE_FAILED,
-        Self::MF_ADDRESS_IN_USE,
-        Self::MF_STALE_EPOCH,
-        Self::MF_CANCELLED,
-        Self::MF_PAYLOAD_TOO_LARGE,
-        Self::MF_PROTOCOL_VIOLATION,
-        Self::MF_INTERNAL,
-        Self::MF_UNKNOWN_FUNCTION,
-        Self::MF_OUT_OF_MEMORY,
-        Self::MF_FORKED,
-        Self::MF_QUOTA_EXCEEDED,
-        Self::MF_FORBIDDEN,
-        Self::MF_RANK_LOST,
-        Self::MF_MISMATCH,
-        Self::MF_TRUNCATED,
-        Self::MF_DEPENDENCY_FAILED,
-        Self::MF_ENVIRONMENT_BUILDING,
-        Self::MF_ENVIRONMENT_FAILED,
-        Self::MF_RESULT_UNREADABLE,
-        Self::MF_STATE_EXPOSED,
-        Self::MF_STORE_LOST,
-        Self::MF_ISOLATION_UNAVAILABLE,
-        Self::MF_UNTRUSTED,
-        Self::MF_AMBIGUOUS,
+        Self::DFLY_INVALID_REQUEST,
+        Self::DFLY_NOT_FOUND,
+        Self::DFLY_UNAUTHORIZED,
+        Self::DFLY_LEASE_EXPIRED,
+        Self::DFLY_LEASE_ENDED,
+        Self::DFLY_NO_CAPACITY,
+        Self::DFLY_TOO_LARGE,
+        Self::DFLY_VERSION_MISMATCH,
+        Self::DFLY_PYTHON_MISMATCH,
+        Self::DFLY_EXECUTOR_FAILED,
+        Self::DFLY_WORKER_BUSY,
+        Self::DFLY_REPLAYED,
+        Self::DFLY_TRANSPORT_REFUSED,
+        Self::DFLY_LOAD_FAILED,
+        Self::DFLY_HASH_MISMATCH,
+        Self::DFLY_FUNCTION_ERROR,
+        Self::DFLY_OUTPUT_OVERFLOW,
+        Self::DFLY_MAYBE_EXECUTED,
+        Self::DFLY_NOT_EXECUTED,
+        Self::DFLY_DEADLINE_EXCEEDED,
+        Self::DFLY_REJECTED,
+        Self::DFLY_STATE_LOST,
+        Self::DFLY_UNREACHABLE,
+        Self::DFLY_TIMED_OUT,
+        Self::DFLY_STORE_FAILED,
+        Self::DFLY_ADDRESS_IN_USE,
+        Self::DFLY_STALE_EPOCH,
+        Self::DFLY_CANCELLED,
+        Self::DFLY_PAYLOAD_TOO_LARGE,
+        Self::DFLY_PROTOCOL_VIOLATION,
+        Self::DFLY_INTERNAL,
+        Self::DFLY_UNKNOWN_FUNCTION,
+        Self::DFLY_OUT_OF_MEMORY,
+        Self::DFLY_FORKED,
+        Self::DFLY_QUOTA_EXCEEDED,
+        Self::DFLY_FORBIDDEN,
+        Self::DFLY_RANK_LOST,
+        Self::DFLY_MISMATCH,
+        Self::DFLY_TRUNCATED,
+        Self::DFLY_DEPENDENCY_FAILED,
+        Self::DFLY_ENVIRONMENT_BUILDING,
+        Self::DFLY_ENVIRONMENT_FAILED,
+        Self::DFLY_RESULT_UNREADABLE,
+        Self::DFLY_STATE_EXPOSED,
+        Self::DFLY_STORE_LOST,
+        Self::DFLY_ISOLATION_UNAVAILABLE,
+        Self::DFLY_UNTRUSTED,
+        Self::DFLY_AMBIGUOUS,
     ];
 }
 
-impl From<Code> for mf_status {
+impl From<Code> for dfly_status {
     fn from(code: Code) -> Self {
         Self::ERRORS
             .get((code as usize).wrapping_sub(1))
             .copied()
-            .unwrap_or(Self::MF_INTERNAL)
+            .unwrap_or(Self::DFLY_INTERNAL)
     }
 }
 
 fn remedy(code: Code) -> &'static CStr {
     match code {
         Code::InvalidRequest => c"Read the message: it names what is wrong and what is allowed.",
-        Code::NotFound => c"Check the name: `mayfly status` lists leases and nodes, `nm -D library.so` the symbols.",
+        Code::NotFound => c"Check the name: `dayfly status` lists leases and nodes, `nm -D library.so` the symbols.",
         Code::Unauthorized => c"Lease again; if all is refused, check that client and manager are one installation.",
-        Code::LeaseExpired => c"Lease for longer, or renew with mf_lease_renew before the end.",
+        Code::LeaseExpired => c"Lease for longer, or renew with dfly_lease_renew before the end.",
         Code::LeaseEnded => c"Lease again.",
         Code::NoCapacity => c"Wait, ask for fewer workers or less memory, or add a node.",
-        Code::TooLarge => c"Ask for less: `mayfly status` shows what the nodes have.",
-        Code::VersionMismatch => c"Install the same version of Mayfly on both sides.",
+        Code::TooLarge => c"Ask for less: `dayfly status` shows what the nodes have.",
+        Code::VersionMismatch => c"Install the same version of Dayfly on both sides.",
         Code::PythonMismatch => c"Run the same Python and cloudpickle on both sides.",
         Code::ExecutorFailed => c"Read the node's log, or standard error of an embedded manager.",
         Code::WorkerBusy => c"Close the other channel, or use another worker.",
         Code::Replayed => c"Try again; if it stays, set the clocks of client and node right.",
-        Code::TransportRefused => c"Let Mayfly choose: MF_TRANSPORT_BEST.",
+        Code::TransportRefused => c"Let Dayfly choose: DFLY_TRANSPORT_BEST.",
         Code::LoadFailed => {
             c"Check that the library is built for the node, links, and exports the symbol as extern \"C\"."
         }
         Code::HashMismatch => c"Send the library again.",
         Code::FunctionError => c"The message is the function's own: see its source.",
-        Code::OutputOverflow => c"Give more room, or take the output with mf_channel_output.",
+        Code::OutputOverflow => c"Give more room, or take the output with dfly_channel_output.",
         Code::MaybeExecuted => c"Repeat the call only if running it twice does no harm.",
         Code::NotExecuted => c"Repeat the call.",
         Code::DeadlineExceeded => c"Allow more time; the worker has been replaced.",
         Code::Rejected => c"Take completions first, or use another worker.",
         Code::StateLost => c"Set the state up again in the new worker.",
-        Code::Unreachable => c"Check that manager and node run: `mayfly status`.",
+        Code::Unreachable => c"Check that manager and node run: `dayfly status`.",
         Code::TimedOut => c"Wait again: what was waited for goes on.",
         Code::StoreFailed => c"Make room on the manager's disk.",
         Code::AddressInUse => c"Choose another address, or end what uses it.",
         Code::StaleEpoch => c"Lease again.",
         Code::Cancelled => c"Nothing to do.",
         Code::PayloadTooLarge => c"Send less at once, or open the channel with more bulk_bytes.",
-        Code::ProtocolViolation => c"Install the same version of Mayfly on both sides; if it stays, report it.",
+        Code::ProtocolViolation => c"Install the same version of Dayfly on both sides; if it stays, report it.",
         Code::Internal => c"Report it with the message.",
         Code::UnknownFunction => c"Resolve the function on this channel or pool first.",
         Code::OutOfMemory => c"Free buffers and outputs, or lease more memory.",
@@ -220,7 +220,7 @@ fn remedy(code: Code) -> &'static CStr {
         Code::EnvironmentFailed => c"Mend the requirements as the message says.",
         Code::Ambiguous => c"Give more digits of the id.",
         Code::ResultUnreadable => c"Install what the message names where results are fetched, or return plain values.",
-        Code::StateExposed => c"Choose a directory for Mayfly alone, or close this one with chmod 700.",
+        Code::StateExposed => c"Choose a directory for Dayfly alone, or close this one with chmod 700.",
         Code::StoreLost => c"Restore the manager's backup, or start it with --accept-loss.",
         Code::IsolationUnavailable => {
             c"Have the node's operator allow what the message names, or lease on another node."
@@ -233,22 +233,22 @@ fn remedy(code: Code) -> &'static CStr {
 /// What a program may do about an error without asking anybody.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum mf_retry {
+pub enum dfly_retry {
     /// The request itself must change.
-    MF_RETRY_NEVER = 0,
+    DFLY_RETRY_NEVER = 0,
     /// The same request may succeed later.
-    MF_RETRY_LATER = 1,
+    DFLY_RETRY_LATER = 1,
     /// The same request may succeed at once on another worker; nothing was executed.
-    MF_RETRY_ELSEWHERE = 2,
+    DFLY_RETRY_ELSEWHERE = 2,
     /// It may have been executed: repeat it only if that does no harm.
-    MF_RETRY_IF_IDEMPOTENT = 3,
+    DFLY_RETRY_IF_IDEMPOTENT = 3,
 }
 
 thread_local! {
-    static LAST: RefCell<(mf_status, CString)> = RefCell::new((mf_status::MF_OK, CString::default()));
+    static LAST: RefCell<(dfly_status, CString)> = RefCell::new((dfly_status::DFLY_OK, CString::default()));
 }
 
-fn remember(error: &Error) -> mf_status {
+fn remember(error: &Error) -> dfly_status {
     let status = error.code().into();
     let text: Vec<u8> = error.0.message.bytes().filter(|byte| *byte != 0).collect();
     LAST.with_borrow_mut(|last| *last = (status, CString::new(text).unwrap_or_default()));
@@ -263,13 +263,13 @@ pub(crate) fn misuse(text: impl Into<String>) -> Error {
 /// Runs the body of a function that C calls: its error becomes a status and a message of this thread, and a panic an
 /// error, because C cannot unwind.
 #[inline]
-pub(crate) fn guard(body: impl FnOnce() -> Result<(), CallError>) -> mf_status {
+pub(crate) fn guard(body: impl FnOnce() -> Result<(), CallError>) -> dfly_status {
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => mf_status::MF_OK,
+        Ok(Ok(())) => dfly_status::DFLY_OK,
         Ok(Err(error)) => remember(&error.into()),
         Err(panic) => remember(&Error::new(
             Code::Internal,
-            format!("a fault of Mayfly: {}", said(&*panic)),
+            format!("a fault of Dayfly: {}", said(&*panic)),
         )),
     }
 }
@@ -295,21 +295,21 @@ pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) ->
 /// What the last error of this thread was: what happened, and often what to do. Valid until the next error of this
 /// thread; never NULL. A success leaves it as it is.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_last_error_message() -> *const c_char {
+pub extern "C" fn dfly_last_error_message() -> *const c_char {
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.1.as_ptr()))
         .unwrap_or(c"".as_ptr())
 }
 
 /// The status of the last error of this thread.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_last_error() -> mf_status {
-    LAST.try_with(|last| last.try_borrow().map_or(mf_status::MF_INTERNAL, |last| last.0))
-        .unwrap_or(mf_status::MF_INTERNAL)
+pub extern "C" fn dfly_last_error() -> dfly_status {
+    LAST.try_with(|last| last.try_borrow().map_or(dfly_status::DFLY_INTERNAL, |last| last.0))
+        .unwrap_or(dfly_status::DFLY_INTERNAL)
 }
 
 /// The name of a status, as in docs/errors.md, such as `output_overflow`. Never NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_error_name(status: i32) -> *const c_char {
+pub extern "C" fn dfly_error_name(status: i32) -> *const c_char {
     if status == 0 {
         return c"ok".as_ptr();
     }
@@ -318,24 +318,24 @@ pub extern "C" fn mf_error_name(status: i32) -> *const c_char {
 
 /// What to do about an error, in one sentence. Never NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_error_remedy(status: i32) -> *const c_char {
+pub extern "C" fn dfly_error_remedy(status: i32) -> *const c_char {
     code_of(status).map_or(c"".as_ptr(), |code| remedy(code).as_ptr())
 }
 
 /// Whether the same request may be made again.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_error_retry(status: i32) -> mf_retry {
+pub extern "C" fn dfly_error_retry(status: i32) -> dfly_retry {
     match code_of(status).map(Code::retry) {
-        Some(Retry::Later) => mf_retry::MF_RETRY_LATER,
-        Some(Retry::Elsewhere) => mf_retry::MF_RETRY_ELSEWHERE,
-        Some(Retry::IfIdempotent) => mf_retry::MF_RETRY_IF_IDEMPOTENT,
-        Some(Retry::Never) | None => mf_retry::MF_RETRY_NEVER,
+        Some(Retry::Later) => dfly_retry::DFLY_RETRY_LATER,
+        Some(Retry::Elsewhere) => dfly_retry::DFLY_RETRY_ELSEWHERE,
+        Some(Retry::IfIdempotent) => dfly_retry::DFLY_RETRY_IF_IDEMPOTENT,
+        Some(Retry::Never) | None => dfly_retry::DFLY_RETRY_NEVER,
     }
 }
 
 /// Version of this library. Never NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn mf_version() -> *const c_char {
+pub extern "C" fn dfly_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
-use mayfly_client::Code;
+use dayfly_client::Code;
 
 use crate::allowance::*;
 use crate::buffer::*;
@@ -22,14 +22,14 @@ use crate::status::*;
 
 fn message() -> String {
     // SAFETY: a C string that lives until the next error of this thread.
-    unsafe { CStr::from_ptr(mf_last_error_message()) }
+    unsafe { CStr::from_ptr(dfly_last_error_message()) }
         .to_string_lossy()
         .into_owned()
 }
 
-fn refused(status: mf_status, words: &str) {
-    assert_eq!(status, mf_status::MF_INVALID_REQUEST, "{}", message());
-    assert_eq!(mf_last_error(), status);
+fn refused(status: dfly_status, words: &str) {
+    assert_eq!(status, dfly_status::DFLY_INVALID_REQUEST, "{}", message());
+    assert_eq!(dfly_last_error(), status);
     assert!(message().contains(words), "{words:?} is not in {:?}", message());
 }
 
@@ -59,14 +59,14 @@ fn header() -> String {
     builder.generate().unwrap().write(&mut out);
     let text = String::from_utf8(out).unwrap();
     let mut kept = String::from(
-        "/* Mayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from\n \
+        "/* Dayfly for C: lease workers and invoke functions on them, and have programs talk to each other. Generated from\n \
          * bindings/c/src by `make generate`.\n \
          *\n \
-         * Functions answer a status; after an error mf_last_error_message() says what happened. Handles are made by\n \
+         * Functions answer a status; after an error dfly_last_error_message() says what happened. Handles are made by\n \
          * functions that write them through their last argument, and freed in any order: a channel keeps its lease, a\n \
          * lease its client. Clients, leases, pools and groups may be used by any thread at any time, channels, buffers,\n \
          * outputs and requests by one thread at a time; nobody may use what another thread frees. A child that was\n \
-         * forked gets MF_FORKED from every handle of its parent's, and may connect anew. */\n",
+         * forked gets DFLY_FORKED from every handle of its parent's, and may connect anew. */\n",
     );
     // The contracts of the Rust functions are for Rust; here the prototype says as much.
     let mut skipping = false;
@@ -89,9 +89,9 @@ fn header() -> String {
 
 #[test]
 fn the_committed_header_is_the_one_that_the_code_gives() {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/mayfly.h");
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/dayfly.h");
     let header = header();
-    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+    if std::env::var_os("DAYFLY_REGENERATE").is_some() {
         std::fs::write(&path, &header).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
@@ -104,27 +104,27 @@ fn the_committed_header_is_the_one_that_the_code_gives() {
 
 #[test]
 fn every_code_of_the_protocol_is_a_status_with_name_and_remedy() {
-    assert_eq!(Code::ALL.len(), mf_status::ERRORS.len());
-    for (code, status) in Code::ALL.iter().zip(mf_status::ERRORS) {
+    assert_eq!(Code::ALL.len(), dfly_status::ERRORS.len());
+    for (code, status) in Code::ALL.iter().zip(dfly_status::ERRORS) {
         assert_eq!(*code as i32, status as i32);
-        assert_eq!(mf_status::from(*code), status);
-        let constant = format!("MF_{}", code.name().to_uppercase());
+        assert_eq!(dfly_status::from(*code), status);
+        let constant = format!("DFLY_{}", code.name().to_uppercase());
         assert_eq!(format!("{status:?}"), constant);
         // SAFETY: C strings that live for ever.
         let (name, remedy) = unsafe {
             (
-                CStr::from_ptr(mf_error_name(status as i32)),
-                CStr::from_ptr(mf_error_remedy(status as i32)),
+                CStr::from_ptr(dfly_error_name(status as i32)),
+                CStr::from_ptr(dfly_error_remedy(status as i32)),
             )
         };
         assert_eq!(name.to_str().unwrap(), code.name());
         assert!(!remedy.is_empty());
     }
     // SAFETY: as above.
-    assert_eq!(unsafe { CStr::from_ptr(mf_error_name(-7)) }, c"unknown");
+    assert_eq!(unsafe { CStr::from_ptr(dfly_error_name(-7)) }, c"unknown");
     assert_eq!(
-        mf_error_retry(mf_status::MF_REJECTED as i32),
-        mf_retry::MF_RETRY_ELSEWHERE
+        dfly_error_retry(dfly_status::DFLY_REJECTED as i32),
+        dfly_retry::DFLY_RETRY_ELSEWHERE
     );
 }
 
@@ -136,88 +136,91 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
     let mut pool = null_mut();
     let mut buffer = null_mut();
     let mut output = null_mut();
-    let mut code = mf_code { hash: [0; 32] };
+    let mut code = dfly_code { hash: [0; 32] };
     let mut completion = std::mem::MaybeUninit::uninit();
     let (mut index, mut id, mut call, mut came, mut length) = (0, 0, 0, false, 0);
     let symbol = c"f".as_ptr();
     // SAFETY: null wherever a pointer to something of ours is due, else valid places.
     unsafe {
         refused(
-            mf_client_connect(null(), null_mut()),
+            dfly_client_connect(null(), null_mut()),
             "the place for the new handle is NULL",
         );
-        refused(mf_client_node(null(), &mut client), "allowance's path is NULL");
-        refused(mf_lease_options_init(null_mut()), "NULL");
-        refused(mf_allowance_options_init(null_mut()), "NULL");
-        refused(mf_client_allowance(null(), null(), &mut client), "client is NULL");
-        refused(mf_lease_open(null(), null(), &mut lease), "client is NULL");
+        refused(dfly_client_node(null(), &mut client), "allowance's path is NULL");
+        refused(dfly_lease_options_init(null_mut()), "NULL");
+        refused(dfly_allowance_options_init(null_mut()), "NULL");
+        refused(dfly_client_allowance(null(), null(), &mut client), "client is NULL");
+        refused(dfly_lease_open(null(), null(), &mut lease), "client is NULL");
         refused(
-            mf_lease_load_library(null(), c"/x".as_ptr(), &mut code),
+            dfly_lease_load_library(null(), c"/x".as_ptr(), &mut code),
             "lease is NULL",
         );
-        refused(mf_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
-        refused(mf_lease_renew(null(), 1), "lease is NULL");
-        refused(mf_lease_release(null()), "lease is NULL");
+        refused(dfly_lease_load_bytes(null(), null(), 0, &mut code), "lease is NULL");
+        refused(dfly_lease_renew(null(), 1), "lease is NULL");
+        refused(dfly_lease_release(null()), "lease is NULL");
         let mut printed = null_mut();
-        refused(mf_printed_open(null(), &mut printed), "lease is NULL");
+        refused(dfly_printed_open(null(), &mut printed), "lease is NULL");
         refused(
-            mf_printed_read(null_mut(), 0, null_mut(), 0, &mut length, null_mut()),
+            dfly_printed_read(null_mut(), 0, null_mut(), 0, &mut length, null_mut()),
             "printed output is NULL",
         );
-        refused(mf_channel_open(null(), 0, null(), &mut channel), "lease is NULL");
+        refused(dfly_channel_open(null(), 0, null(), &mut channel), "lease is NULL");
         refused(
-            mf_channel_load(null_mut(), &code, symbol, 0, &mut index),
+            dfly_channel_load(null_mut(), &code, symbol, 0, &mut index),
             "channel is NULL",
         );
         refused(
-            mf_channel_call(null_mut(), 1, 0, null(), 0, null_mut(), 0, &mut length),
+            dfly_channel_call(null_mut(), 1, 0, null(), 0, null_mut(), 0, &mut length),
             "channel is NULL",
         );
         refused(
-            mf_channel_submit(null_mut(), 1, 0, null(), 0, &mut id),
+            dfly_channel_submit(null_mut(), 1, 0, null(), 0, &mut id),
             "channel is NULL",
         );
         refused(
-            mf_channel_submit_buffer(null_mut(), 1, 0, null_mut(), 0, &mut id),
+            dfly_channel_submit_buffer(null_mut(), 1, 0, null_mut(), 0, &mut id),
             "buffer is NULL",
         );
         refused(
-            mf_channel_call_into(null_mut(), 1, 0, null(), 0, null_mut(), &mut length),
+            dfly_channel_call_into(null_mut(), 1, 0, null(), 0, null_mut(), &mut length),
             "one buffer",
         );
         refused(
-            mf_channel_poll(null_mut(), completion.as_mut_ptr(), &mut came),
+            dfly_channel_poll(null_mut(), completion.as_mut_ptr(), &mut came),
             "channel is NULL",
         );
         refused(
-            mf_channel_wait(null_mut(), 0, completion.as_mut_ptr()),
+            dfly_channel_wait(null_mut(), 0, completion.as_mut_ptr()),
             "channel is NULL",
         );
-        refused(mf_channel_done(null_mut()), "channel is NULL");
-        refused(mf_channel_cancel(null_mut(), 1), "channel is NULL");
-        refused(mf_buffer_alloc(null_mut(), 1, &mut buffer), "channel is NULL");
-        refused(mf_buffer_resize(null_mut(), 1), "buffer is NULL");
-        refused(mf_pool_open(null(), null(), &mut pool), "lease is NULL");
-        refused(mf_pool_function(null(), &code, symbol, 0, &mut id), "pool is NULL");
-        refused(mf_pool_submit(null(), 0, null(), 0, null(), &mut call), "pool is NULL");
+        refused(dfly_channel_done(null_mut()), "channel is NULL");
+        refused(dfly_channel_cancel(null_mut(), 1), "channel is NULL");
+        refused(dfly_buffer_alloc(null_mut(), 1, &mut buffer), "channel is NULL");
+        refused(dfly_buffer_resize(null_mut(), 1), "buffer is NULL");
+        refused(dfly_pool_open(null(), null(), &mut pool), "lease is NULL");
+        refused(dfly_pool_function(null(), &code, symbol, 0, &mut id), "pool is NULL");
         refused(
-            mf_pool_submit_callback(null(), 0, null(), 0, null(), None, null_mut(), &mut call),
+            dfly_pool_submit(null(), 0, null(), 0, null(), &mut call),
             "pool is NULL",
         );
-        refused(mf_pool_drive(null(), 0, &mut length), "pool is NULL");
-        refused(mf_pool_wait(null(), 1, 0, &mut output), "pool is NULL");
-        refused(mf_pool_cancel(null(), 1, &mut came), "pool is NULL");
-        refused(mf_pool_buffer_alloc(null(), 1, &mut buffer, &mut id), "pool is NULL");
-        assert!(mf_buffer_data(null()).is_null());
-        assert_eq!(mf_lease_workers(null()), 0);
-        assert!(mf_output_data(null()).is_null());
+        refused(
+            dfly_pool_submit_callback(null(), 0, null(), 0, null(), None, null_mut(), &mut call),
+            "pool is NULL",
+        );
+        refused(dfly_pool_drive(null(), 0, &mut length), "pool is NULL");
+        refused(dfly_pool_wait(null(), 1, 0, &mut output), "pool is NULL");
+        refused(dfly_pool_cancel(null(), 1, &mut came), "pool is NULL");
+        refused(dfly_pool_buffer_alloc(null(), 1, &mut buffer, &mut id), "pool is NULL");
+        assert!(dfly_buffer_data(null()).is_null());
+        assert_eq!(dfly_lease_workers(null()), 0);
+        assert!(dfly_output_data(null()).is_null());
         // Freeing nothing is fine.
-        mf_client_free(null_mut());
-        mf_lease_free(null_mut());
-        mf_channel_free(null_mut());
-        mf_buffer_free(null_mut());
-        mf_pool_free(null_mut());
-        mf_output_free(null_mut());
+        dfly_client_free(null_mut());
+        dfly_lease_free(null_mut());
+        dfly_channel_free(null_mut());
+        dfly_buffer_free(null_mut());
+        dfly_pool_free(null_mut());
+        dfly_output_free(null_mut());
     }
     let handles: [*mut c_void; 4] = [client.cast(), lease.cast(), channel.cast(), pool.cast()];
     assert!(handles.iter().all(|handle| handle.is_null()), "an error leaves NULL");
@@ -225,15 +228,15 @@ fn null_is_an_error_wherever_a_handle_or_a_place_is_due() {
 
 #[test]
 fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them() {
-    let options = std::mem::MaybeUninit::<mf_lease_options>::zeroed();
+    let options = std::mem::MaybeUninit::<dfly_lease_options>::zeroed();
     // SAFETY: memory of the right size, whose first word is read.
-    let result = unsafe { crate::handle::options(options.as_ptr(), "mf_lease_options") };
+    let result = unsafe { crate::handle::options(options.as_ptr(), "dfly_lease_options") };
     let text = result.err().unwrap().0.message;
-    assert!(text.contains("mf_lease_options_init"), "{text}");
-    let mut defaults = std::mem::MaybeUninit::<mf_pool_options>::zeroed();
+    assert!(text.contains("dfly_lease_options_init"), "{text}");
+    let mut defaults = std::mem::MaybeUninit::<dfly_pool_options>::zeroed();
     // SAFETY: a place for options, filled by the call.
     let defaults = unsafe {
-        assert_eq!(mf_pool_options_init(defaults.as_mut_ptr()), mf_status::MF_OK);
+        assert_eq!(dfly_pool_options_init(defaults.as_mut_ptr()), dfly_status::DFLY_OK);
         defaults.assume_init()
     };
     assert_eq!(defaults.channel.slots, 64);
@@ -243,8 +246,8 @@ fn options_that_nobody_initialised_are_refused_before_anything_is_read_from_them
 fn a_manager_that_is_not_there_is_told_with_its_path() {
     let mut client = null_mut();
     // SAFETY: a C string and a place.
-    let status = unsafe { mf_client_connect(c"/nowhere/at/all".as_ptr(), &mut client) };
-    assert_eq!(status, mf_status::MF_UNREACHABLE);
+    let status = unsafe { dfly_client_connect(c"/nowhere/at/all".as_ptr(), &mut client) };
+    assert_eq!(status, dfly_status::DFLY_UNREACHABLE);
     assert!(message().contains("/nowhere/at/all"), "{}", message());
     assert!(client.is_null());
 }
@@ -252,14 +255,14 @@ fn a_manager_that_is_not_there_is_told_with_its_path() {
 #[test]
 fn a_panic_becomes_an_internal_error() {
     let status = guard(|| panic!("out of cheese"));
-    assert_eq!(status, mf_status::MF_INTERNAL);
+    assert_eq!(status, dfly_status::DFLY_INTERNAL);
     assert!(message().contains("out of cheese"));
 }
 
 #[test]
 fn messages_belong_to_the_thread_that_made_the_error() {
     // SAFETY: NULL is an error.
-    refused(unsafe { mf_lease_release(null()) }, "lease is NULL");
+    refused(unsafe { dfly_lease_release(null()) }, "lease is NULL");
     let other = std::thread::spawn(message).join().unwrap();
     assert_eq!(other, "");
     assert_eq!(message(), "lease is NULL");
@@ -269,7 +272,7 @@ fn messages_belong_to_the_thread_that_made_the_error() {
 fn a_group_that_is_null_is_an_error_in_every_function() {
     let mut group = null_mut();
     let mut request = null_mut();
-    let mut message = mf_message {
+    let mut message = dfly_message {
         source: 0,
         tag: 0,
         length: 0,
@@ -280,72 +283,75 @@ fn a_group_that_is_null_is_an_error_in_every_function() {
     // SAFETY: null wherever a group or a request is due, else valid places.
     unsafe {
         let of_group = [
-            mf_group_member(null(), 0, &mut number),
-            mf_group_split(null(), 0, 0, &mut group),
-            mf_group_dup(null(), &mut group),
-            mf_group_shrink(null(), &mut group),
-            mf_group_send(null(), own, 1, MF_F64, 0, 0),
-            mf_group_recv(null(), into, 1, MF_F64, 0, 0, &mut message),
-            mf_group_sendrecv(null(), own, 1, 0, 0, into, 1, 0, 0, MF_F64, &mut message),
-            mf_group_probe(null(), 0, 0, &mut message),
-            mf_group_iprobe(null(), 0, 0, &mut message, &mut came),
-            mf_group_isend(null(), own, 1, MF_F64, 0, 0, later),
-            mf_group_irecv(null(), into, 1, MF_F64, 0, 0, later),
-            mf_group_barrier(null(), later),
-            mf_group_bcast(null(), into, 1, MF_F64, 0, later),
-            mf_group_gather(null(), own, 1, MF_F64, into, 0, later),
-            mf_group_gatherv(null(), own, 1, MF_F64, into, counts, null(), 0, later),
-            mf_group_scatter(null(), own, into, 1, MF_F64, 0, later),
-            mf_group_scatterv(null(), own, counts, null(), into, 1, MF_F64, 0, later),
-            mf_group_allgather(null(), own, 1, MF_F64, into, later),
-            mf_group_allgatherv(null(), own, 1, MF_F64, into, counts, null(), later),
-            mf_group_alltoall(null(), own, into, 1, MF_F64, later),
-            mf_group_alltoallv(null(), own, counts, null(), into, counts, null(), MF_F64, later),
-            mf_group_reduce(null(), own, into, 1, MF_F64, MF_SUM, 0, later),
-            mf_group_allreduce(null(), own, into, 1, MF_F64, MF_SUM, later),
-            mf_group_reduce_scatter(null(), own, into, counts, MF_F64, MF_SUM, later),
-            mf_group_scan(null(), own, into, 1, MF_F64, MF_SUM, later),
-            mf_group_exscan(null(), own, into, 1, MF_F64, MF_SUM, later),
+            dfly_group_member(null(), 0, &mut number),
+            dfly_group_split(null(), 0, 0, &mut group),
+            dfly_group_dup(null(), &mut group),
+            dfly_group_shrink(null(), &mut group),
+            dfly_group_send(null(), own, 1, DFLY_F64, 0, 0),
+            dfly_group_recv(null(), into, 1, DFLY_F64, 0, 0, &mut message),
+            dfly_group_sendrecv(null(), own, 1, 0, 0, into, 1, 0, 0, DFLY_F64, &mut message),
+            dfly_group_probe(null(), 0, 0, &mut message),
+            dfly_group_iprobe(null(), 0, 0, &mut message, &mut came),
+            dfly_group_isend(null(), own, 1, DFLY_F64, 0, 0, later),
+            dfly_group_irecv(null(), into, 1, DFLY_F64, 0, 0, later),
+            dfly_group_barrier(null(), later),
+            dfly_group_bcast(null(), into, 1, DFLY_F64, 0, later),
+            dfly_group_gather(null(), own, 1, DFLY_F64, into, 0, later),
+            dfly_group_gatherv(null(), own, 1, DFLY_F64, into, counts, null(), 0, later),
+            dfly_group_scatter(null(), own, into, 1, DFLY_F64, 0, later),
+            dfly_group_scatterv(null(), own, counts, null(), into, 1, DFLY_F64, 0, later),
+            dfly_group_allgather(null(), own, 1, DFLY_F64, into, later),
+            dfly_group_allgatherv(null(), own, 1, DFLY_F64, into, counts, null(), later),
+            dfly_group_alltoall(null(), own, into, 1, DFLY_F64, later),
+            dfly_group_alltoallv(null(), own, counts, null(), into, counts, null(), DFLY_F64, later),
+            dfly_group_reduce(null(), own, into, 1, DFLY_F64, DFLY_SUM, 0, later),
+            dfly_group_allreduce(null(), own, into, 1, DFLY_F64, DFLY_SUM, later),
+            dfly_group_reduce_scatter(null(), own, into, counts, DFLY_F64, DFLY_SUM, later),
+            dfly_group_scan(null(), own, into, 1, DFLY_F64, DFLY_SUM, later),
+            dfly_group_exscan(null(), own, into, 1, DFLY_F64, DFLY_SUM, later),
         ];
         for (at, status) in of_group.into_iter().enumerate() {
-            assert_eq!(status, mf_status::MF_INVALID_REQUEST, "function {at}");
+            assert_eq!(status, dfly_status::DFLY_INVALID_REQUEST, "function {at}");
         }
-        refused(mf_group_barrier(null(), null_mut()), "group is NULL");
-        refused(mf_group_options_init(null_mut()), "NULL");
+        refused(dfly_group_barrier(null(), null_mut()), "group is NULL");
+        refused(dfly_group_options_init(null_mut()), "NULL");
         refused(
-            mf_group_join(null(), null_mut()),
+            dfly_group_join(null(), null_mut()),
             "the place for the new handle is NULL",
         );
-        refused(mf_request_wait(null_mut(), &mut message), "request is NULL");
-        refused(mf_request_wait_all(null(), 1), "requests are NULL");
-        refused(mf_request_test(null_mut(), &mut message, &mut came), "request is NULL");
-        refused(mf_operation_create(None, null_mut(), true, &mut number), "NULL");
-        assert_eq!((mf_group_rank(null()), mf_group_size(null())), (MF_NO_RANK, 0));
-        mf_group_free(null_mut());
-        mf_request_free(null_mut());
+        refused(dfly_request_wait(null_mut(), &mut message), "request is NULL");
+        refused(dfly_request_wait_all(null(), 1), "requests are NULL");
+        refused(
+            dfly_request_test(null_mut(), &mut message, &mut came),
+            "request is NULL",
+        );
+        refused(dfly_operation_create(None, null_mut(), true, &mut number), "NULL");
+        assert_eq!((dfly_group_rank(null()), dfly_group_size(null())), (DFLY_NO_RANK, 0));
+        dfly_group_free(null_mut());
+        dfly_request_free(null_mut());
     }
     assert!(group.is_null() && request.is_null(), "an error leaves NULL");
 }
 
 #[test]
 fn datatypes_and_operations_of_c_are_those_of_groups() {
-    use mayfly_comm::Datatype;
+    use dayfly_comm::Datatype;
 
     for (number, known) in (0..).zip(Datatype::ALL) {
         assert_eq!(datatype(number).unwrap(), known);
-        assert_eq!(mf_datatype_bytes(number), known.bytes());
+        assert_eq!(dfly_datatype_bytes(number), known.bytes());
     }
     assert!(datatype(Datatype::ALL.len() as u32).is_err());
-    for number in MF_SUM..=MF_MAX_AT {
+    for number in DFLY_SUM..=DFLY_MAX_AT {
         let name = format!("{:?}", operation(number).unwrap());
         assert_ne!(name, "user operation");
     }
-    assert!(operation(0).is_err() && operation(MF_MAX_AT + 1).is_err());
+    assert!(operation(0).is_err() && operation(DFLY_MAX_AT + 1).is_err());
 }
 
 #[test]
 fn what_is_read_is_copied_where_it_overlaps_with_what_is_written() {
-    use mayfly_comm::Datatype;
+    use dayfly_comm::Datatype;
 
     use crate::memory::Memory;
 

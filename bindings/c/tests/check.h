@@ -2,7 +2,7 @@
 #ifndef CHECK_H
 #define CHECK_H
 
-#include <mayfly.h>
+#include <dayfly.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +10,16 @@
 #define FAIL(...) (fprintf(stderr, "%s:%d: ", __func__, __LINE__), fprintf(stderr, __VA_ARGS__), fputc('\n', stderr), exit(1))
 #define IS(got, want)                                                                                                  \
     do {                                                                                                               \
-        mf_status is_ = (got);                                                                                         \
+        dfly_status is_ = (got);                                                                                         \
         if (is_ != (want))                                                                                             \
-            FAIL("%s is %s, not %s: %s", #got, mf_error_name(is_), mf_error_name(want), mf_last_error_message());      \
+            FAIL("%s is %s, not %s: %s", #got, dfly_error_name(is_), dfly_error_name(want), dfly_last_error_message());      \
     } while (0)
-#define OK(got) IS(got, MF_OK)
+#define OK(got) IS(got, DFLY_OK)
 #define TRUE(what)                                                                                                     \
     do {                                                                                                               \
         if (!(what))                                                                                                   \
-            FAIL("%s does not hold; last error: %s", #what, mf_last_error_message());                                  \
+            FAIL("%s does not hold; last error: %s", #what, dfly_last_error_message());                                  \
     } while (0)
-#define SAYS(words) TRUE(strstr(mf_last_error_message(), words) != NULL)
+#define SAYS(words) TRUE(strstr(dfly_last_error_message(), words) != NULL)
 
 #endif

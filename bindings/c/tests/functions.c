@@ -1,17 +1,17 @@
 /* Functions that behave in every way that a caller has to expect. */
-#include <mayfly_function.h>
+#include <dayfly_function.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define CHECKED(name)                                                                                                  \
-    MF_EXPORT int32_t name(mf_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,         \
+    DFLY_EXPORT int32_t name(dfly_context *context, const void *in, size_t in_len, void *out, size_t out_capacity,         \
                            size_t *out_len)
 #define UNUSED (void)context, (void)in, (void)in_len, (void)out, (void)out_capacity, (void)out_len
 
 CHECKED(echo) {
-    if (in_len > out_capacity && (out = mf_grow_output(context, 0, in_len)) == NULL) {
-        return mf_set_error(context, "no memory");
+    if (in_len > out_capacity && (out = dfly_grow_output(context, 0, in_len)) == NULL) {
+        return dfly_set_error(context, "no memory");
     }
     if (in_len > 0) {
         memcpy(out, in, in_len);
@@ -21,7 +21,7 @@ CHECKED(echo) {
 }
 CHECKED(complain) {
     UNUSED;
-    return mf_set_error(context, "I would rather not");
+    return dfly_set_error(context, "I would rather not");
 }
 CHECKED(number) {
     UNUSED;
@@ -50,7 +50,7 @@ CHECKED(forever) {
 }
 CHECKED(left) {
     UNUSED;
-    uint64_t us = mf_time_left_us(context);
+    uint64_t us = dfly_time_left_us(context);
     memcpy(out, &us, sizeof us);
     *out_len = sizeof us;
     return 0;
@@ -62,12 +62,12 @@ CHECKED(pid) {
     *out_len = sizeof own;
     return 0;
 }
-MF_EXPORT uint32_t overrun(void *in, uint32_t size, void *out) {
+DFLY_EXPORT uint32_t overrun(void *in, uint32_t size, void *out) {
     (void)in, (void)size;
     memset(out, 7, 64u << 20);
     return 1;
 }
-MF_EXPORT uint32_t plain_boast(void *in, uint32_t size, void *out) {
+DFLY_EXPORT uint32_t plain_boast(void *in, uint32_t size, void *out) {
     (void)in, (void)size, (void)out;
     return 4294967295u;
 }

@@ -3,26 +3,26 @@
 
 #include <atomic>
 #include <cstring>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 #include <numeric>
 #include <vector>
 
 static void futures_and_callbacks(const char *library) {
-    mayfly::invoker invoker;
-    HOLDS(thrown_by([&] { invoker.allocator<double>(); }) == MF_INVALID_REQUEST);
-    invoker.allocate(library, 64, mayfly::invoker::ALWAYS_WARM, 2);
-    invoker.declare("echo", mayfly::form::checked);
-    invoker.declare("complain", mayfly::form::checked);
-    invoker.declare("forever", mayfly::form::checked);
+    dayfly::invoker invoker;
+    HOLDS(thrown_by([&] { invoker.allocator<double>(); }) == DFLY_INVALID_REQUEST);
+    invoker.allocate(library, 64, dayfly::invoker::ALWAYS_WARM, 2);
+    invoker.declare("echo", dayfly::form::checked);
+    invoker.declare("complain", dayfly::form::checked);
+    invoker.declare("forever", dayfly::form::checked);
 
     auto alloc = invoker.allocator<double>();
-    mayfly::buffer<double> in = alloc.input(5000), out = alloc.output(5000);
+    dayfly::buffer<double> in = alloc.input(5000), out = alloc.output(5000);
     std::iota(in.begin(), in.end(), 0.0);
     HOLDS(invoker.submit("echo", in, 4000, out).get() == 4000);
     HOLDS(out[3999] == 3999.0 && out[4000] == 0.0);
-    HOLDS(thrown_by([&] { invoker.submit("echo", in, 5001, out); }) == MF_INVALID_REQUEST);
+    HOLDS(thrown_by([&] { invoker.submit("echo", in, 5001, out); }) == DFLY_INVALID_REQUEST);
 
-    std::vector<double, mayfly::allocator<double>> v(100, 2.0, alloc), w(100, 0.0, alloc);
+    std::vector<double, dayfly::allocator<double>> v(100, 2.0, alloc), w(100, 0.0, alloc);
     HOLDS(invoker.submit("echo", v, w).get() == 100 && w[99] == 2.0);
     v.resize(1000, 3.0); // grows like any vector
     w = v;
@@ -39,24 +39,24 @@ static void futures_and_callbacks(const char *library) {
     }
     HOLDS(answers == numbers);
 
-    std::promise<mf_status> told;
-    invoker.submit("complain", nullptr, 0, [&](const mayfly::result &result) {
+    std::promise<dfly_status> told;
+    invoker.submit("complain", nullptr, 0, [&](const dayfly::result &result) {
         HOLDS(std::strcmp(result.message(), "I would rather not") == 0);
         told.set_value(result.status());
     });
-    HOLDS(told.get_future().get() == MF_FUNCTION_ERROR);
+    HOLDS(told.get_future().get() == DFLY_FUNCTION_ERROR);
     char small[2];
     auto overflow = invoker.submit("echo", "1234", 4, small, sizeof small);
-    HOLDS(thrown_by([&] { overflow.get(); }) == MF_OUTPUT_OVERFLOW);
+    HOLDS(thrown_by([&] { overflow.get(); }) == DFLY_OUTPUT_OVERFLOW);
     auto unknown = invoker.submit("no_such_symbol", "1234", 4, small, sizeof small);
-    HOLDS(thrown_by([&] { unknown.get(); }) == MF_LOAD_FAILED);
+    HOLDS(thrown_by([&] { unknown.get(); }) == DFLY_LOAD_FAILED);
     HOLDS(invoker.call("echo", "12", 2, small, sizeof small) == 2 && small[1] == '2');
 
     // What runs when the workers are given back ends with an error, at once.
     auto stuck = invoker.submit("forever", nullptr, 0, small, sizeof small);
     invoker.deallocate();
-    HOLDS(thrown_by([&] { stuck.get(); }) != MF_OK);
-    HOLDS(thrown_by([&] { alloc.input(1); }) == MF_LEASE_ENDED);
+    HOLDS(thrown_by([&] { stuck.get(); }) != DFLY_OK);
+    HOLDS(thrown_by([&] { alloc.input(1); }) == DFLY_LEASE_ENDED);
     HOLDS(in[4999] == 4999.0); // buffers outlive their invoker
     invoker.deallocate();
     invoker.allocate(library); // and again
@@ -64,70 +64,70 @@ static void futures_and_callbacks(const char *library) {
 }
 
 static void channels(const char *library) {
-    mayfly::client client;
-    mayfly::lease_options options;
-    options.mode = mayfly::mode::warm;
-    mayfly::lease lease = client.lease(options);
-    mf_code code = lease.load_library(library);
-    for (mayfly::transport transport : {mayfly::transport::shm, mayfly::transport::tcp, mayfly::transport::tls}) {
-        mayfly::channel_options how;
+    dayfly::client client;
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
+    dayfly::lease lease = client.lease(options);
+    dfly_code code = lease.load_library(library);
+    for (dayfly::transport transport : {dayfly::transport::shm, dayfly::transport::tcp, dayfly::transport::tls}) {
+        dayfly::channel_options how;
         how.transport = transport;
-        mayfly::channel channel(lease, 0, how);
+        dayfly::channel channel(lease, 0, how);
         HOLDS(channel.transport() == transport);
-        mayfly::function echo = channel.load(code, "echo", mayfly::form::checked);
-        mayfly::channel::vector<long> in(100000, 7, channel.allocator<long>()), out(100000, channel.allocator<long>());
+        dayfly::function echo = channel.load(code, "echo", dayfly::form::checked);
+        dayfly::channel::vector<long> in(100000, 7, channel.allocator<long>()), out(100000, channel.allocator<long>());
         HOLDS(channel.call(echo, in, out) == in.size() && out == in);
         std::vector<long> ordinary(10);
-        mayfly::channel::vector<long> empty(channel.allocator<long>());
-        HOLDS(thrown_by([&] { channel.call(echo, empty, out); }) == MF_INVALID_REQUEST);
+        dayfly::channel::vector<long> empty(channel.allocator<long>());
+        HOLDS(thrown_by([&] { channel.call(echo, empty, out); }) == DFLY_INVALID_REQUEST);
         auto from = channel.allocator<int>().input(3), to = channel.allocator<int>().output(3);
         from[2] = 5;
         HOLDS(channel.call(echo, from, 3, to) == 3 && to[2] == 5);
         std::uint32_t first = channel.submit(echo, "abc", 3);
-        mf_completion completion = channel.wait(std::chrono::seconds(5));
+        dfly_completion completion = channel.wait(std::chrono::seconds(5));
         HOLDS(completion.sequence == first && completion.length == 3);
-        mayfly::channel moved = std::move(channel);
+        dayfly::channel moved = std::move(channel);
         char output[3];
         HOLDS(moved.call(echo, "xyz", 3, output, sizeof output) == 3 && output[0] == 'x');
     }
-    HOLDS(thrown_by([&] { mayfly::channel(lease, 9); }) == MF_NOT_FOUND);
+    HOLDS(thrown_by([&] { dayfly::channel(lease, 9); }) == DFLY_NOT_FOUND);
 }
 
 static void leases_straight_from_nodes(const char *library) {
-    mayfly::client client;
-    mayfly::allowance_options allowance;
+    dayfly::client client;
+    dayfly::allowance_options allowance;
     allowance.workers = 2;
-    mayfly::lease_options options;
-    options.mode = mayfly::mode::warm;
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
     options.workers = 2;
     client.lease(options); // the node has reached its manager
-    mayfly::client direct = client.allowance(allowance);
-    mayfly::lease lease = direct.lease(options);
-    mf_code code = lease.load_library(library);
-    mayfly::channel channel(lease, 0);
-    mayfly::function echo = channel.load(code, "echo", mayfly::form::checked);
+    dayfly::client direct = client.allowance(allowance);
+    dayfly::lease lease = direct.lease(options);
+    dfly_code code = lease.load_library(library);
+    dayfly::channel channel(lease, 0);
+    dayfly::function echo = channel.load(code, "echo", dayfly::form::checked);
     char output[3];
     HOLDS(channel.call(echo, "xyz", 3, output, sizeof output) == 3 && output[2] == 'z');
 }
 
 static void parts_of_a_lease(const char *library) {
-    mayfly::invoker whole;
-    mayfly::lease_options options;
-    options.mode = mayfly::mode::warm;
+    dayfly::invoker whole;
+    dayfly::lease_options options;
+    options.mode = dayfly::mode::warm;
     options.workers = 2;
     whole.allocate(library, options);
-    whole.declare("echo", mayfly::form::checked);
-    mayfly::delegation part = whole.delegate(1, std::chrono::minutes(1));
-    mayfly::invoker other;
+    whole.declare("echo", dayfly::form::checked);
+    dayfly::delegation part = whole.delegate(1, std::chrono::minutes(1));
+    dayfly::invoker other;
     char output[4];
-    other.use(mayfly::delegation(part.text()), library);
-    other.declare("echo", mayfly::form::checked);
+    other.use(dayfly::delegation(part.text()), library);
+    other.declare("echo", dayfly::form::checked);
     HOLDS(other.workers() == 1);
     HOLDS(other.call("echo", "part", 4, output, sizeof output) == 4 && output[3] == 't');
     HOLDS(whole.call("echo", "rest", 4, output, sizeof output) == 4 && output[3] == 't');
     whole.take_back(part);
-    HOLDS(thrown_by([&] { whole.take_back(part); }) == MF_NOT_FOUND);
-    HOLDS(thrown_by([&] { mayfly::delegation("nonsense"); }) == MF_INVALID_REQUEST);
+    HOLDS(thrown_by([&] { whole.take_back(part); }) == DFLY_NOT_FOUND);
+    HOLDS(thrown_by([&] { dayfly::delegation("nonsense"); }) == DFLY_INVALID_REQUEST);
 }
 
 int main(int argc, char **argv) {

@@ -4,7 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 
 #define HOLDS(what)                                                                                                    \
     do {                                                                                                               \
@@ -14,14 +14,14 @@
         }                                                                                                              \
     } while (0)
 
-template <typename Body> static mf_status thrown_by(Body body) {
+template <typename Body> static dfly_status thrown_by(Body body) {
     try {
         body();
-    } catch (const mayfly::error &error) {
+    } catch (const dayfly::error &error) {
         HOLDS(*error.what() != 0 && *error.name() != 0 && *error.remedy() != 0);
         return error.code();
     }
-    return MF_OK;
+    return DFLY_OK;
 }
 
 #endif

@@ -1,4 +1,4 @@
-// What the C++ header promises of groups, held by each rank of one: mayfly run --ranks N ./groups [mismatch|die], or
+// What the C++ header promises of groups, held by each rank of one: dayfly run --ranks N ./groups [mismatch|die], or
 // ./groups meet RENDEZVOUS KEY RANKS without it.
 #include "check.hpp"
 
@@ -7,28 +7,28 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
-#include <mayfly/mayfly.hpp>
+#include <dayfly/dayfly.hpp>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-using mayfly::operation;
+using dayfly::operation;
 
 namespace {
 
 // What a program says of an error: its code and its message.
-template <typename Body> std::string message_of(mf_status code, Body body) {
+template <typename Body> std::string message_of(dfly_status code, Body body) {
     try {
         body();
-    } catch (const mayfly::error &error) {
+    } catch (const dayfly::error &error) {
         if (error.code() != code) {
-            std::fprintf(stderr, "%s instead of %s: %s\n", error.name(), mf_error_name(code), error.what());
+            std::fprintf(stderr, "%s instead of %s: %s\n", error.name(), dfly_error_name(code), error.what());
             std::exit(1);
         }
         return error.what();
     }
-    std::fprintf(stderr, "no %s\n", mf_error_name(code));
+    std::fprintf(stderr, "no %s\n", dfly_error_name(code));
     std::exit(1);
 }
 
@@ -55,7 +55,7 @@ std::vector<double> total(std::uint32_t ranks, std::size_t count) {
 }
 
 // The sum of `value` over all ranks, found by its type.
-template <typename T> void adds_up(const mayfly::group &group, T value) {
+template <typename T> void adds_up(const dayfly::group &group, T value) {
     T want{};
     for (std::uint32_t rank = 0; rank < group.size(); rank++) {
         want = static_cast<T>(want + value);
@@ -63,7 +63,7 @@ template <typename T> void adds_up(const mayfly::group &group, T value) {
     HOLDS(group.allreduce(value, operation::sum) == want);
 }
 
-void datatypes_are_deduced(const mayfly::group &group) {
+void datatypes_are_deduced(const dayfly::group &group) {
     adds_up<signed char>(group, -1);
     adds_up<char>(group, 1);
     adds_up<short>(group, -2);
@@ -80,18 +80,18 @@ void datatypes_are_deduced(const mayfly::group &group) {
     adds_up<std::complex<float>>(group, {1, -2});
     adds_up<std::complex<double>>(group, {0.5, 3});
     HOLDS(group.allreduce(group.rank() == 0, operation::logical_or));
-    HOLDS(group.allreduce(mayfly::with_place<double>{-1.0 * group.rank(), group.rank()}, operation::max_at).place == 0);
-    HOLDS(group.allreduce(mayfly::with_place<std::int64_t>{7, group.rank()}, operation::min_at).place == 0);
+    HOLDS(group.allreduce(dayfly::with_place<double>{-1.0 * group.rank(), group.rank()}, operation::max_at).place == 0);
+    HOLDS(group.allreduce(dayfly::with_place<std::int64_t>{7, group.rank()}, operation::min_at).place == 0);
 }
 
-void buffers_are_whatever_has_elements_in_a_row(const mayfly::group &group) {
+void buffers_are_whatever_has_elements_in_a_row(const dayfly::group &group) {
     const std::uint32_t next = (group.rank() + 1) % group.size();
     const std::uint32_t last = (group.rank() + group.size() - 1) % group.size();
     double array[3] = {1.0 * group.rank(), 2, 3}, came[5];
     std::array<double, 3> standard{};
-    mayfly::message message = group.sendrecv(array, next, 1, came, last, 1);
+    dayfly::message message = group.sendrecv(array, next, 1, came, last, 1);
     HOLDS(message.source == last && message.tag == 1 && message.count<double>() == 3 && came[0] == last);
-    group.sendrecv(mayfly::span<double>(array, 3), next, 2, standard, last, mayfly::any_tag);
+    group.sendrecv(dayfly::span<double>(array, 3), next, 2, standard, last, dayfly::any_tag);
     HOLDS(standard[0] == last && standard[2] == 3);
     std::string text = group.rank() == 0 ? "from rank 0" : "           ";
     group.bcast(text);
@@ -101,15 +101,15 @@ void buffers_are_whatever_has_elements_in_a_row(const mayfly::group &group) {
     HOLDS(number == static_cast<int>(group.size()) - 1);
     group.send(number, group.rank(), 9);
     HOLDS(group.probe(group.rank(), 9).length == sizeof number && group.iprobe(group.rank(), 9));
-    HOLDS(!group.iprobe(mayfly::any_rank, 10));
+    HOLDS(!group.iprobe(dayfly::any_rank, 10));
     std::byte bytes[1];
-    HOLDS(says(message_of(MF_TRUNCATED, [&] { group.recv(bytes, group.rank(), 9); }), "4 bytes"));
-    group.send(number, mayfly::no_rank);
-    HOLDS(group.recv(number, mayfly::no_rank).source == mayfly::no_rank);
+    HOLDS(says(message_of(DFLY_TRUNCATED, [&] { group.recv(bytes, group.rank(), 9); }), "4 bytes"));
+    group.send(number, dayfly::no_rank);
+    HOLDS(group.recv(number, dayfly::no_rank).source == dayfly::no_rank);
     group.barrier();
 }
 
-void collectives_move_what_they_should(const mayfly::group &group) {
+void collectives_move_what_they_should(const dayfly::group &group) {
     const std::uint32_t rank = group.rank(), size = group.size(), root = size - 1;
     const std::vector<double> own = elements(rank, 5);
     std::vector<double> all, part(5), sums = total(size, 5);
@@ -177,14 +177,14 @@ struct thrown : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-void functions_are_operations(const mayfly::group &group) {
+void functions_are_operations(const dayfly::group &group) {
     const double rank = group.rank();
     double norm = 0;
     for (std::uint32_t r = 0; r < group.size(); r++) {
         norm = std::hypot(norm, r);
     }
     const auto hypot = [](double a, double b) { return std::hypot(a, b); };
-    HOLDS(std::abs(group.allreduce(rank, mayfly::commutative(hypot)) - norm) < 1e-12);
+    HOLDS(std::abs(group.allreduce(rank, dayfly::commutative(hypot)) - norm) < 1e-12);
     // The first that is not zero: the order of the ranks matters.
     int calls = 0;
     const auto first = [&calls](double a, double b) {
@@ -194,10 +194,10 @@ void functions_are_operations(const mayfly::group &group) {
     HOLDS(group.allreduce(rank, first) == (group.size() > 1 ? 1 : 0));
     HOLDS(group.allreduce(calls, operation::max) > 0 || group.size() == 1);
     double found = 0;
-    mayfly::request going = group.iallreduce(rank, found, first);
+    dayfly::request going = group.iallreduce(rank, found, first);
     going.wait();
     HOLDS(found == (group.size() > 1 ? 1 : 0));
-    going = group.iallreduce(rank, found, mayfly::commutative(hypot));
+    going = group.iallreduce(rank, found, dayfly::commutative(hypot));
     going.wait();
     HOLDS(std::abs(found - norm) < 1e-12);
     // What it throws comes out, on the ranks where it is called, and the group goes on.
@@ -210,16 +210,16 @@ void functions_are_operations(const mayfly::group &group) {
     HOLDS(group.allreduce(threw, operation::logical_or));
 }
 
-void requests_end_and_can_be_cancelled(const mayfly::group &group) {
+void requests_end_and_can_be_cancelled(const dayfly::group &group) {
     const std::uint32_t next = (group.rank() + 1) % group.size();
     const std::uint32_t last = (group.rank() + group.size() - 1) % group.size();
     const std::vector<double> out = elements(group.rank(), 100000);
     std::vector<double> in(out.size()), all(group.size()), sum(1);
     double rank = group.rank();
     {
-        mayfly::request receiving = group.irecv(in, last, 3), sending = group.isend(out, next, 3);
-        mayfly::request gathering = group.iallgather(rank, all), adding = group.iallreduce(rank, sum, operation::sum);
-        mayfly::request barrier = group.ibarrier();
+        dayfly::request receiving = group.irecv(in, last, 3), sending = group.isend(out, next, 3);
+        dayfly::request gathering = group.iallgather(rank, all), adding = group.iallreduce(rank, sum, operation::sum);
+        dayfly::request barrier = group.ibarrier();
         HOLDS(receiving.wait().count<double>() == in.size());
         sending.wait(), gathering.wait(), adding.wait(), barrier.wait();
         HOLDS(receiving.test()->source == last);
@@ -229,13 +229,13 @@ void requests_end_and_can_be_cancelled(const mayfly::group &group) {
         HOLDS(all[r] == r);
     }
     {
-        mayfly::request never = group.irecv(in, last, 4);
+        dayfly::request never = group.irecv(in, last, 4);
         HOLDS(!never.test());
     }
     HOLDS(in == elements(last, in.size()));
 }
 
-void every_collective_goes_on_in_the_background_too(const mayfly::group &group) {
+void every_collective_goes_on_in_the_background_too(const dayfly::group &group) {
     const std::vector<std::size_t> ones(group.size(), 1);
     const std::vector<double> own = elements(group.rank(), group.size());
     const double one = own[0];
@@ -245,7 +245,7 @@ void every_collective_goes_on_in_the_background_too(const mayfly::group &group) 
         later(b).wait();
         HOLDS(a == b);
     };
-    const auto first = [](std::vector<double> &into) { return mayfly::span<double>(into.data(), 1); };
+    const auto first = [](std::vector<double> &into) { return dayfly::span<double>(into.data(), 1); };
     alike([&](auto &to) { group.bcast(to, 0); }, [&](auto &to) { return group.ibcast(to, 0); });
     alike([&](auto &to) { group.gather(one, to, 0); }, [&](auto &to) { return group.igather(one, to, 0); });
     alike([&](auto &to) { group.gatherv(one, to, ones, 0); },
@@ -270,19 +270,19 @@ void every_collective_goes_on_in_the_background_too(const mayfly::group &group) 
           [&](auto &to) { return group.iexscan(own, to, operation::sum); });
 }
 
-void parts_are_groups(const mayfly::group &group) {
-    std::optional<mayfly::group> half = group.split(group.rank() % 2);
+void parts_are_groups(const dayfly::group &group) {
+    std::optional<dayfly::group> half = group.split(group.rank() % 2);
     HOLDS(half && half->rank() == group.rank() / 2 && half->member(half->rank()) == group.rank());
-    std::optional<mayfly::group> rest = group.split(group.rank() ? std::optional<std::uint32_t>(0) : std::nullopt);
+    std::optional<dayfly::group> rest = group.split(group.rank() ? std::optional<std::uint32_t>(0) : std::nullopt);
     HOLDS(rest.has_value() == (group.rank() != 0));
-    mayfly::group same = group.dup();
+    dayfly::group same = group.dup();
     group.send(1, group.rank(), 2);
     HOLDS(!same.iprobe(group.rank(), 2) && group.iprobe(group.rank(), 2));
 }
 
-void misuse_is_thrown(const mayfly::group &group) {
+void misuse_is_thrown(const dayfly::group &group) {
     std::vector<double> one(1), three(3);
-    const auto refused = [](const char *words, auto body) { HOLDS(says(message_of(MF_INVALID_REQUEST, body), words)); };
+    const auto refused = [](const char *words, auto body) { HOLDS(says(message_of(DFLY_INVALID_REQUEST, body), words)); };
     refused("as many elements as each rank gives", [&] { group.allreduce(one, three, operation::sum); });
     refused("bitwise or of f64", [&] { group.allreduce(1.0, operation::bit_or); });
     refused("there is no rank", [&] { group.send(one, group.size()); });
@@ -293,14 +293,14 @@ void misuse_is_thrown(const mayfly::group &group) {
     group.barrier();
 }
 
-void mismatch(const mayfly::group &group) {
-    const std::string said = message_of(MF_MISMATCH, [&] {
+void mismatch(const dayfly::group &group) {
+    const std::string said = message_of(DFLY_MISMATCH, [&] {
         group.rank() == 0 ? (void)group.allreduce(1, operation::sum) : (void)group.allgather(1);
     });
     HOLDS(says(said, "rank 0 called allreduce of 4 bytes with sum of i32") && says(said, "called allgather of 4 bytes"));
 }
 
-void die(const mayfly::group &group) {
+void die(const dayfly::group &group) {
     const std::uint32_t victim = group.size() - 1;
     const std::string name = "rank " + std::to_string(victim);
     int got = 0;
@@ -312,14 +312,14 @@ void die(const mayfly::group &group) {
         std::raise(SIGKILL);
     }
     group.send(got, victim, 1);
-    HOLDS(says(message_of(MF_RANK_LOST, [&] { group.recv(got, victim); }), name));
-    HOLDS(says(message_of(MF_RANK_LOST, [&] { group.barrier(); }), name));
-    mayfly::group rest = group.shrink();
+    HOLDS(says(message_of(DFLY_RANK_LOST, [&] { group.recv(got, victim); }), name));
+    HOLDS(says(message_of(DFLY_RANK_LOST, [&] { group.barrier(); }), name));
+    dayfly::group rest = group.shrink();
     HOLDS(rest.size() == victim && rest.allreduce(1u, operation::sum) == victim);
 }
 
-mayfly::group meet(char **where) {
-    mayfly::group_options options;
+dayfly::group meet(char **where) {
+    dayfly::group_options options;
     options.rendezvous = where[0];
     options.key = where[1];
     options.ranks = static_cast<std::uint32_t>(std::atoi(where[2]));
@@ -328,23 +328,23 @@ mayfly::group meet(char **where) {
     options.deadline = std::chrono::seconds(2);
     options.run = "1";
     options.secret = "short";
-    message_of(MF_INVALID_REQUEST, [&] { mayfly::group(options).barrier(); });
+    message_of(DFLY_INVALID_REQUEST, [&] { dayfly::group(options).barrier(); });
     options.secret = "00112233445566778899aabbccddeeff";
     {
-        mayfly::group impatient(options);
+        dayfly::group impatient(options);
         int nothing = 0;
-        message_of(MF_TIMED_OUT, [&] { impatient.recv(nothing, mayfly::any_rank, 55); });
+        message_of(DFLY_TIMED_OUT, [&] { impatient.recv(nothing, dayfly::any_rank, 55); });
     }
     options.run = "2";
     options.deadline = std::chrono::minutes(1);
-    return mayfly::group(options);
+    return dayfly::group(options);
 }
 
 } // namespace
 
 int main(int argc, char **argv) try {
     const std::string what = argc > 1 ? argv[1] : "";
-    const mayfly::group group = what == "meet" ? meet(argv + 2) : mayfly::group();
+    const dayfly::group group = what == "meet" ? meet(argv + 2) : dayfly::group();
     if (what == "mismatch") {
         mismatch(group);
     } else if (what == "die") {
@@ -360,7 +360,7 @@ int main(int argc, char **argv) try {
         misuse_is_thrown(group);
     }
     std::cout << "all held on " << group.rank() << " of " << group.size() << std::endl;
-} catch (const mayfly::error &error) {
+} catch (const dayfly::error &error) {
     std::cerr << error.what() << " [" << error.name() << "] " << error.remedy() << std::endl;
     return 1;
 }

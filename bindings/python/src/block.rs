@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use mayfly_client::Received;
+use dayfly_client::Received;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -28,7 +28,7 @@ impl Memory {
 
 /// A payload that exports the buffer protocol. Views hold a reference to it, so the memory is given back exactly when the
 /// last view is gone.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Block {
     memory: Guarded<Memory>,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use mayfly_client::{
+use dayfly_client::{
     AllowanceOptions, ChannelOptions, Client as Inner, Connection, Delegation, Geometry, HostPath, Lease as InnerLease,
     LeaseOptions, Mode, Placement, PoolOptions, Printed as ClientPrinted, Reader, Runtime, Sandbox, Stream,
     TasksOptions, Transport,
@@ -21,7 +21,7 @@ use crate::pool::Pool;
 use crate::tasks::Tasks;
 
 /// A client of a manager, or of one node.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Client {
     inner: Guarded<Inner>,
 }
@@ -282,7 +282,7 @@ fn parse(mode: &str) -> PyResult<Mode> {
 }
 
 /// The right to some workers.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Lease {
     inner: Guarded<InnerLease>,
 }
@@ -391,7 +391,7 @@ impl Lease {
 }
 
 /// Reads what a lease's workers print, from the beginning.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Printed {
     reader: Guarded<Mutex<Reader>>,
 }

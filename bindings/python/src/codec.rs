@@ -10,8 +10,8 @@
 //!
 //! so that the buffers stand aligned at the front and everything about them comes behind. Little-endian throughout.
 
-use mayfly_client::{Buffer, Input, Received};
-use mayfly_protocol::tasks::parts;
+use dayfly_client::{Buffer, Input, Received};
+use dayfly_protocol::tasks::parts;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -35,11 +35,11 @@ pub mod form {
     /// The bytes before are the only argument, a `bytes` object.
     pub const BYTES: u8 = 4;
     /// JSON: an object with the list `arguments` and the object `keywords`; the result is wanted as JSON.
-    pub const JSON: u8 = mayfly_protocol::tasks::JSON_CALL;
+    pub const JSON: u8 = dayfly_protocol::tasks::JSON_CALL;
     /// One of the others, and answers of tasks that stand in its arguments.
-    pub const WITH_ANSWERS: u8 = mayfly_protocol::tasks::CALL_WITH_ANSWERS;
+    pub const WITH_ANSWERS: u8 = dayfly_protocol::tasks::CALL_WITH_ANSWERS;
     /// One of the others, and a rank's invitation to its group.
-    pub const OF_RANK: u8 = mayfly_protocol::tasks::CALL_OF_RANK;
+    pub const OF_RANK: u8 = dayfly_protocol::tasks::CALL_OF_RANK;
 }
 
 /// What a response's payload is.
@@ -51,9 +51,9 @@ pub mod answer {
     /// The bytes before are the result, a `bytes` object.
     pub const BYTES: u8 = 2;
     /// JSON.
-    pub const JSON: u8 = mayfly_protocol::tasks::JSON_ANSWER;
+    pub const JSON: u8 = dayfly_protocol::tasks::JSON_ANSWER;
     /// Answers of all ranks of a group.
-    pub const OF_RANKS: u8 = mayfly_protocol::tasks::ANSWERS_OF_RANKS;
+    pub const OF_RANKS: u8 = dayfly_protocol::tasks::ANSWERS_OF_RANKS;
 }
 
 /// Set in the last byte when buffers travel beside the pickle.
@@ -98,7 +98,7 @@ impl Codec {
     /// One that makes nothing but data of what it reads, whoever wrote it: see ``_reader.py``.
     pub fn restricted(py: Python<'_>) -> PyResult<Self> {
         Ok(Self {
-            loads: py.import("mayfly._reader")?.getattr("loads")?.unbind(),
+            loads: py.import("dayfly._reader")?.getattr("loads")?.unbind(),
             ..Self::new(py)?
         })
     }
@@ -218,7 +218,7 @@ impl Codec {
     pub fn decode_small<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let Some((last, content)) = payload.split_last() else {
             return Err(PyValueError::new_err(
-                "an empty answer; client and worker run different versions of mayfly",
+                "an empty answer; client and worker run different versions of dayfly",
             ));
         };
         match *last {

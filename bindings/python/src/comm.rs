@@ -1,14 +1,14 @@
-//! Communicators for Python: what `mayfly.MPI` is made of.
+//! Communicators for Python: what `dayfly.MPI` is made of.
 
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::raw::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mayfly_comm::membership::Membership;
-use mayfly_comm::road::{Lost, Road, Via};
-use mayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_comm::membership::Membership;
+use dayfly_comm::road::{Lost, Road, Via};
+use dayfly_comm::{ANY_SOURCE, ANY_TAG, Communicator as Inner, Datatype, Invitation, Operation, Options, Scope, World};
+use dayfly_protocol::error::{Code, Failure};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
 }
 
 /// What a reduction does with elements.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Op {
     operation: Operation,
 }
@@ -164,7 +164,7 @@ impl Job {
     }
 
     /// Starts it in the background.
-    fn start<'env>(&'env mut self, scope: &Scope<'env>) -> Result<mayfly_comm::Request, Failure> {
+    fn start<'env>(&'env mut self, scope: &Scope<'env>) -> Result<dayfly_comm::Request, Failure> {
         let Self {
             kind,
             own,
@@ -202,12 +202,12 @@ impl Job {
 /// What a receive found: source, tag, bytes.
 type Found = (u32, u32, u64);
 
-fn found(status: mayfly_comm::Status) -> Found {
+fn found(status: dayfly_comm::Status) -> Found {
     (status.source, status.tag, status.length)
 }
 
 /// A rank's view of a group.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Communicator {
     inner: Guarded<Arc<Inner>>,
     /// For each rank of it the lowest one of the whole group that runs on the same host.
@@ -522,7 +522,7 @@ fn own_type(py: Python<'_>, own: Option<&Memory>, into: Option<&Memory>, combine
 }
 
 /// A request is made with the work that it is for.
-fn unreachable_work() -> Result<mayfly_comm::Request, Failure> {
+fn unreachable_work() -> Result<dayfly_comm::Request, Failure> {
     Err(Failure::new(
         Code::Internal,
         "a request was made for other work than it is for; report this",
@@ -540,7 +540,7 @@ enum Work {
 struct UnderWay {
     // In this order: the scope ends before its memory, and both before what they are of.
     scope: Scope<'static>,
-    request: mayfly_comm::Request,
+    request: dayfly_comm::Request,
     _work: Kept,
     _comm: Arc<Inner>,
 }
@@ -559,7 +559,7 @@ impl Drop for Kept {
 unsafe impl Send for UnderWay {}
 
 /// An operation in the background.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Request {
     under_way: Guarded<Mutex<Option<UnderWay>>>,
 }
@@ -568,7 +568,7 @@ impl Request {
     fn start(
         of: &Bound<'_, Communicator>,
         work: Work,
-        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut Work) -> Result<mayfly_comm::Request, Failure> + Send,
+        start: impl for<'env> FnOnce(&Scope<'env>, &'env mut Work) -> Result<dayfly_comm::Request, Failure> + Send,
     ) -> PyResult<Self> {
         let py = of.py();
         let comm = Arc::clone(of.get().inner.get(py)?);

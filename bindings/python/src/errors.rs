@@ -1,13 +1,13 @@
-//! Errors as `mayfly.Error` and its subclasses.
+//! Errors as `dayfly.Error` and its subclasses.
 
-use mayfly_client::{CallError, Code, Error, Status};
+use dayfly_client::{CallError, Code, Error, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 /// The exception for a code and a sentence.
 pub fn raise(py: Python<'_>, code: Code, message: &str) -> PyErr {
     let made = py
-        .import("mayfly._errors")
+        .import("dayfly._errors")
         .and_then(|module| module.call_method1("error_for", (code.name(), message)));
     match made {
         Ok(error) => PyErr::from_value(error),
@@ -22,16 +22,16 @@ pub fn from_error(py: Python<'_>, error: &Error) -> PyErr {
 /// A call ended well, and its result could not be unpickled here.
 pub fn unreadable(py: Python<'_>, error: PyErr) -> PyErr {
     let made = py
-        .import("mayfly._errors")
+        .import("dayfly._errors")
         .and_then(|module| module.call_method1("unreadable", (error.value(py),)));
     made.map_or(error, PyErr::from_value)
 }
 
-/// What a call ended with: the function's own exception, or Mayfly's.
+/// What a call ended with: the function's own exception, or Dayfly's.
 pub fn from_call(py: Python<'_>, error: &CallError) -> PyErr {
     if error.status == Some(Status::PythonException) {
         let unpacked = py
-            .import("mayfly._errors")
+            .import("dayfly._errors")
             .and_then(|module| module.call_method1("unpack_exception", (PyBytes::new(py, &error.payload),)));
         return match unpacked {
             Ok(error) => PyErr::from_value(error),

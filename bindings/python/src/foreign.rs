@@ -1,9 +1,9 @@
 //! What another tenant may have made, until somebody says how far it is trusted.
 
-use mayfly_client::{CallError, Status};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::TaskOutcome;
+use dayfly_client::{CallError, Status};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::TaskOutcome;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -11,7 +11,7 @@ use crate::codec::Codec;
 use crate::errors::{from_call, unreadable};
 
 /// A result or an exception, unread.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Foreign {
     /// Who may have made it; an empty name for somebody who is not known any more.
     #[pyo3(get)]
@@ -66,7 +66,7 @@ impl Foreign {
 /// What a function raised that nobody trusts.
 pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
     let made = py
-        .import("mayfly._trust")
+        .import("dayfly._trust")
         .and_then(|module| module.call_method1("unpack_exception", (PyBytes::new(py, packed),)));
     made.map_or_else(|error| error, PyErr::from_value)
 }
@@ -74,7 +74,7 @@ pub fn raised(py: Python<'_>, packed: &[u8]) -> PyErr {
 /// Why the result of a call was not read.
 pub fn untrusted(py: Python<'_>, error: PyErr, owners: &[String]) -> PyErr {
     let made = py
-        .import("mayfly._trust")
+        .import("dayfly._trust")
         .and_then(|module| module.call_method1("untrusted", (error.value(py), owners.to_vec())));
     made.map_or_else(|error| error, PyErr::from_value)
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mayfly_client::Code;
+use dayfly_client::Code;
 use pyo3::prelude::*;
 
 use crate::errors::raise;
@@ -55,7 +55,7 @@ impl<T> Guarded<T> {
         Err(raise(
             py,
             Code::Forked,
-            "this client was inherited through a fork and belongs to the parent process; call mayfly.connect() in the child",
+            "this client was inherited through a fork and belongs to the parent process; call dayfly.connect() in the child",
         ))
     }
 

@@ -1,4 +1,4 @@
-//! The native module of the Python package `mayfly`: the executor's runtime, and the client's hot path.
+//! The native module of the Python package `dayfly`: the executor's runtime, and the client's hot path.
 
 mod block;
 mod client;
@@ -14,7 +14,7 @@ mod shared;
 mod storage;
 mod tasks;
 
-use mayfly_executor::ExecutorError;
+use dayfly_executor::ExecutorError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 #[pyfunction]
 fn executor_main(py: Python<'_>) -> PyResult<()> {
     let mut runtime = runtime::PythonRuntime::new(py)?;
-    match py.detach(|| mayfly_executor::run(&mut runtime)) {
+    match py.detach(|| dayfly_executor::run(&mut runtime)) {
         // The node ended the lease while something was being said to it.
         Err(ExecutorError::Control(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| PyRuntimeError::new_err(error.to_string())),

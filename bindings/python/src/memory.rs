@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use mayfly_comm::Datatype;
-use mayfly_protocol::error::Code;
+use dayfly_comm::Datatype;
+use dayfly_protocol::error::Code;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ fn refuse(py: Python<'_>, message: &str) -> PyErr {
 }
 
 /// Contiguous memory of another object's, kept as long as this is. Its own buffer is its bytes.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Memory {
     start: *mut c_void,
     length: usize,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     Buffer, CallId, CallOptions, Code, CodeHash, Delegation, Form, FunctionId, Input, Outcome, Output,
     Pool as ClientPool, Status, WorkerIndex,
 };
@@ -111,7 +111,7 @@ impl Shared {
 }
 
 /// How a call is to be treated.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Options {
     options: CallOptions,
 }
@@ -142,7 +142,7 @@ impl Options {
 }
 
 /// Calls spread over the workers of a lease.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Pool {
     shared: Guarded<Arc<Shared>>,
     codec: Codec,
@@ -439,7 +439,7 @@ impl Pool {
     }
 
     fn __repr__(&self) -> String {
-        format!("<mayfly pool over {}>", self.shared.peek().pool.transport())
+        format!("<dayfly pool over {}>", self.shared.peek().pool.transport())
     }
 }
 
@@ -496,7 +496,7 @@ pub fn with_bytes<T>(data: &Bound<'_, PyAny>, with: impl FnOnce(&[u8]) -> PyResu
 }
 
 /// One call.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Call {
     shared: Guarded<Arc<Shared>>,
     id: CallId,
@@ -504,7 +504,7 @@ pub struct Call {
 }
 
 /// A failure where a result would be: the exception that the call ended with.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Failure {
     #[pyo3(get)]
     pub error: Py<PyAny>,

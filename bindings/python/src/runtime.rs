@@ -1,4 +1,4 @@
-//! The executor's side: Python functions as [`mayfly_executor::Runtime`] calls them.
+//! The executor's side: Python functions as [`dayfly_executor::Runtime`] calls them.
 //!
 //! The interpreter's main thread runs the executor's loop with the interpreter's lock released, and takes it only between
 //! the arrival of an invocation and its reply.
@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mayfly_client::{CodeHash, Form, Status};
-use mayfly_executor::native::NativeRuntime;
-use mayfly_executor::{Call, Runtime, forked};
-use mayfly_protocol::executor::LoadFunction;
-use mayfly_protocol::tasks::{MAKERS_OF_ANSWERS, parts};
+use dayfly_client::{CodeHash, Form, Status};
+use dayfly_executor::native::NativeRuntime;
+use dayfly_executor::{Call, Runtime, forked};
+use dayfly_protocol::executor::LoadFunction;
+use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, parts};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3::{ffi, intern};
@@ -45,7 +45,7 @@ enum Function {
 
 enum Fault {
     Raised(PyErr),
-    /// The function raised this, as [text](mayfly_protocol::exception) alone.
+    /// The function raised this, as [text](dayfly_protocol::exception) alone.
     Described(Vec<u8>),
     TooLarge(String),
 }
@@ -64,7 +64,7 @@ impl From<PyErr> for Fault {
 
 impl PythonRuntime {
     pub fn new(py: Python<'_>) -> PyResult<Self> {
-        let worker = py.import("mayfly._worker")?;
+        let worker = py.import("dayfly._worker")?;
         let version = py.version_info();
         let version = format!("{}.{}.{}", version.major, version.minor, version.patch);
         let cloudpickle: String = py.import("cloudpickle")?.getattr("__version__")?.extract()?;
@@ -307,7 +307,7 @@ impl PythonRuntime {
             form::BYTES => function.call1((argument,))?,
             other => {
                 let text =
-                    format!("an unknown form of call {other}; client and worker run different versions of mayfly");
+                    format!("an unknown form of call {other}; client and worker run different versions of dayfly");
                 return Err(pyo3::exceptions::PyValueError::new_err(text).into());
             }
         };

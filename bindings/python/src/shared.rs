@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use mayfly_client::Buffer;
+use dayfly_client::Buffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ fn known() -> MutexGuard<'static, BTreeMap<usize, (Weak<Buffer>, usize)>> {
 }
 
 /// Memory shared with a worker, writable.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct SharedMemory {
     buffer: Guarded<Arc<Buffer>>,
     length: usize,

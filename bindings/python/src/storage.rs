@@ -1,15 +1,15 @@
 //! Object storage, for checkpoints and scripts that lie there.
 
 use bytes::Bytes;
-use mayfly_protocol::error::Failure;
-use mayfly_storage::{Blocking, Place};
+use dayfly_protocol::error::Failure;
+use dayfly_storage::{Blocking, Place};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
 
 /// Objects by name, in a bucket or a directory.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Objects {
     place: Place,
 }
@@ -53,13 +53,13 @@ impl Objects {
     }
 
     fn __repr__(&self) -> String {
-        format!("<mayfly._native.Objects in {}>", self.place)
+        format!("<dayfly._native.Objects in {}>", self.place)
     }
 }
 
 /// Deletes what the ranks of a group have left in a store.
 #[pyfunction]
 pub fn clear_store(py: Python<'_>, url: &str, group: &str) -> PyResult<()> {
-    py.detach(|| mayfly_comm::stored::clear(&Place::parse(url)?, group))
+    py.detach(|| dayfly_comm::stored::clear(&Place::parse(url)?, group))
         .map_err(|failure| raise(py, failure.code, &failure.message))
 }

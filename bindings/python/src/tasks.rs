@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{CallError, Status, Tasks as ClientTasks};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::ids::{FunctionId, TaskId};
-use mayfly_protocol::tasks::{FunctionRegistration, TaskOptions as Options, TaskOutcome};
+use dayfly_client::{CallError, Status, Tasks as ClientTasks};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::ids::{FunctionId, TaskId};
+use dayfly_protocol::tasks::{FunctionRegistration, TaskOptions as Options, TaskOutcome};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ use crate::guard::Guarded;
 use crate::pool::{Failure, SLICE, deadline, with_bytes};
 
 /// How tasks are treated.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct TaskOptions {
     options: Arc<Options>,
 }
@@ -39,7 +39,7 @@ impl TaskOptions {
 }
 
 /// Durable tasks of one tag.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Tasks {
     tasks: Guarded<Arc<ClientTasks>>,
     codec: Codec,
@@ -252,12 +252,12 @@ impl Tasks {
     }
 
     fn __repr__(&self) -> String {
-        format!("<mayfly tasks {}>", self.tasks.peek().tag())
+        format!("<dayfly tasks {}>", self.tasks.peek().tag())
     }
 }
 
 /// One task.
-#[pyclass(frozen, module = "mayfly._native")]
+#[pyclass(frozen, module = "dayfly._native")]
 pub struct Task {
     tasks: Guarded<Arc<ClientTasks>>,
     id: TaskId,
@@ -268,7 +268,7 @@ impl Task {
     fn answer<'py>(
         &self,
         py: Python<'py>,
-        outcome: Result<Option<TaskOutcome>, mayfly_client::Error>,
+        outcome: Result<Option<TaskOutcome>, dayfly_client::Error>,
         raw: bool,
         tasks: &Tasks,
     ) -> PyResult<Bound<'py, PyAny>> {

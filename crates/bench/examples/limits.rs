@@ -1,14 +1,14 @@
-//! Prints what this machine can do, with no Mayfly code on the way. With a directory as its argument it also draws the
+//! Prints what this machine can do, with no Dayfly code on the way. With a directory as its argument it also draws the
 //! distributions of the round trips there, as `limits.png` and `limits.svg`.
 
-use mayfly_bench::baseline::{
+use dayfly_bench::baseline::{
     Baseline, CacheLine, Copy, CopyInPeer, Cores, Futex, Ring, Spawn, TcpEcho, TcpSink, TlsEcho, pin,
 };
-use mayfly_bench::busy::Watch;
-use mayfly_bench::machine::Machine;
-use mayfly_bench::picture::{Picture, Series};
-use mayfly_bench::table::{Table, bandwidth, duration, rate};
-use mayfly_bench::{Error, Plan, measure};
+use dayfly_bench::busy::Watch;
+use dayfly_bench::machine::Machine;
+use dayfly_bench::picture::{Picture, Series};
+use dayfly_bench::table::{Table, bandwidth, duration, rate};
+use dayfly_bench::{Error, Plan, measure};
 
 const MIB: usize = 1 << 20;
 

@@ -1,4 +1,4 @@
-/* The functions that `mayfly bench` invokes, in both forms. */
+/* The functions that `dayfly bench` invokes, in both forms. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -276,7 +276,7 @@ mod tests {
                 stolen: 0,
                 cores: 2,
             },
-            processes: BTreeMap::from([(10, process(1, "mayfly", 50)), (20, process(1, "cc1plus", 70))]),
+            processes: BTreeMap::from([(10, process(1, "dayfly", 50)), (20, process(1, "cc1plus", 70))]),
             own: Usage::default(),
         };
         let mut after = before.clone();
@@ -287,7 +287,7 @@ mod tests {
             cores: 2,
         };
         after.processes.insert(11, process(10, "worker", ours / 2));
-        after.processes.insert(10, process(1, "mayfly", 50 + ours - ours / 2));
+        after.processes.insert(10, process(1, "dayfly", 50 + ours - ours / 2));
         after.processes.insert(20, process(1, "cc1plus", 70 + theirs));
         after.own.waited_s = waited_ms as f64 / 1e3;
         between(&before, &after, &[10], Duration::from_secs(2), 100.0)

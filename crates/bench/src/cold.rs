@@ -1,8 +1,8 @@
-//! `mayfly bench cold`: from the request for a lease to the first result, stage by stage.
+//! `dayfly bench cold`: from the request for a lease to the first result, stage by stage.
 
 use std::time::Duration;
 
-use mayfly_client::{ChannelOptions, Client, CodeHash, Form, LeaseOptions, Mode, Runtime, Sandbox, WorkerIndex};
+use dayfly_client::{ChannelOptions, Client, CodeHash, Form, LeaseOptions, Mode, Runtime, Sandbox, WorkerIndex};
 
 use crate::alternate::{Plan, measure};
 use crate::baseline::{Baseline, Spawn};

@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use mayfly_comm::road::{Lost, Road, Via};
-use mayfly_comm::{Communicator, Datatype, Operation, Options};
+use dayfly_comm::road::{Lost, Road, Via};
+use dayfly_comm::{Communicator, Datatype, Operation, Options};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -68,7 +68,7 @@ pub struct Plan {
     /// Bytes of each message, or of each rank's part.
     pub sizes: Vec<usize>,
     /// Which algorithms ours use.
-    pub table: mayfly_comm::table::Table,
+    pub table: dayfly_comm::table::Table,
     /// Where the MPI program is compiled.
     pub cache: PathBuf,
     /// Interpreter of ranks in Python, with NumPy's arrays and beside mpi4py; none for ranks in Rust, beside C.
@@ -98,7 +98,7 @@ impl fmt::Display for Report {
             "{} of {} ranks over {}, microseconds, beside {peer} in the same run",
             self.op, self.ranks, self.transport
         );
-        let mut table = Table::new(&title, &["bytes", "Mayfly", peer, "ratio"]);
+        let mut table = Table::new(&title, &["bytes", "Dayfly", peer, "ratio"]);
         for row in &self.rows {
             let figures = [row.us, row.openmpi_us].map(|us| format!("{us:.2}"));
             let [us, openmpi_us] = figures;
@@ -357,8 +357,8 @@ fn ours_in_python(plan: &Plan, python: &Path, program: &Path) -> Result<Vec<f64>
         let words: Vec<String> = sockets.iter().map(ToString::to_string).collect();
         let transport = if plan.tcp { "tcp" } else { "shm" };
         let mut command = Command::new(python);
-        command.arg(program).arg("mayfly").args(arguments(plan));
-        command.env("MAYFLY_BENCH_RANK", format!("{transport} {rank} {}", words.join(" ")));
+        command.arg(program).arg("dayfly").args(arguments(plan));
+        command.env("DAYFLY_BENCH_RANK", format!("{transport} {rank} {}", words.join(" ")));
         command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
         let inherit = move || {
             for socket in sockets.iter().filter(|socket| **socket >= 0) {

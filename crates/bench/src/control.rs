@@ -1,4 +1,4 @@
-//! `mayfly bench control`: how many leases one manager grants while thousands of nodes are registered with it.
+//! `dayfly bench control`: how many leases one manager grants while thousands of nodes are registered with it.
 //!
 //! The manager is a real one in a process of its own; the nodes are simulated, each over its own connection to the real API.
 
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dayfly_protocol::api::{Connection, JoinToken, JoinTokenRequest, LeaseRequest, Mode};
+use dayfly_protocol::ids::PublicKey;
 use hyper::Method;
-use mayfly_protocol::api::{Connection, JoinToken, JoinTokenRequest, LeaseRequest, Mode};
-use mayfly_protocol::ids::PublicKey;
 use serde::Serialize;
 
 use crate::busy::{Noise, Watch};

@@ -1,7 +1,7 @@
 //! What can keep a measurement from being made or believed.
 
 use crate::busy::Busy;
-use mayfly_protocol::error::Code;
+use dayfly_protocol::error::Code;
 
 /// A measurement that was not made, or that must not be believed.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum Error {
         what: &'static str,
     },
     /// The raw TLS echo could not be set up or broke.
-    #[error("the raw TLS echo failed: {0}; this is a fault of the baseline, not of Mayfly")]
+    #[error("the raw TLS echo failed: {0}; this is a fault of the baseline, not of Dayfly")]
     Tls(String),
     /// A subject of the measurement failed; the text is its own.
     #[error("{0}")]

@@ -1,6 +1,6 @@
-//! `mayfly bench invoke`: invocations beside the raw limit that they cannot beat, in turns, in one run.
+//! `dayfly bench invoke`: invocations beside the raw limit that they cannot beat, in turns, in one run.
 
-use mayfly_client::{Client, Sandbox, Transport};
+use dayfly_client::{Client, Sandbox, Transport};
 
 use crate::alternate::{Plan, alternate};
 use crate::baseline::{Baseline, Copy, CopyInPeer, TcpEcho, matching};

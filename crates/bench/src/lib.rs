@@ -1,7 +1,7 @@
-//! Measures Mayfly beside the machine's own limits, in the same run.
+//! Measures Dayfly beside the machine's own limits, in the same run.
 //!
 //! - [`tsc`], [`stats`], [`alternate`]: reading time, describing latencies, measuring two things in turns.
-//! - [`baseline`]: what the machine itself can do, with no Mayfly code on the way.
+//! - [`baseline`]: what the machine itself can do, with no Dayfly code on the way.
 //! - [`comm`]: ranks of a group beside those of MPI; [`tune`]: their algorithms beside each other.
 //! - [`busy`]: whether the machine was quiet enough for the figures to be believed.
 //! - [`report`], [`table`], [`picture`]: figures for machines, for people, and to look at.

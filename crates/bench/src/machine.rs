@@ -25,8 +25,8 @@ pub struct Machine {
     /// Frequency governor of the first core, when the system tells.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub governor: Option<String>,
-    /// Version of Mayfly.
-    pub mayfly: String,
+    /// Version of Dayfly.
+    pub dayfly: String,
 }
 
 impl Machine {
@@ -51,7 +51,7 @@ impl Machine {
             tsc_mhz: Tsc::get().mhz().round(),
             tsc_step_ns: (Tsc::step_ns() * 10.0).round() / 10.0,
             governor: governor.map(|g| g.trim().to_owned()),
-            mayfly: env!("CARGO_PKG_VERSION").into(),
+            dayfly: env!("CARGO_PKG_VERSION").into(),
         }
     }
 }

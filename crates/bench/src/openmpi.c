@@ -1,4 +1,4 @@
-/* What `mayfly bench comm` measures, under MPI: openmpi OP BLOCKS MOST SIZE... prints, for each size, the microseconds of one
+/* What `dayfly bench comm` measures, under MPI: openmpi OP BLOCKS MOST SIZE... prints, for each size, the microseconds of one
  * operation in the fastest of BLOCKS blocks of up to MOST operations. */
 #include <mpi.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-"""What `mayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST SIZE...
+"""What `dayfly bench comm --language python` measures: ranks.py MODULE OP BLOCKS MOST SIZE...
 
-Under mpi4py it is started by mpirun. Under Mayfly MAYFLY_BENCH_RANK tells the rank, and the descriptors of its sockets.
+Under mpi4py it is started by mpirun. Under Dayfly DAYFLY_BENCH_RANK tells the rank, and the descriptors of its sockets.
 Rank 0 prints, for each size, the microseconds of one operation in the fastest of BLOCKS blocks of up to MOST.
 """
 
@@ -16,10 +16,10 @@ def world(module):
         from mpi4py import MPI
 
         return MPI.COMM_WORLD
-    from mayfly import MPI
-    from mayfly._native import Communicator
+    from dayfly import MPI
+    from dayfly._native import Communicator
 
-    transport, rank, *sockets = os.environ["MAYFLY_BENCH_RANK"].split()
+    transport, rank, *sockets = os.environ["DAYFLY_BENCH_RANK"].split()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
     return MPI.Comm(Communicator.over(int(rank), [int(one) for one in sockets], transport == "tcp"))

@@ -1,9 +1,9 @@
-//! `mayfly bench reclaim`: how soon a node is its owner's again, and how soon it works once it is given back.
+//! `dayfly bench reclaim`: how soon a node is its owner's again, and how soon it works once it is given back.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Form, LeaseOptions, Mode, PoolOptions, Sandbox, WorkerIndex};
+use dayfly_client::{Client, Form, LeaseOptions, Mode, PoolOptions, Sandbox, WorkerIndex};
 use serde::Serialize;
 
 use crate::busy::{Noise, Watch};
@@ -71,7 +71,7 @@ pub fn run(client: &Client, mine: &[u32], options: Options) -> Result<ReclaimRep
         let form = Form::Plain { symbol: "echo".into() };
         let echo = pool.register(code, form).map_err(failed)?;
         for worker in 0..options.workers {
-            let on = mayfly_client::CallOptions {
+            let on = dayfly_client::CallOptions {
                 worker: Some(WorkerIndex(worker)),
                 ..Default::default()
             };

@@ -1,10 +1,10 @@
-//! `mayfly bench reject`: how soon a caller hears that a warm worker found no core, while every core is taken.
+//! `dayfly bench reject`: how soon a caller hears that a warm worker found no core, while every core is taken.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Lease, LeaseOptions, Mode, Sandbox};
-use mayfly_protocol::error::Code;
+use dayfly_client::{Client, Lease, LeaseOptions, Mode, Sandbox};
+use dayfly_protocol::error::Code;
 use serde::Serialize;
 
 use crate::busy::{Noise, Watch};

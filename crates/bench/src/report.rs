@@ -1,4 +1,4 @@
-//! What `mayfly bench` prints: the objects for machines, and the same for people.
+//! What `dayfly bench` prints: the objects for machines, and the same for people.
 
 use crate::alternate::Difference;
 use crate::busy::Noise;
@@ -49,7 +49,7 @@ pub struct Setting {
     pub sandbox: String,
 }
 
-/// The result of `mayfly bench invoke`.
+/// The result of `dayfly bench invoke`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct InvokeReport {
     /// Latencies of single invocations.
@@ -231,7 +231,7 @@ impl Serialize for Stages {
     }
 }
 
-/// The result of `mayfly bench cold`.
+/// The result of `dayfly bench cold`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ColdReport {
     /// From the request for a lease to the first result.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mayfly_client::{
+use dayfly_client::{
     Buffer, Channel, ChannelOptions, Client, Form, FunctionIndex, Geometry, Lease, LeaseOptions, Mode, Sandbox,
     Transport, WorkerIndex,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mayfly_comm::table::{BRUCK_RANKS, Table as Algorithms};
+use dayfly_comm::table::{BRUCK_RANKS, Table as Algorithms};
 use serde::Serialize;
 
 use crate::comm::{Op, Plan, median, ours};

@@ -1,9 +1,9 @@
 //! The objects that scripts rely on.
 
-use mayfly_bench::busy::Noise;
-use mayfly_bench::machine::Machine;
-use mayfly_bench::report::{ColdReport, InvokeReport, Named, Setting, Stages};
-use mayfly_bench::{Difference, Samples, Summary};
+use dayfly_bench::busy::Noise;
+use dayfly_bench::machine::Machine;
+use dayfly_bench::report::{ColdReport, InvokeReport, Named, Setting, Stages};
+use dayfly_bench::{Difference, Samples, Summary};
 use serde_json::{Value, to_value};
 
 fn noise() -> Noise {

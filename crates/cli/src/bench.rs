@@ -1,4 +1,4 @@
-//! `mayfly bench`: what an invocation costs here, beside what this machine can do at best.
+//! `dayfly bench`: what an invocation costs here, beside what this machine can do at best.
 
 mod comm;
 mod tasks;
@@ -10,16 +10,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_bench::baseline::matching;
-use mayfly_bench::busy::Watch;
-use mayfly_bench::picture::{Picture, Series};
-use mayfly_bench::report::{InvokeReport, Named, Setting};
-use mayfly_bench::subject::How;
-use mayfly_bench::table::{Table, duration};
-use mayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim, reject};
-use mayfly_client::{Client, Runtime, Sandbox, Transport};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_bench::baseline::matching;
+use dayfly_bench::busy::Watch;
+use dayfly_bench::picture::{Picture, Series};
+use dayfly_bench::report::{InvokeReport, Named, Setting};
+use dayfly_bench::subject::How;
+use dayfly_bench::table::{Table, duration};
+use dayfly_bench::{Difference, Plan, Samples, Summary, cold, control, invoke, measure, reclaim, reject};
+use dayfly_client::{Client, Runtime, Sandbox, Transport};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::error::{Code, Failure};
 use serde_json::{Value, json};
 
 use crate::lease::Level;
@@ -28,19 +28,19 @@ use crate::values;
 /// Measure invocations beside the machine's own limits, in the same run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly bench invoke                                  hot C function over shared memory
-  mayfly bench invoke --transport tcp --mode warm
-  mayfly bench invoke --depth 16                       many invocations in flight
-  mayfly bench cold --language c --sandbox process     from lease to first result
-  mayfly bench reclaim                                 a node given back to its owner, and given again
-  mayfly bench reject                                  a warm call that finds no core
-  mayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
-  mayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
-  mayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
-  mayfly bench comm --language python                  the same from Python, beside mpi4py
-  mayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
-  mayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
-  mayfly bench table --out build/bench                 everything, with a picture
+  dayfly bench invoke                                  hot C function over shared memory
+  dayfly bench invoke --transport tcp --mode warm
+  dayfly bench invoke --depth 16                       many invocations in flight
+  dayfly bench cold --language c --sandbox process     from lease to first result
+  dayfly bench reclaim                                 a node given back to its owner, and given again
+  dayfly bench reject                                  a warm call that finds no core
+  dayfly bench control --nodes 10000                   leases granted each second, with so many nodes registered
+  dayfly bench tasks --parsl PYTHON                    durable tasks, beside Parsl in an interpreter that has it
+  dayfly bench comm --op allreduce --transport tcp     ranks of a group, beside Open MPI
+  dayfly bench comm --language python                  the same from Python, beside mpi4py
+  dayfly bench comm --tune --ranks 4 --output here.json   where algorithms should change on this machine
+  dayfly bench comm --transport s3 --store s3://bucket through object storage, beside TCP, with predicted time and price
+  dayfly bench table --out build/bench                 everything, with a picture
 
 Nothing else should run meanwhile: a measurement that saw a busy machine is refused (--force prints it all the same).")]
 pub struct Arguments {
@@ -123,8 +123,8 @@ struct InvokeArguments {
     /// Items of a `map`, to be held against the standard library's Pool.map (Python only); 0 for none
     #[arg(long, default_value_t = 0)]
     items: usize,
-    /// Python interpreter that has the mayfly module
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     python: String,
 }
 
@@ -151,8 +151,8 @@ struct ColdArguments {
     /// Report although the machine was busy
     #[arg(long)]
     force: bool,
-    /// Python interpreter that has the mayfly module
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     python: String,
 }
 
@@ -196,7 +196,7 @@ struct ControlArguments {
     /// How long each part is measured
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = values::duration)]
     each: Duration,
-    /// The manager's store, as of `mayfly manager`; a database must be empty [default: SQLite in a directory that is removed]
+    /// The manager's store, as of `dayfly manager`; a database must be empty [default: SQLite in a directory that is removed]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Report although the machine was busy
@@ -212,19 +212,19 @@ struct TableArguments {
     /// Report although the machine was busy
     #[arg(long)]
     force: bool,
-    /// Python interpreter that has the mayfly module; without one, Python is left out and the table says so
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    /// Python interpreter that has the dayfly module; without one, Python is left out and the table says so
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     python: String,
 }
 
-fn failure(error: &mayfly_bench::Error) -> Failure {
+fn failure(error: &dayfly_bench::Error) -> Failure {
     Failure::new(error.code(), error.to_string())
 }
 
 /// An embedded manager and node of the benchmark's own, so that nobody else's leases are in the way, and its process id.
 fn own_manager(pool: usize) -> Result<(Client, Vec<u32>), Failure> {
     // SAFETY: this process has one thread so far.
-    unsafe { std::env::set_var("MAYFLY_WARM_POOL", pool.to_string()) };
+    unsafe { std::env::set_var("DAYFLY_WARM_POOL", pool.to_string()) };
     let binary = std::env::current_exe().map_err(|error| Failure::new(Code::Internal, error.to_string()))?;
     let client = Client::embedded(Some(&binary)).map_err(|error| error.0)?;
     Ok((client, children()))
@@ -234,7 +234,7 @@ fn own_manager(pool: usize) -> Result<(Client, Vec<u32>), Failure> {
 fn offer(transport: Transport) {
     if let Transport::Libfabric(choice) = transport {
         // SAFETY: this process has one thread so far.
-        unsafe { std::env::set_var("MAYFLY_FABRIC", choice.to_string()) };
+        unsafe { std::env::set_var("DAYFLY_FABRIC", choice.to_string()) };
     }
 }
 
@@ -275,7 +275,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         What::Reclaim(options) => {
             // SAFETY: this process has one thread so far.
-            unsafe { std::env::set_var("MAYFLY_WARM_WORKERS", options.workers.to_string()) };
+            unsafe { std::env::set_var("DAYFLY_WARM_WORKERS", options.workers.to_string()) };
             let (client, mine) = own_manager(1)?;
             let options = reclaim::Options {
                 workers: options.workers,
@@ -329,7 +329,7 @@ impl BareManager {
         let wrong = |what: &str, error: &dyn std::fmt::Display| {
             Failure::new(Code::Internal, format!("the measured manager {what}: {error}"))
         };
-        let dir = std::env::temp_dir().join(format!("mayfly-bench-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("dayfly-bench-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&dir)
@@ -414,9 +414,9 @@ fn invoke_options(options: &InvokeArguments) -> invoke::Options {
 
 fn python(interpreter: &str, what: &str) -> Command {
     let mut command = Command::new(interpreter);
-    command.args(["-m", "mayfly._bench", what]).stdin(Stdio::null());
+    command.args(["-m", "dayfly._bench", what]).stdin(Stdio::null());
     if let Ok(binary) = std::env::current_exe() {
-        command.env("MAYFLY_BIN", binary);
+        command.env("DAYFLY_BIN", binary);
     }
     command
 }
@@ -449,7 +449,7 @@ fn measure_python(options: &InvokeArguments) -> Result<(InvokeReport, serde_json
     let noise = watch
         .finish()
         .judge(true)
-        .map_err(|busy| failure(&mayfly_bench::Error::from(busy)))?;
+        .map_err(|busy| failure(&dayfly_bench::Error::from(busy)))?;
     let samples = more
         .get("samples_ns")
         .and_then(Value::as_array)
@@ -503,15 +503,15 @@ fn no_python(command: &Command, text: &str) -> Failure {
     Failure::new(
         Code::ExecutorFailed,
         format!(
-            "the measurement in Python by `{program}` failed: {text}. Name an interpreter that has the mayfly module by --python"
+            "the measurement in Python by `{program}` failed: {text}. Name an interpreter that has the dayfly module by --python"
         ),
     )
 }
 
 /// Code, form and input of a function.
-type Described = (Vec<u8>, mayfly_client::Form, Vec<u8>);
+type Described = (Vec<u8>, dayfly_client::Form, Vec<u8>);
 
-/// The runtime of an interpreter and a pickled function for it, as its `mayfly._bench describe` tells.
+/// The runtime of an interpreter and a pickled function for it, as its `dayfly._bench describe` tells.
 fn describe_python(interpreter: &str) -> Result<(Runtime, Described), Failure> {
     let command = python(interpreter, "describe");
     let unusable = no_python(&command, "its description makes no sense");
@@ -535,7 +535,7 @@ fn decode(hex: &str) -> Option<Vec<u8>> {
 const C_POOL: usize = 8;
 const PYTHON_POOL: usize = 4;
 
-fn measure_cold(options: &ColdArguments) -> Result<mayfly_bench::report::ColdReport, Failure> {
+fn measure_cold(options: &ColdArguments) -> Result<dayfly_bench::report::ColdReport, Failure> {
     let (runtime, function) = match options.language {
         Language::C => (Runtime::Native, None),
         Language::Python => describe_python(&options.python).map(|(runtime, function)| (runtime, Some(function)))?,
@@ -569,7 +569,7 @@ fn table(options: &TableArguments, json: bool) -> Result<(), Failure> {
     let quiet = Watch::look(std::time::Duration::from_millis(300), &[]);
     quiet
         .judge(options.force)
-        .map_err(|busy| failure(&mayfly_bench::Error::from(busy)))?;
+        .map_err(|busy| failure(&dayfly_bench::Error::from(busy)))?;
     let mut rows = Table::new(
         "An invocation of 64 bytes in and out",
         &["", "p50", "p99", "p99.9", "baseline p50", "difference"],

@@ -1,15 +1,15 @@
-//! `mayfly bill` and `mayfly audit`: what was spent, and who changed what.
+//! `dayfly bill` and `dayfly audit`: what was spent, and who changed what.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use mayfly_client::Client;
-use mayfly_protocol::accounts::{AuditEntry, BillLine, BillPage};
-use mayfly_protocol::api::NodeStatus;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::NodeId;
+use dayfly_client::Client;
+use dayfly_protocol::accounts::{AuditEntry, BillLine, BillPage};
+use dayfly_protocol::api::NodeStatus;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::NodeId;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
@@ -18,15 +18,15 @@ use crate::{Global, connect, output, values};
 /// Show what leases cost: yours, or, for operators, everybody's.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly bill                             what each day cost, and the latest leases
-  mayfly bill --since 12h --limit 100
-  mayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
-  mayfly bill --tenant astro --csv > astro.csv
-  mayfly bill --by function
+  dayfly bill                             what each day cost, and the latest leases
+  dayfly bill --since 12h --limit 100
+  dayfly bill --by tenant --from 2026-11-01 --until 2026-12-01
+  dayfly bill --tenant astro --csv > astro.csv
+  dayfly bill --by function
 
 A lease counts when it lived within the time asked for, and then with all that it cost. Leases that live are billed for what
 was metered until some seconds ago. Dates are those of UTC. By function, what no function is charged with (memory held, polling, loading
-code) stands in a line of its own. What durable tasks cost at endpoints elsewhere is in `mayfly usage`.")]
+code) stands in a line of its own. What durable tasks cost at endpoints elsewhere is in `dayfly usage`.")]
 pub struct Arguments {
     /// One tenant's [default: yours; everybody's for operators]
     #[arg(long, value_parser = values::name)]
@@ -354,9 +354,9 @@ fn table(mut lines: Vec<Line>, by: By, most: usize) -> String {
 /// Show who changed accounts, prices, nodes and other people's leases.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly audit                         the last 100 entries
-  mayfly audit --limit 1000 --before 5200
-  mayfly audit --above 1200 --json     all that came after that")]
+  dayfly audit                         the last 100 entries
+  dayfly audit --limit 1000 --before 5200
+  dayfly audit --above 1200 --json     all that came after that")]
 pub struct AuditArguments {
     /// How many entries at most, the last ones; without --above 100
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -426,9 +426,9 @@ pub fn audit(arguments: &AuditArguments, global: &Global) -> Result<(), Failure>
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::accounts::Prices;
-    use mayfly_protocol::api::{FunctionUsage, Mode, Usage};
-    use mayfly_protocol::ids::{LeaseId, TenantId};
+    use dayfly_protocol::accounts::Prices;
+    use dayfly_protocol::api::{FunctionUsage, Mode, Usage};
+    use dayfly_protocol::ids::{LeaseId, TenantId};
 
     use super::*;
 

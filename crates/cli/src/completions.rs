@@ -1,17 +1,17 @@
-//! `mayfly completions`: what a shell needs to complete command lines.
+//! `dayfly completions`: what a shell needs to complete command lines.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use crate::{Cli, Global, output};
 
 /// Print completions for a shell.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly completions bash > ~/.local/share/bash-completion/completions/mayfly
-  mayfly completions zsh > ~/.zfunc/_mayfly          with ~/.zfunc on $fpath
-  mayfly completions fish > ~/.config/fish/completions/mayfly.fish")]
+  dayfly completions bash > ~/.local/share/bash-completion/completions/dayfly
+  dayfly completions zsh > ~/.zfunc/_dayfly          with ~/.zfunc on $fpath
+  dayfly completions fish > ~/.config/fish/completions/dayfly.fish")]
 pub struct Arguments {
     /// Which shell
     #[arg(value_enum)]
@@ -20,7 +20,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, _: &Global) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "mayfly", &mut script);
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "dayfly", &mut script);
     output::bytes(&script);
     Ok(())
 }

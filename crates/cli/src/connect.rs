@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mayfly_client::{Client, MANAGER_VARIABLE, default_state_dir};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
 
@@ -41,7 +41,7 @@ pub fn manager(global: &Global) -> Result<Client, Failure> {
         Failure::new(
             Code::Unreachable,
             format!(
-                "no manager is running. Start one with `mayfly up`, or name the connection file of another by --manager \
+                "no manager is running. Start one with `dayfly up`, or name the connection file of another by --manager \
                  or {MANAGER_VARIABLE}"
             ),
         )

@@ -1,11 +1,11 @@
-//! `mayfly connector`: joins groups for the isolated ranks of a lease. A node starts it.
+//! `dayfly connector`: joins groups for the isolated ranks of a lease. A node starts it.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 use clap::Args;
-use mayfly_comm::connector::process;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::CONTROL_FD;
+use dayfly_comm::connector::process;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::CONTROL_FD;
 
 /// Join groups for the isolated ranks of a lease.
 #[derive(Debug, Args)]

@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_manager::Options;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_storage::Place;
+use dayfly_manager::Options;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_storage::Place;
 
 use crate::values;
 
 /// The least that results are kept.
 const SHORTEST: Duration = Duration::from_secs(3600);
 
-/// What `mayfly up` and `mayfly manager` have in common.
+/// What `dayfly up` and `dayfly manager` have in common.
 #[derive(Debug, Args)]
 pub struct ContentArguments {
     /// Where long arguments and results of tasks are kept: s3://BUCKET/PREFIX, with AWS_* variables for the rest, or
     /// file:///DIR [default: a directory in the state directory]
-    #[arg(long, value_name = "URL", env = "MAYFLY_CONTENTS", hide_env_values = true)]
+    #[arg(long, value_name = "URL", env = "DAYFLY_CONTENTS", hide_env_values = true)]
     contents: Option<String>,
     /// How much of them each tenant may have, such as 500G
     #[arg(long, value_name = "SIZE", default_value = "256G", value_parser = values::size)]

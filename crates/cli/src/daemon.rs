@@ -4,9 +4,9 @@ mod state_dir;
 
 use std::os::fd::OwnedFd;
 
-use mayfly_manager::Told;
-use mayfly_protocol::api::Event;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_manager::Told;
+use dayfly_protocol::api::Event;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;

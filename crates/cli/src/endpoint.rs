@@ -1,4 +1,4 @@
-//! `mayfly endpoint`: where durable tasks run.
+//! `dayfly endpoint`: where durable tasks run.
 
 mod accounts;
 mod config;
@@ -10,9 +10,9 @@ mod setup;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_client::encoded;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::{BlockStatus, EndpointStatus};
+use dayfly_client::encoded;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::{BlockStatus, EndpointStatus};
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, task};
@@ -20,14 +20,14 @@ use crate::{Global, connect, output, task};
 /// Show where durable tasks run, and make and run such places.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly endpoint list
-  mayfly endpoint setup cluster --provider slurm --option partition=idle --max-blocks 4
-  mayfly endpoint start cluster                   on the login node, for as long as it is to run tasks
-  mayfly endpoint status cluster
-  mayfly endpoint logs cluster --follow
+  dayfly endpoint list
+  dayfly endpoint setup cluster --provider slurm --option partition=idle --max-blocks 4
+  dayfly endpoint start cluster                   on the login node, for as long as it is to run tasks
+  dayfly endpoint status cluster
+  dayfly endpoint logs cluster --follow
 
 An endpoint is a place where tasks run: this machine, or a cluster that it gets nodes of from its batch system while there are
-tasks. It only opens connections, to the manager that it was set up with. `mayfly up` has one of its own, `local`.")]
+tasks. It only opens connections, to the manager that it was set up with. `dayfly up` has one of its own, `local`.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -78,9 +78,9 @@ struct Account {
 /// Start an endpoint in the background.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly endpoint start cluster
+  dayfly endpoint start cluster
 
-Returns when it runs. It ends by `mayfly endpoint stop`, not with the session. Pilot jobs that an earlier life left go on.")]
+Returns when it runs. It ends by `dayfly endpoint stop`, not with the session. Pilot jobs that an earlier life left go on.")]
 struct Start {
     /// Which
     name: String,
@@ -89,8 +89,8 @@ struct Start {
 /// Stop an endpoint.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly endpoint stop cluster
-  mayfly endpoint stop cluster --keep-blocks      its pilot jobs wait for the next start, for a while
+  dayfly endpoint stop cluster
+  dayfly endpoint stop cluster --keep-blocks      its pilot jobs wait for the next start, for a while
 
 Tasks that have not begun go back to the manager. Those that run end: repeatable ones are executed again elsewhere or later, others
 end as maybe executed.")]
@@ -105,9 +105,9 @@ struct Stop {
 /// Show what an endpoint wrote.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly endpoint logs cluster -n 100
-  mayfly endpoint logs cluster --follow
-  mayfly endpoint logs cluster --block cluster-3      what the nodes of a block wrote")]
+  dayfly endpoint logs cluster -n 100
+  dayfly endpoint logs cluster --follow
+  dayfly endpoint logs cluster --block cluster-3      what the nodes of a block wrote")]
 struct Logs {
     /// Which
     name: String,
@@ -125,7 +125,7 @@ struct Logs {
 /// Show the tasks of an endpoint.
 #[derive(Debug, Args)]
 struct Tasks {
-    /// Which, of those that `mayfly endpoint list` shows
+    /// Which, of those that `dayfly endpoint list` shows
     name: String,
     /// At most so many, the latest
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
@@ -139,7 +139,7 @@ impl Arguments {
     /// What is logged, and as which service: one that runs tells what happens to its blocks.
     pub fn logging(&self) -> (&'static str, Option<&'static str>) {
         match self.what {
-            What::Run(_) | What::Account(_) => ("info", Some("mayfly-endpoint")),
+            What::Run(_) | What::Account(_) => ("info", Some("dayfly-endpoint")),
             _ => ("warn", None),
         }
     }

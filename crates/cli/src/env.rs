@@ -1,4 +1,4 @@
-//! `mayfly env`: what Python functions import where they run.
+//! `dayfly env`: what Python functions import where they run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_node::runtimes;
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::FunctionStatus;
+use dayfly_node::runtimes;
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::FunctionStatus;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
@@ -23,23 +23,23 @@ const SHOWN_FUNCTIONS: usize = 4;
 /// Capture, lock, build and show the Python environments of functions.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly env capture > requirements.txt                 what is installed here, in exactly these versions
-  mayfly env lock 'numpy>=2' scipy > requirements.txt   exact versions of these and all that they need, with hashes
-  mayfly env build requirements.txt --endpoint cluster  has a node of it build the environment now
-  mayfly env list                                       what the functions that you may run import
-  mayfly env show 860a6d41e07b                          the same of one, as a requirements file
+  dayfly env capture > requirements.txt                 what is installed here, in exactly these versions
+  dayfly env lock 'numpy>=2' scipy > requirements.txt   exact versions of these and all that they need, with hashes
+  dayfly env build requirements.txt --endpoint cluster  has a node of it build the environment now
+  dayfly env list                                       what the functions that you may run import
+  dayfly env show 860a6d41e07b                          the same of one, as a requirements file
 
 A function names its environment when it is registered (`client.register(f, environment=\"requirements.txt\")` in Python);
 a node builds one for the first lease or task that needs it, and keeps it for others with the same content.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
-    /// Interpreter with the mayfly package
+    /// Interpreter with the dayfly package
     #[arg(
         long,
         global = true,
         value_name = "PATH",
-        env = "MAYFLY_PYTHON",
+        env = "DAYFLY_PYTHON",
         default_value = "python3",
         hide_env_values = true
     )]
@@ -52,7 +52,7 @@ enum What {
     List,
     /// Show an environment as a requirements file
     Show {
-        /// The beginning of its hash, as `mayfly env list` shows it
+        /// The beginning of its hash, as `dayfly env list` shows it
         environment: String,
     },
     /// Write down what is installed in a Python, as a requirements file
@@ -82,7 +82,7 @@ struct Build {
     /// With this Python, as 3.12 [default: the version of --python]
     #[arg(long, value_name = "VERSION")]
     version: Option<String>,
-    /// Where, of those that `mayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
     /// How long to wait
@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> 
         }
     };
     let mut command = Command::new(&arguments.python);
-    command.args(["-m", "mayfly._environment"]).args(given);
+    command.args(["-m", "dayfly._environment"]).args(given);
     let status = python::started(command, &arguments.python, global)?;
     Ok(python::exit_code(status))
 }
@@ -214,7 +214,7 @@ fn show(wanted: &str, global: &Global) -> Result<ExitCode, Failure> {
     known.retain(|one| !wanted.is_empty() && one.hash.starts_with(wanted));
     let [one] = &known[..] else {
         let text = match known.len() {
-            0 => format!("no function that you may run has an environment `{wanted}`; see `mayfly env list`"),
+            0 => format!("no function that you may run has an environment `{wanted}`; see `dayfly env list`"),
             several => format!("{several} environments begin with `{wanted}`; name more of its hash"),
         };
         return Err(Failure::new(Code::NotFound, text));

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::output;
 
-/// The command, its function or Mayfly failed.
+/// The command, its function or Dayfly failed.
 const FAILED: u8 = 1;
 /// The command was not understood.
 const USAGE: u8 = 2;
@@ -138,7 +138,7 @@ mod tests {
     fn hidden_options_and_commands_are_never_suggested() {
         let mut all = Cli::command();
         all.build();
-        let mut commands = vec![(vec!["mayfly".to_owned()], &all)];
+        let mut commands = vec![(vec!["dayfly".to_owned()], &all)];
         let mut tried = 0;
         while let Some((words, command)) = commands.pop() {
             let hidden = command.get_arguments().filter(|option| option.is_hide_set());
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn visible_options_are_suggested() {
-        let line: Vec<OsString> = ["mayfly", "up", "--lisen"].map(OsString::from).to_vec();
+        let line: Vec<OsString> = ["dayfly", "up", "--lisen"].map(OsString::from).to_vec();
         let mut error = Cli::command().try_get_matches_from(&line).expect_err("no such option");
         forget_hidden(&mut error, &line, &Cli::command());
         assert!(error.render().to_string().contains("--listen"));

@@ -1,15 +1,15 @@
-//! `mayfly flow`: functions that are called with each other's results.
+//! `dayfly flow`: functions that are called with each other's results.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use mayfly_client::{Client, encoded};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep};
-use mayfly_protocol::ids::{FlowId, FunctionId};
-use mayfly_protocol::tasks::{FunctionStatus, TaskOptions};
+use dayfly_client::{Client, encoded};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep};
+use dayfly_protocol::ids::{FlowId, FunctionId};
+use dayfly_protocol::tasks::{FunctionStatus, TaskOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -22,11 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Call functions with each other's results, as tasks.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly flow run album.toml --input '{\"folder\": \"/data/photos\"}'     and wait for its result
-  mayfly flow start album.toml --input @photos.json
-  mayfly flow show 0199...                                          how its steps do
-  mayfly flow list
-  mayfly flow cancel 0199...
+  dayfly flow run album.toml --input '{\"folder\": \"/data/photos\"}'     and wait for its result
+  dayfly flow start album.toml --input @photos.json
+  dayfly flow show 0199...                                          how its steps do
+  dayfly flow list
+  dayfly flow cancel 0199...
 
 A flow is a file of steps. Each calls a registered function with the result of the step before it, or of those that `from`
 names, of which `input` is the flow's own input; with `map`, once for each element of a list:
@@ -72,7 +72,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Start {
-    /// TOML file, or JSON file, that describes the flow; see `mayfly flow --help`
+    /// TOML file, or JSON file, that describes the flow; see `dayfly flow --help`
     file: PathBuf,
     /// What it begins with, in JSON, or @FILE for a file that has it
     #[arg(long, value_name = "JSON", default_value = "null")]
@@ -287,7 +287,7 @@ fn finish(status: &FlowStatus, global: &Global) -> Result<(), Failure> {
         (_, Some(failure)) => Err(failure.clone()),
         (_, None) => {
             let text = format!(
-                "the flow {} has not ended; `mayfly flow show` has how it does",
+                "the flow {} has not ended; `dayfly flow show` has how it does",
                 status.id
             );
             Err(Failure::new(Code::TimedOut, text))

@@ -1,14 +1,14 @@
-//! `mayfly function`: what durable tasks run.
+//! `dayfly function`: what durable tasks run.
 
 mod read;
 mod register;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
-use mayfly_client::encoded;
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
+use dayfly_client::encoded;
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{FunctionSharing, FunctionStatus};
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output};
@@ -16,21 +16,21 @@ use crate::{Global, connect, output};
 /// Keep and show the functions that durable tasks run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly function register extract.py:extract --name extract
-  mayfly function register --command 'convert {source} {target}' --name convert
-  mayfly function list
-  mayfly function show simulate
-  mayfly function show simulate --source > simulate.py
-  mayfly function show ann/simulate        ann's, which she shares with you
-  mayfly function diff simulate            the last version against the one before
-  mayfly function diff simulate 2 5
-  mayfly function share simulate --with ann --with team:astro
-  mayfly function share simulate           with nobody any more
-  mayfly function remove simulate
+  dayfly function register extract.py:extract --name extract
+  dayfly function register --command 'convert {source} {target}' --name convert
+  dayfly function list
+  dayfly function show simulate
+  dayfly function show simulate --source > simulate.py
+  dayfly function show ann/simulate        ann's, which she shares with you
+  dayfly function diff simulate            the last version against the one before
+  dayfly function diff simulate 2 5
+  dayfly function share simulate --with ann --with team:astro
+  dayfly function share simulate           with nobody any more
+  dayfly function remove simulate
 
 Functions of one name are versions, of which the last is meant by the name. A name alone is yours; that of another tenant stands
 behind theirs, as in `ann/simulate`. Each version has an id, which pins it: `ann/simulate@ID`, or the id alone, runs exactly that one, or
-nothing. They are registered here, by `client.register` of Python, and by whatever submits tasks; `mayfly task run` calls them.")]
+nothing. They are registered here, by `client.register` of Python, and by whatever submits tasks; `dayfly task run` calls them.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -332,9 +332,9 @@ fn lines(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::executor::Form;
-    use mayfly_protocol::ids::{CodeHash, FunctionId};
-    use mayfly_protocol::tasks::Resources;
+    use dayfly_protocol::executor::Form;
+    use dayfly_protocol::ids::{CodeHash, FunctionId};
+    use dayfly_protocol::tasks::Resources;
 
     use super::*;
 

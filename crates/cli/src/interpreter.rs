@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use mayfly_node::runtimes;
+use dayfly_node::runtimes;
 
-/// Set by the `mayfly` command of the Python package.
-pub const VARIABLE: &str = "MAYFLY_PYTHON";
+/// Set by the `dayfly` command of the Python package.
+pub const VARIABLE: &str = "DAYFLY_PYTHON";
 
 /// An interpreter with the package, or what is missing, in one line.
 pub fn own() -> Result<PathBuf, String> {
@@ -29,7 +29,7 @@ fn with_package(python: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The interpreter of a program that lies in the Python package, at `PREFIX/lib/pythonX.Y/site-packages/mayfly/bin/mayfly`.
+/// The interpreter of a program that lies in the Python package, at `PREFIX/lib/pythonX.Y/site-packages/dayfly/bin/dayfly`.
 fn of_package(program: &Path) -> Option<PathBuf> {
     let packages = program.parent()?.parent()?.parent()?;
     let is_packages = matches!(packages.file_name()?.to_str()?, "site-packages" | "dist-packages");
@@ -59,16 +59,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let (bin, package) = (
             dir.path().join("bin"),
-            dir.path().join("lib/python3.12/site-packages/mayfly/bin"),
+            dir.path().join("lib/python3.12/site-packages/dayfly/bin"),
         );
         std::fs::create_dir_all(&bin).expect("made");
         std::fs::create_dir_all(&package).expect("made");
-        let program = package.join("mayfly");
+        let program = package.join("dayfly");
         assert_eq!(of_package(&program), None);
         for name in ["python", "python3", "python3.12"] {
             std::fs::write(bin.join(name), "").expect("written");
             assert_eq!(of_package(&program), Some(bin.join(name)));
         }
-        assert_eq!(of_package(&dir.path().join("target/debug/mayfly")), None);
+        assert_eq!(of_package(&dir.path().join("target/debug/dayfly")), None);
     }
 }

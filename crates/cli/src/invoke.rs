@@ -1,15 +1,15 @@
-//! `mayfly invoke`: a call without writing a program.
+//! `dayfly invoke`: a call without writing a program.
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use mayfly_client::{
+use dayfly_client::{
     CallId, CallOptions, Client, Form, FunctionId, LeaseOptions, Pool, PoolOptions, Sandbox, Transport,
 };
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::text::is_unsafe;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::text::is_unsafe;
 use serde_json::{Value, json};
 
 use crate::lease::{Level, Wanted};
@@ -22,13 +22,13 @@ const AHEAD: usize = 16;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   cc -shared -fPIC -o area.so area.c
-  mayfly invoke ./area.so area --input hex:0600000007000000
-  mayfly invoke ./resize.so resize --input @photo.jpg --output small.jpg --form checked
-  mayfly invoke ./area.so area --input hex:0600000007000000 --repeat 10000
-  mayfly invoke math:sqrt --args '[2.0]'              a Python callable; needs the mayfly package
+  dayfly invoke ./area.so area --input hex:0600000007000000
+  dayfly invoke ./resize.so resize --input @photo.jpg --output small.jpg --form checked
+  dayfly invoke ./area.so area --input hex:0600000007000000 --repeat 10000
+  dayfly invoke math:sqrt --args '[2.0]'              a Python callable; needs the dayfly package
 
 A function of the plain form is `uint32_t f(void *in, uint32_t size, void *out)` and returns the length of its output; one
-of the checked form is declared in mayfly.h, is told how much room there is, and can report an error.
+of the checked form is declared in dayfly.h, is told how much room there is, and can report an error.
 With no manager running, one is started for this call and ended after it.")]
 pub struct Arguments {
     /// Shared library, or module:function of Python
@@ -51,7 +51,7 @@ pub struct Arguments {
     /// Call it this often, and tell how long that took
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
-    /// Use a lease that `mayfly lease create --output FILE` made, and leave it in place
+    /// Use a lease that `dayfly lease create --output FILE` made, and leave it in place
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "mode", "sandbox", "image", "args"])]
     lease: Option<PathBuf>,
     /// Workers to lease
@@ -72,11 +72,11 @@ pub struct Arguments {
     /// End a call that runs longer
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     deadline: Option<Duration>,
-    /// Python interpreter that has the mayfly module
+    /// Python interpreter that has the dayfly module
     #[arg(
         long,
         value_name = "EXE",
-        env = "MAYFLY_PYTHON",
+        env = "DAYFLY_PYTHON",
         hide_env_values = true,
         default_value = "python3"
     )]

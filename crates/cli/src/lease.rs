@@ -1,15 +1,15 @@
-//! `mayfly lease`: leases by hand.
+//! `dayfly lease`: leases by hand.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_client::{Client, LeaseStatus, Mode};
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId};
-use mayfly_protocol::short::GivenId;
+use dayfly_client::{Client, LeaseStatus, Mode};
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::{Grant, LeaseRequest, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId};
+use dayfly_protocol::short::GivenId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -22,12 +22,12 @@ const FOLLOW: Duration = Duration::from_secs(5);
 /// List, create, renew, release and revoke leases, and show what their workers print.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly lease list
-  mayfly lease create --workers 2 --for 10m --output lease.json
-  mayfly lease output lease.json --follow
-  mayfly lease renew 5f0c... --for 1h
-  mayfly lease release 5f0c...
-  mayfly lease revoke 5f0c... --grace 30s
+  dayfly lease list
+  dayfly lease create --workers 2 --for 10m --output lease.json
+  dayfly lease output lease.json --follow
+  dayfly lease renew 5f0c... --for 1h
+  dayfly lease release 5f0c...
+  dayfly lease revoke 5f0c... --grace 30s
 
 A lease has 1 to 1,024 workers. Client libraries lease and release by themselves; this is for looking and mending.")]
 pub struct Arguments {
@@ -104,10 +104,10 @@ impl From<Level> for Sandbox {
 /// Lease workers, and print what was granted.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly lease create --workers 2
-  mayfly lease create --workers 1 --mode hot --for 1h --output lease.json
-  mayfly lease create --image registry.example.org/tools/solver:1.2
-  mayfly invoke --lease lease.json ./area.so area --input hex:0600000007000000
+  dayfly lease create --workers 2
+  dayfly lease create --workers 1 --mode hot --for 1h --output lease.json
+  dayfly lease create --image registry.example.org/tools/solver:1.2
+  dayfly invoke --lease lease.json ./area.so area --input hex:0600000007000000
 
 The grant is a capability: its token opens channels to the workers for whoever holds the key that comes with it, as
 `holder_seed` in the JSON. A lease that is not used soon is taken back.")]
@@ -150,13 +150,13 @@ struct Create {
 /// Show what a lease's workers print.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly lease output lease.json
-  mayfly lease output lease.json --follow     until the lease is over
+  dayfly lease output lease.json
+  dayfly lease output lease.json --follow     until the lease is over
 
 What they print to standard output goes there, and so does standard error. The node keeps the last 256 KiB of a lease, and less
 for a minute after its end.")]
 struct Output {
-    /// What `mayfly lease create --output FILE` wrote
+    /// What `dayfly lease create --output FILE` wrote
     #[arg(value_name = "FILE")]
     lease: PathBuf,
     /// Go on with what they print from now, until the lease is over
@@ -189,8 +189,8 @@ struct Release {
 /// Take a lease away from whoever holds it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly lease revoke 5f0c...
-  mayfly lease revoke 5f0c... --grace 30s     calls that run may end within half a minute
+  dayfly lease revoke 5f0c...
+  dayfly lease revoke 5f0c... --grace 30s     calls that run may end within half a minute
 
 Its clients are told at once, and nothing new begins. Returns when it has ended and its last bill is booked. Another tenant's
 lease takes an operator.")]
@@ -214,7 +214,7 @@ struct Kept {
 pub fn read(path: &Path) -> Result<(Grant, [u8; 32]), Failure> {
     let unusable = |why: String| {
         let text = format!(
-            "{} is no lease: {why}; make one by `mayfly lease create --output FILE`",
+            "{} is no lease: {why}; make one by `dayfly lease create --output FILE`",
             path.display()
         );
         Failure::new(Code::InvalidRequest, text)
@@ -302,7 +302,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         .map_or_else(String::new, |path| format!("\n  kept in  {}", path.display()));
     output::line(&format!(
         "Lease {}\n  workers  {} {}\n  memory   {}\n  node     {} ({})\n  lasts    {} from first use{kept}\n\n\
-         Give it back by `mayfly lease release {}`.",
+         Give it back by `dayfly lease release {}`.",
         grant.lease,
         grant.workers,
         status::mode(grant.mode),

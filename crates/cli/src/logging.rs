@@ -3,9 +3,9 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::text;
-use mayfly_telemetry::export::{self, Exporter};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::text;
+use dayfly_telemetry::export::{self, Exporter};
 use tracing::field::Field;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};

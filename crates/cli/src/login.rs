@@ -1,4 +1,4 @@
-//! `mayfly login`: a token for whoever an institution's identity provider vouches for.
+//! `dayfly login`: a token for whoever an institution's identity provider vouches for.
 
 mod browser;
 mod device;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::default_state_dir;
-use mayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_client::default_state_dir;
+use dayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::error::{Code, Failure};
 use serde::Deserialize;
 use serde_json::json;
 use ureq::Agent;
@@ -28,12 +28,12 @@ const MOST_TOKEN_BYTES: u64 = 64 << 10;
 /// Log in with your institution's identity provider, and write a connection file.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly login --manager login.json                  shows an address and a code, for a browser on any machine
-  mayfly login --manager login.json --browser        for a browser on this machine
-  mayfly login --manager login.json --id-token -     with an ID token that a program has, on standard input
+  dayfly login --manager login.json                  shows an address and a code, for a browser on any machine
+  dayfly login --manager login.json --browser        for a browser on this machine
+  dayfly login --manager login.json --id-token -     with an ID token that a program has, on standard input
 
 `login.json` comes from the site: its manager writes it beside connection.json, without a token. What login writes lets you, and
-whoever can read it, act for your tenant until it expires; `mayfly token list` shows it, `mayfly token revoke` ends it.")]
+whoever can read it, act for your tenant until it expires; `dayfly token list` shows it, `dayfly token revoke` ends it.")]
 pub struct Arguments {
     /// Use a browser on this machine, which comes back here by itself
     #[arg(long, conflicts_with = "id_token")]
@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     } else {
         let until = output::date(made.status.expires_at_ms);
         let found = match arguments.output {
-            Some(_) => format!("Use it with MAYFLY_MANAGER={}.", path.display()),
+            Some(_) => format!("Use it with DAYFLY_MANAGER={}.", path.display()),
             None => "Every command finds it by itself.".to_owned(),
         };
         format!(

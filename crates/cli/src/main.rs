@@ -1,4 +1,4 @@
-//! The one binary, `mayfly`: the daemons, and what a person or a script asks of them.
+//! The one binary, `dayfly`: the daemons, and what a person or a script asks of them.
 //!
 //! One file per command. What they share: [`daemon`] (state directories, signals, the parent), [`connect`] (which
 //! manager), [`output`] (tables and JSON), [`values`] (durations, sizes), [`exit`] (how errors are told).
@@ -48,17 +48,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use crate::logging::{LogFormat, Telling};
 
 /// Lease workers, and invoke functions on them in microseconds.
 #[derive(Debug, Parser)]
-#[command(name = "mayfly", version, max_term_width = 100)]
+#[command(name = "dayfly", version, max_term_width = 100)]
 #[command(after_help = "A first session, in two terminals:
-  mayfly up                                  a manager and a node on this machine
-  mayfly status                              what there is, what is free, who holds what
-  mayfly invoke ./area.so area --input 'hex:0600000007000000'
+  dayfly up                                  a manager and a node on this machine
+  dayfly status                              what there is, what is free, who holds what
+  dayfly invoke ./area.so area --input 'hex:0600000007000000'
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 unreachable (is it running?), 4 refused (limits, rights, versions).
 Errors go to standard error as `error [code]: message`; docs/errors.md explains each code.")]
@@ -75,15 +75,15 @@ pub struct Global {
     /// Print for programs: JSON on standard output, errors as JSON on standard error
     #[arg(long, global = true, display_order = 900)]
     json: bool,
-    /// Connection file of the manager, or its state directory [default: $MAYFLY_MANAGER, or that of `mayfly up`]
+    /// Connection file of the manager, or its state directory [default: $DAYFLY_MANAGER, or that of `dayfly up`]
     #[arg(long, global = true, value_name = "PATH", display_order = 901)]
     manager: Option<PathBuf>,
-    /// What to log on standard error: error, warn, info, debug, trace, or directives such as mayfly_node=debug
+    /// What to log on standard error: error, warn, info, debug, trace, or directives such as dayfly_node=debug
     #[arg(
         long,
         global = true,
         value_name = "LEVEL",
-        env = "MAYFLY_LOG",
+        env = "DAYFLY_LOG",
         hide_env_values = true,
         display_order = 902
     )]
@@ -175,9 +175,9 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let global = &cli.global;
     let (level, service) = match &cli.command {
-        Command::Up(arguments) => (arguments.log_level(), Some("mayfly-up")),
-        Command::Manager(_) => ("info", Some("mayfly-manager")),
-        Command::Node(_) => ("info", Some("mayfly-node")),
+        Command::Up(arguments) => (arguments.log_level(), Some("dayfly-up")),
+        Command::Manager(_) => ("info", Some("dayfly-manager")),
+        Command::Node(_) => ("info", Some("dayfly-node")),
         Command::Endpoint(arguments) => arguments.logging(),
         Command::Rendezvous(_) => ("info", None),
         _ => ("warn", None),

@@ -1,13 +1,13 @@
-//! `mayfly manager`: the control plane alone, and tokens with which nodes join it.
+//! `dayfly manager`: the control plane alone, and tokens with which nodes join it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_manager::{Manager, Options, StoreKind, oidc};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::private;
+use dayfly_manager::{Manager, Options, StoreKind, oidc};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::private;
 use serde_json::json;
 
 use crate::contents::ContentArguments;
@@ -23,10 +23,10 @@ const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(50);
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
-  mayfly manager --listen 0.0.0.0:7070 --host-name head.example.org
-  mayfly manager join-token --output join.json      then, on another machine, with that file:
-  mayfly node --join join.json --listen-tcp 0.0.0.0:7071
-  mayfly manager --store postgresql://mayfly@db.example.org/mayfly?sslrootcert=db.pem --host-name head2.example.org
+  dayfly manager --listen 0.0.0.0:7070 --host-name head.example.org
+  dayfly manager join-token --output join.json      then, on another machine, with that file:
+  dayfly node --join join.json --listen-tcp 0.0.0.0:7071
+  dayfly manager --store postgresql://dayfly@db.example.org/dayfly?sslrootcert=db.pem --host-name head2.example.org
                        one of several managers, which share that database and know each other by it
 
 The manager never needs to reach a node: nodes open the connection. Leases go on while it is down or restarted.")]
@@ -38,9 +38,9 @@ pub struct Arguments {
     listen: SocketAddr,
     /// Database that several managers share: postgresql://USER@HOST/DATABASE, with ?sslrootcert=FILE where it is on another
     /// machine [default: a file in the state directory]
-    #[arg(long, value_name = "URL", env = "MAYFLY_STORE", hide_env_values = true)]
+    #[arg(long, value_name = "URL", env = "DAYFLY_STORE", hide_env_values = true)]
     store: Option<String>,
-    /// Where to keep state [default: $XDG_STATE_HOME/mayfly, or ~/.local/state/mayfly]
+    /// Where to keep state [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Name or address under which others reach this machine; may be repeated, the first one is handed out
@@ -49,7 +49,7 @@ pub struct Arguments {
     /// How often nodes send heartbeats; three that are missing make a lost node
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     heartbeat: Duration,
-    /// With whom people log in (`mayfly login`): a JSON file that names an OpenID Connect provider and who is let in, see
+    /// With whom people log in (`dayfly login`): a JSON file that names an OpenID Connect provider and who is let in, see
     /// docs/guides/running.md
     #[arg(long, value_name = "FILE")]
     oidc: Option<PathBuf>,
@@ -69,8 +69,8 @@ enum What {
 /// Make a token with which one node may join, once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly manager join-token --output join.json      a file for `mayfly node --join`
-  mayfly manager join-token | ssh node7 mayfly node --join -
+  dayfly manager join-token --output join.json      a file for `dayfly node --join`
+  dayfly manager join-token | ssh node7 dayfly node --join -
 
 What is printed holds the token, the manager's address and its certificate authority: keep it secret until it is used.")]
 struct JoinToken {
@@ -126,9 +126,9 @@ async fn serve(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     } else {
         format!(
             "The manager is ready.\n\n  manager  {}\n  state    {}\n\n\
-             Add a node:\n  mayfly manager join-token --manager {connection} --output join.json\n  \
-             mayfly node --join join.json          on the node, with that file\n\n\
-             Clients need {connection}, or a copy of it, as MAYFLY_MANAGER. Ctrl-C ends it.",
+             Add a node:\n  dayfly manager join-token --manager {connection} --output join.json\n  \
+             dayfly node --join join.json          on the node, with that file\n\n\
+             Clients need {connection}, or a copy of it, as DAYFLY_MANAGER. Ctrl-C ends it.",
             manager.url(),
             state.path().display(),
         )
@@ -151,7 +151,7 @@ fn join_token(wanted: &JoinToken, global: &Global) -> Result<(), Failure> {
     output::line(&if global.json {
         output::json(&json!({ "output": path, "expires_at_ms": token.get("expires_at_ms") }))?
     } else {
-        format!("{0} lets one node join, with `mayfly node --join {0}`.", path.display())
+        format!("{0} lets one node join, with `dayfly node --join {0}`.", path.display())
     });
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! `mayfly node`: what a machine gives to leases, under a manager or on its own.
+//! `dayfly node`: what a machine gives to leases, under a manager or on its own.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use mayfly_client::Client;
-use mayfly_node::{ManagerLink, Node};
-use mayfly_protocol::api::{JoinToken, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{NodeId, TenantId};
+use dayfly_client::Client;
+use dayfly_node::{ManagerLink, Node};
+use dayfly_protocol::api::{JoinToken, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{NodeId, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -25,20 +25,20 @@ const MANAGER_FILE: &str = "manager.json";
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
-  mayfly node --join join.json --listen-tcp 0.0.0.0:7071
-                       joins the manager that made join.json (`mayfly manager join-token`)
-  mayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
+  dayfly node --join join.json --listen-tcp 0.0.0.0:7071
+                       joins the manager that made join.json (`dayfly manager join-token`)
+  dayfly node --manager https://head.example.org:7070 --ca ca.pem --token TOKEN
                        the same, piece by piece
-  mayfly node          joins the manager that it joined before; with none, it is a node on its own
-  mayfly node reclaim rack3-07 --grace 2s     ends its leases, and keeps new ones away
-  mayfly node resume rack3-07                 gives it to leases again
+  dayfly node          joins the manager that it joined before; with none, it is a node on its own
+  dayfly node reclaim rack3-07 --grace 2s     ends its leases, and keeps new ones away
+  dayfly node resume rack3-07                 gives it to leases again
 
 A node on its own writes `allowance.json` into its state directory: clients of yours lease from it with that file.
 It needs no access from its manager, only to it; clients reach it on --listen-tcp, or share memory with it.")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// What `mayfly manager join-token` wrote; - for standard input
+    /// What `dayfly manager join-token` wrote; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ca", "token", "standalone"])]
     join: Option<PathBuf>,
     /// Certificate authority of the manager that --manager https://... names, PEM
@@ -49,14 +49,14 @@ pub struct Arguments {
         long,
         value_name = "TOKEN",
         requires = "ca",
-        env = "MAYFLY_JOIN_TOKEN",
+        env = "DAYFLY_JOIN_TOKEN",
         hide_env_values = true
     )]
     token: Option<String>,
     /// Belong to no manager, whatever it joined before
     #[arg(long)]
     standalone: bool,
-    /// Where to keep state [default: `node` in the state directory of `mayfly up`]
+    /// Where to keep state [default: `node` in the state directory of `dayfly up`]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Remove the state directory at the end, if it was empty at the beginning: for nodes that come and go with a job
@@ -86,8 +86,8 @@ enum What {
 /// Take a node back for its owner: its leases end, and it gets no new ones.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly node reclaim rack3-07                at once
-  mayfly node reclaim 5f0c... --grace 30s     calls that run may end within half a minute
+  dayfly node reclaim rack3-07                at once
+  dayfly node reclaim 5f0c... --grace 30s     calls that run may end within half a minute
 
 Returns when the node is empty and the last bill is booked. For a batch system, the same as one request:
 DELETE /v1/nodes/ID?grace=SECONDS.")]
@@ -103,7 +103,7 @@ struct Reclaim {
 /// Give a node that was taken back, or is suspended, to leases again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly node resume rack3-07
+  dayfly node resume rack3-07
 
 For a batch system, the same as one request: PUT /v1/nodes/ID.")]
 struct Resume {
@@ -173,7 +173,7 @@ fn named(client: &Client, wanted: &str) -> Result<NodeId, Failure> {
         [node] => Ok(node.address.id),
         [] => Err(Failure::new(
             Code::NotFound,
-            format!("no node is called `{wanted}`; `mayfly status` lists those there are"),
+            format!("no node is called `{wanted}`; `dayfly status` lists those there are"),
         )),
         several => {
             let ids: Vec<String> = several.iter().map(|node| node.address.id.to_string()).collect();
@@ -273,7 +273,7 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<B
         let text = text.map_err(|error| wrong(format!("{} cannot be read: {error}", path.display())))?;
         let join: JoinToken = serde_json::from_str(&text).map_err(|error| {
             wrong(format!(
-                "{} is not what `mayfly manager join-token` writes: {error}",
+                "{} is not what `dayfly manager join-token` writes: {error}",
                 path.display()
             ))
         })?;
@@ -293,7 +293,7 @@ fn link(arguments: &Arguments, global: &Global, state: &Path) -> Result<Option<B
         return match url {
             Some(url) => Err(wrong(format!(
                 "to join {url}, a node needs --ca and --token too, or all in one with --join FILE; the manager makes \
-                 them by `mayfly manager join-token`"
+                 them by `dayfly manager join-token`"
             ))),
             None => joined_before(state),
         };
@@ -338,7 +338,7 @@ fn joined_before(state: &Path) -> Result<Option<Belonging>, Failure> {
 }
 
 fn describe(
-    node: &mayfly_node::Handle,
+    node: &dayfly_node::Handle,
     link: Option<&ManagerLink>,
     joined: Option<Result<(), String>>,
     state: &Path,

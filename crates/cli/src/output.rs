@@ -3,9 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::os::fd::FromRawFd;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::text::{self, Shown};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::text::{self, Shown};
 use serde::Serialize;
 
 /// Whether a stream shows colours: a terminal does, unless its owner wants none.

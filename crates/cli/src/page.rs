@@ -1,10 +1,10 @@
-//! `mayfly page`: the manager's page, for a browser.
+//! `dayfly page`: the manager's page, for a browser.
 
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_protocol::accounts::{NewToken, Role, TokenRequest};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::accounts::{NewToken, Role, TokenRequest};
+use dayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
 use crate::{Global, connect, output, values};
@@ -12,8 +12,8 @@ use crate::{Global, connect, output, values};
 /// Print the address of the manager's page, which shows nodes, leases, use, bills and latencies as they change.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly page
-  xdg-open \"$(mayfly page)\"
+  dayfly page
+  xdg-open \"$(dayfly page)\"
 
 The address holds a token of your tenant's that is for looking only; treat it as you would a password. Browsers do not know the
 manager's certificate authority: import ca.pem of its state directory, or compare the fingerprint that they show.")]

@@ -4,8 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
-use mayfly_client::{MANAGER_VARIABLE, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_client::{MANAGER_VARIABLE, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
 
@@ -13,12 +13,12 @@ use crate::Global;
 const PROGRAM: &str = r#"
 import importlib, json, sys
 try:
-    import mayfly
+    import dayfly
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(91)
 import traceback
-from mayfly._text import shown
+from dayfly._text import shown
 module, name, arguments, as_json, sandbox, image = sys.argv[1:]
 sys.argv[1:] = []
 sys.excepthook = lambda *error: sys.stderr.write(shown("".join(traceback.format_exception(*error))))
@@ -28,7 +28,7 @@ for part in name.split("."):
 arguments = json.loads(arguments)
 named = arguments if isinstance(arguments, dict) else {}
 listed = [] if named else arguments if isinstance(arguments, list) else [arguments]
-with mayfly.connect() as client, client.lease(sandbox=sandbox or None, image=image or None) as lease:
+with dayfly.connect() as client, client.lease(sandbox=sandbox or None, image=image or None) as lease:
     result = lease.submit(function, *listed, **named).result()
 if as_json == "json":
     try:
@@ -47,11 +47,11 @@ pub fn started(mut command: Command, python: &Path, global: &Global) -> Result<E
         command.env(MANAGER_VARIABLE, manager);
     }
     if let Ok(binary) = std::env::current_exe() {
-        command.env("MAYFLY_BIN", binary);
+        command.env("DAYFLY_BIN", binary);
     }
     command.status().map_err(|error| {
         let text = format!(
-            "{} cannot be started: {error}; name an interpreter that has the mayfly package by --python",
+            "{} cannot be started: {error}; name an interpreter that has the dayfly package by --python",
             python.display()
         );
         Failure::new(Code::InvalidRequest, text)
@@ -94,7 +94,7 @@ pub fn invoke(
         Some(NO_PACKAGE) => Err(Failure::new(
             Code::InvalidRequest,
             format!(
-                "{} has no mayfly package; name an interpreter that has it by --python",
+                "{} has no dayfly package; name an interpreter that has it by --python",
                 python.display()
             ),
         )),

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use mayfly_client::{Client, NodeStatus};
-use mayfly_protocol::accounts::Tenant;
-use mayfly_protocol::api::Sandbox;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::TenantId;
+use dayfly_client::{Client, NodeStatus};
+use dayfly_protocol::accounts::Tenant;
+use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::TenantId;
 
 use crate::output::plain;
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use clap::{Command, CommandFactory};
-use mayfly_protocol::error::Code;
+use dayfly_protocol::error::Code;
 
 use crate::{Cli, exit};
 
@@ -15,7 +15,7 @@ Made from the commands themselves by `make generate`; each says the same with `-
 ## Conventions
 
 Results go to standard output, everything else to standard error. With `--json` a command prints one line of JSON, a
-daemon one line once it is ready, `mayfly top` one line for each look. Tables are coloured on a terminal only, and not where
+daemon one line once it is ready, `dayfly top` one line for each look. Tables are coloured on a terminal only, and not where
 `NO_COLOR` is set.
 
 An error is `error [code]: what happened and what to do`, with `--json` `{\"error\": {\"code\": ..., \"message\": ...}}`. Each code
@@ -26,15 +26,15 @@ has its section in [errors.md](../errors.md).
 const TAIL: &str = "
 | variable | what it does |
 |---|---|
-| `MAYFLY_MANAGER` | connection file of the manager, or its state directory, for clients and commands |
-| `MAYFLY_LOG` | as `--log` |
-| `MAYFLY_BIN` | the `mayfly` program that client libraries start where they find no manager |
-| `MAYFLY_EXECUTOR` | the executor of shared libraries, where it is not beside `mayfly` |
-| `MAYFLY_PYTHON` | the Python interpreter of `mayfly invoke` and `mayfly bench` |
-| `MAYFLY_WARM_POOL` | as `--warm-pool` |
-| `MAYFLY_FABRIC` | as `--fabric` |
-| `MAYFLY_JOIN_TOKEN` | as `--token` of `mayfly node` |
-| `XDG_STATE_HOME` | where state is kept, in `mayfly` below it; `~/.local/state` otherwise |
+| `DAYFLY_MANAGER` | connection file of the manager, or its state directory, for clients and commands |
+| `DAYFLY_LOG` | as `--log` |
+| `DAYFLY_BIN` | the `dayfly` program that client libraries start where they find no manager |
+| `DAYFLY_EXECUTOR` | the executor of shared libraries, where it is not beside `dayfly` |
+| `DAYFLY_PYTHON` | the Python interpreter of `dayfly invoke` and `dayfly bench` |
+| `DAYFLY_WARM_POOL` | as `--warm-pool` |
+| `DAYFLY_FABRIC` | as `--fabric` |
+| `DAYFLY_JOIN_TOKEN` | as `--token` of `dayfly node` |
+| `XDG_STATE_HOME` | where state is kept, in `dayfly` below it; `~/.local/state` otherwise |
 
 ";
 
@@ -42,7 +42,7 @@ fn page() -> String {
     let mut page = HEAD.to_owned();
     page += "| exit status | meaning | codes |\n|---|---|---|\n| 0 | done | |\n";
     let meanings = [
-        "the function, the command or Mayfly failed",
+        "the function, the command or Dayfly failed",
         "the command was not understood",
         "nobody answers, or not in time",
         "somebody answers, and refuses",
@@ -90,7 +90,7 @@ fn describe(command: &mut Command, page: &mut String) {
 fn the_committed_reference_is_that_of_the_commands() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
     let page = format!("{}\n", page().trim_end());
-    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+    if std::env::var_os("DAYFLY_REGENERATE").is_some() {
         std::fs::write(&path, &page).expect("the page can be written");
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! `mayfly rendezvous`: a place where ranks meet, without a manager.
+//! `dayfly rendezvous`: a place where ranks meet, without a manager.
 
 use std::net::SocketAddr;
 
 use clap::Args;
-use mayfly_comm::rendezvous::server::{ServeOptions, serve};
-use mayfly_protocol::error::Failure;
+use dayfly_comm::rendezvous::server::{ServeOptions, serve};
+use dayfly_protocol::error::Failure;
 use serde_json::json;
 
 use crate::{Global, output};
@@ -12,10 +12,10 @@ use crate::{Global, output};
 /// Start a place where ranks of groups meet, without a manager.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly rendezvous --listen 0.0.0.0:7075
+  dayfly rendezvous --listen 0.0.0.0:7075
 
-A manager has one of its own. This one is for processes that Mayfly did not start: from mpirun, srun, or plain shells. Each of
-them finds its group by MAYFLY_GROUP, such as
+A manager has one of its own. This one is for processes that Dayfly did not start: from mpirun, srun, or plain shells. Each of
+them finds its group by DAYFLY_GROUP, such as
   {\"rendezvous\": \"head.example.org:7075\", \"key\": \"...\", \"name\": \"mine\", \"secret\": \"...\", \"size\": 4}
 where the secret is what all ranks know and nobody else, at least 16 random bytes in hexadecimal (openssl rand -hex 32), and the key is
 what this command prints. Pairs that cannot reach each other are relayed, and not read.")]

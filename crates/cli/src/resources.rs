@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::Choice;
-use mayfly_lease::ledger::{MAX_WORKERS, Resources};
-use mayfly_node::images::Reference;
-use mayfly_node::{Options, Trust, options};
-use mayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TenantId;
+use dayfly_client::Choice;
+use dayfly_lease::ledger::{MAX_WORKERS, Resources};
+use dayfly_node::images::Reference;
+use dayfly_node::{Options, Trust, options};
+use dayfly_protocol::api::{MOST_FABRIC_NAME, RendezvousAddress, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::TenantId;
 
 use crate::lease::Level;
 use crate::{interpreter, values};
 
-/// What `mayfly up` and `mayfly node` have in common.
+/// What `dayfly up` and `dayfly node` have in common.
 #[derive(Debug, Args)]
 pub struct NodeArguments {
     /// Name of the node, for people [default: the host's name]
@@ -32,7 +32,7 @@ pub struct NodeArguments {
     #[arg(
         long,
         value_name = "N",
-        env = "MAYFLY_WARM_WORKERS",
+        env = "DAYFLY_WARM_WORKERS",
         hide_env_values = true,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS))
     )]
@@ -47,11 +47,11 @@ pub struct NodeArguments {
         long,
         value_name = "N",
         default_value_t = 1,
-        env = "MAYFLY_CALLS_PER_CORE",
+        env = "DAYFLY_CALLS_PER_CORE",
         hide_env_values = true
     )]
     calls_per_core: u16,
-    /// Python interpreter that has the mayfly package, for functions whose clients bring none of their own; may be repeated
+    /// Python interpreter that has the dayfly package, for functions whose clients bring none of their own; may be repeated
     /// [default: the one that this program was installed with, or else python3 on the PATH, if it has the package]
     #[arg(long, value_name = "EXE")]
     python: Vec<PathBuf>,
@@ -60,13 +60,13 @@ pub struct NodeArguments {
         long,
         value_name = "N",
         default_value_t = 1,
-        env = "MAYFLY_WARM_POOL",
+        env = "DAYFLY_WARM_POOL",
         hide_env_values = true
     )]
     warm_pool: u8,
     /// How isolated workers may be here; may be repeated, the first is for leases that name none. Level `process` is for the
     /// owner's tenant alone: other tenants' code is always isolated [default: `isolated` for a node, which runs other people's
-    /// code; `process`, and `isolated` for leases that ask for it, for `mayfly up`]
+    /// code; `process`, and `isolated` for leases that ask for it, for `dayfly up`]
     #[arg(long, value_enum, value_name = "LEVEL")]
     sandbox: Vec<Level>,
     /// Give every tenant the levels that --sandbox names. At level `process`, whoever holds a token then runs code as the user of
@@ -79,11 +79,11 @@ pub struct NodeArguments {
     #[arg(long, value_name = "IMAGE")]
     image: Vec<String>,
     /// Where to build and keep the Python environments that leases name; nodes may share it, also over a network file system
-    /// [default: `mayfly/environments` in the user's cache]
+    /// [default: `dayfly/environments` in the user's cache]
     #[arg(
         long,
         value_name = "DIR",
-        env = "MAYFLY_ENVIRONMENTS",
+        env = "DAYFLY_ENVIRONMENTS",
         hide_env_values = true,
         overrides_with = "environments"
     )]
@@ -111,7 +111,7 @@ pub struct NodeArguments {
     /// Let isolated workers without the host's network be of no group: nothing is dialled for them
     #[arg(long)]
     no_groups: bool,
-    /// Where they may meet other ranks, beside their manager's: what `mayfly rendezvous` prints, as its address, `=` and its key; may
+    /// Where they may meet other ranks, beside their manager's: what `dayfly rendezvous` prints, as its address, `=` and its key; may
     /// be repeated
     #[arg(long, value_name = "ADDR:PORT=KEY", value_parser = place)]
     rendezvous: Vec<RendezvousAddress>,
@@ -128,7 +128,7 @@ pub struct NodeArguments {
         long,
         value_name = "PROVIDER[/DOMAIN]",
         value_delimiter = ',',
-        env = "MAYFLY_FABRIC",
+        env = "DAYFLY_FABRIC",
         hide_env_values = true
     )]
     fabric: Vec<Choice>,
@@ -166,7 +166,7 @@ impl NodeArguments {
             match interpreter::own() {
                 Ok(python) => options.pythons.push(python),
                 Err(why) => tracing::warn!(
-                    "this node runs Python functions only in interpreters that its clients bring: {why}; install the mayfly \
+                    "this node runs Python functions only in interpreters that its clients bring: {why}; install the dayfly \
                      package, or name an interpreter that has it by --python"
                 ),
             }

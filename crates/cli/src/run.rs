@@ -1,4 +1,4 @@
-//! `mayfly run`: a program, or a function, on many ranks that talk to each other.
+//! `dayfly run`: a program, or a function, on many ranks that talk to each other.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::{Placement, Sandbox};
-use mayfly_comm::Channel;
-use mayfly_protocol::error::Failure;
+use dayfly_client::{Placement, Sandbox};
+use dayfly_comm::Channel;
+use dayfly_protocol::error::Failure;
 
 use crate::lease::Level;
 use crate::{Global, python, values};
@@ -16,14 +16,14 @@ use crate::{Global, python, values};
 /// Run a script, a folder, a program or a function on many ranks that talk to each other.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly run --ranks 4 train.py --epochs 3
-  mayfly run --ranks 2 ./solver input.dat
-  mayfly run --ranks 8 mymodule:work
-  mayfly run --ranks 4 --store s3://bucket/runs --channel stored train.py
+  dayfly run --ranks 4 train.py --epochs 3
+  dayfly run --ranks 2 ./solver input.dat
+  dayfly run --ranks 8 mymodule:work
+  dayfly run --ranks 4 --store s3://bucket/runs --channel stored train.py
 
 Each rank is a worker: all of them or none. A script, a folder with `__main__.py` or a program is sent along. In it,
-`from mayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py; in C that is mf_group_join(NULL, &group), in C++ a
-mayfly::group. Its output appears as it comes, with the rank before each line; the exit status is that of the first rank that
+`from dayfly import MPI` gives MPI.COMM_WORLD, with the names of mpi4py; in C that is dfly_group_join(NULL, &group), in C++ a
+dayfly::group. Its output appears as it comes, with the rank before each line; the exit status is that of the first rank that
 failed.")]
 pub struct Arguments {
     /// How many
@@ -44,7 +44,7 @@ pub struct Arguments {
     /// How often it is started again, from its last checkpoint, after a node, a lease or a rank was lost
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
-    /// Which algorithms collectives use: a file that `mayfly bench comm --tune` wrote
+    /// Which algorithms collectives use: a file that `dayfly bench comm --tune` wrote
     #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
     /// Store for ranks that reach each other in no other way: s3://bucket/prefix, redis://host:port, rediss:// or file:///directory
@@ -68,11 +68,11 @@ pub struct Arguments {
     /// Leave lines as they are, without their ranks
     #[arg(long)]
     no_label: bool,
-    /// Interpreter with the mayfly package
+    /// Interpreter with the dayfly package
     #[arg(
         long,
         value_name = "PATH",
-        env = "MAYFLY_PYTHON",
+        env = "DAYFLY_PYTHON",
         default_value = "python3",
         hide_env_values = true
     )]
@@ -128,7 +128,7 @@ impl From<Place> for Placement {
 pub fn run(arguments: &Arguments, global: &Global) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&arguments.python);
     command
-        .args(["-m", "mayfly._launch", "--ranks"])
+        .args(["-m", "dayfly._launch", "--ranks"])
         .arg(arguments.ranks.to_string())
         .args(["--placement", Placement::from(arguments.placement).name()]);
     for (name, length) in [("--timeout", arguments.timeout), ("--duration", arguments.duration)] {

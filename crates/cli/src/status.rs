@@ -1,10 +1,10 @@
-//! `mayfly status`: what there is, what is free, and who holds what.
+//! `dayfly status`: what there is, what is free, and who holds what.
 
 use clap::Args;
-use mayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
-use mayfly_protocol::api::{Health, VersionInfo};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::NodeId;
+use dayfly_client::{Client, LeaseStatus, Mode, NodeStatus};
+use dayfly_protocol::api::{Health, VersionInfo};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::NodeId;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -14,9 +14,9 @@ use crate::{Global, connect, output};
 /// Show what there is, what is free, and who holds what.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly status
-  mayfly status --all                    leases that ended within the last hour too
-  mayfly status --json | jq .nodes[0].free
+  dayfly status
+  dayfly status --all                    leases that ended within the last hour too
+  dayfly status --json | jq .nodes[0].free
 
 Exit status 3 when no manager answers.")]
 pub struct Arguments {
@@ -51,13 +51,13 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         return Ok(());
     }
     let bold = output::colours(&std::io::stdout());
-    let mut text = format!("{}, Mayfly {}: {}\n", client.describe(), version.version, health.status);
+    let mut text = format!("{}, Dayfly {}: {}\n", client.describe(), version.version, health.status);
     if let Some(error) = &health.store_error {
         text += &format!("  its store cannot write: {}\n", output::plain(error));
     }
     text += "\n";
     text += &if nodes.is_empty() {
-        "No nodes. Add one: `mayfly manager join-token`, then `mayfly node --join` on the machine.".into()
+        "No nodes. Add one: `dayfly manager join-token`, then `dayfly node --join` on the machine.".into()
     } else {
         let mut table = node_table(&nodes).text(bold);
         for node in &nodes {
@@ -156,7 +156,7 @@ fn sandbox(lease: &LeaseStatus) -> String {
     }
 }
 
-/// Leases as `mayfly status` and `mayfly lease list` show them.
+/// Leases as `dayfly status` and `dayfly lease list` show them.
 pub fn lease_table(leases: &[LeaseStatus], nodes: &[NodeStatus]) -> Table {
     let columns = [
         ("LEASE", Align::Left),

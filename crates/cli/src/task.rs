@@ -1,4 +1,4 @@
-//! `mayfly task`: durable tasks, wherever they were submitted.
+//! `dayfly task`: durable tasks, wherever they were submitted.
 
 mod outcome;
 mod printed;
@@ -6,33 +6,33 @@ mod run;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
-use mayfly_client::{Client, encoded};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::short::{self, GivenId};
-use mayfly_protocol::tasks::{
+use dayfly_client::{Client, encoded};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::TaskId;
+use dayfly_protocol::short::{self, GivenId};
+use dayfly_protocol::tasks::{
     Cancellation, Cancelled, Forgetting, Forgotten, TaskCounts, TaskState, TaskStatus, TaskTimes,
 };
-use mayfly_protocol::text;
+use dayfly_protocol::text;
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, values};
 
-/// Bytes of an error that a list shows; `mayfly task show` has all of it.
+/// Bytes of an error that a list shows; `dayfly task show` has all of it.
 const SHOWN_ERROR_BYTES: usize = 100;
 
 /// Submit and follow durable tasks, fetch their outcomes, and cancel them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly task run extract report.pdf --keyword pages=3 --wait
-  mayfly task list --tag sweep-7
-  mayfly task list --failed --function extract
-  mayfly task show f1a85be3d207                                 the end of an id, as the list shows it
-  mayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
-  mayfly task cancel --tag sweep-7
-  mayfly task counts --tag sweep-7
+  dayfly task run extract report.pdf --keyword pages=3 --wait
+  dayfly task list --tag sweep-7
+  dayfly task list --failed --function extract
+  dayfly task show f1a85be3d207                                 the end of an id, as the list shows it
+  dayfly task show 019a51c3e0f07d2c9b64f1a85be3d207
+  dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 10m
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow
+  dayfly task cancel --tag sweep-7
+  dayfly task counts --tag sweep-7
 
 A durable task is on the manager's disk once it is accepted, and ends in one outcome, whoever goes away meanwhile. Tasks
 are submitted here and by client libraries; in Python, `client.tasks(\"sweep-7\")` has all of a tag with their results.")]
@@ -114,8 +114,8 @@ struct Cancel {
 /// Forget tasks that have ended, with their results.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly task forget --tag sweep-7
-  mayfly task forget 019a51c3e0f07d2c9b64f1a85be3d207
+  dayfly task forget --tag sweep-7
+  dayfly task forget 019a51c3e0f07d2c9b64f1a85be3d207
 
 What they answered goes, too, within an hour if it was long, and does not count against what the content store holds for
 you. Tasks that have not ended, or that others come after which have not, are left alone.")]
@@ -403,8 +403,8 @@ fn counts(wanted: &Count, client: &Client, global: &Global) -> Result<(), Failur
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::error::Code;
-    use mayfly_protocol::ids::FunctionId;
+    use dayfly_protocol::error::Code;
+    use dayfly_protocol::ids::FunctionId;
 
     use super::*;
 

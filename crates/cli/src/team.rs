@@ -1,9 +1,9 @@
-//! `mayfly team`: several tenants under one name, to share with.
+//! `dayfly team`: several tenants under one name, to share with.
 
 use clap::{Args, Subcommand};
-use mayfly_client::{Client, encoded};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{Team, TeamSpec};
+use dayfly_client::{Client, encoded};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{Team, TeamSpec};
 
 use crate::output::Align::Left;
 use crate::{Global, connect, output, values};
@@ -11,11 +11,11 @@ use crate::{Global, connect, output, values};
 /// Name several tenants at once, to share functions and endpoints with.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly team set astro alice bob --description 'the telescope'
-  mayfly team add astro carol
-  mayfly team drop astro bob
-  mayfly team list
-  mayfly endpoint setup --share-with team:astro
+  dayfly team set astro alice bob --description 'the telescope'
+  dayfly team add astro carol
+  dayfly team drop astro bob
+  dayfly team list
+  dayfly endpoint setup --share-with team:astro
 
 What is shared with team:astro is shared with whoever is in it, from then on and until then. A team belongs to who made it.")]
 pub struct Arguments {

@@ -1,8 +1,8 @@
-//! `mayfly tenant` and `mayfly prices`: who may hold and spend how much, and what it costs.
+//! `dayfly tenant` and `dayfly prices`: who may hold and spend how much, and what it costs.
 
 use clap::{Args, Subcommand};
-use mayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::accounts::{Prices, Tenant, TenantSpec};
+use dayfly_protocol::error::Failure;
 
 use crate::output::Align::{Left, Right};
 use crate::{Global, connect, output, reach, values};
@@ -10,12 +10,12 @@ use crate::{Global, connect, output, reach, values};
 /// Show and make tenants, and set what they may hold and spend.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly tenant list
-  mayfly tenant set astro --budget 500 --workers 64
-  mayfly tenant set astro --no-budget --price-computing 0.002
-  mayfly tenant set astro --suspend
+  dayfly tenant list
+  dayfly tenant set astro --budget 500 --workers 64
+  dayfly tenant set astro --no-budget --price-computing 0.002
+  dayfly tenant set astro --suspend
 
-A tenant is who holds leases, and pays. Its people use it with tokens: `mayfly token create --tenant astro`. Nodes isolate its
+A tenant is who holds leases, and pays. Its people use it with tokens: `dayfly token create --tenant astro`. Nodes isolate its
 code, but for nodes of its own; `set` says which nodes run it, and at which sandbox level.")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -198,8 +198,8 @@ fn state(tenant: &Tenant) -> &'static str {
 /// Show the site's prices, or set them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly prices
-  mayfly prices --price-allocation 0.000004 --price-computing 0.001 --price-polling 0.0005
+  dayfly prices
+  dayfly prices --price-allocation 0.000004 --price-computing 0.001 --price-polling 0.0005
 
 A lease costs C = Ca ta + Cc tc + Ch th: memory held, time inside functions, time spent polling. It keeps the prices of its
 grant. Amounts have up to nine decimals, in whatever unit the site counts.")]

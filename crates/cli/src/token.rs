@@ -1,12 +1,12 @@
-//! `mayfly token`: what people and programs show to the manager.
+//! `dayfly token`: what people and programs show to the manager.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use mayfly_protocol::accounts::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::accounts::{NewToken, RevokedToken, Role, TokenRequest, TokenStatus};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
 use crate::manager::write_private;
@@ -16,12 +16,12 @@ use crate::{Global, connect, output, reach, values};
 /// Show, make and revoke tokens.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly token create laptop --tenant astro --valid-for 90d --output astro.json
-  mayfly token list
-  mayfly token revoke 5f0c9a1b2c3d4e5f
-  mayfly token revoke 5f0c9a1b2c3d4e5f --keep-leases
+  dayfly token create laptop --tenant astro --valid-for 90d --output astro.json
+  dayfly token list
+  dayfly token revoke 5f0c9a1b2c3d4e5f
+  dayfly token revoke 5f0c9a1b2c3d4e5f --keep-leases
 
-The file that `create` writes is all that a client needs: MAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
+The file that `create` writes is all that a client needs: DAYFLY_MANAGER=astro.json. The manager keeps no token, only a hash
 of each. Whoever has the file runs code on the nodes, as far as they allow its tenant: `create` says which, and at which sandbox
 level.")]
 pub struct Arguments {
@@ -150,7 +150,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
         output::json(&json!({ "output": path, "token": made.status }))?
     } else {
         format!(
-            "{} lets whoever has it act for {} until {}: MAYFLY_MANAGER={0}",
+            "{} lets whoever has it act for {} until {}: DAYFLY_MANAGER={0}",
             path.display(),
             output::plain(&made.status.tenant),
             output::date(made.status.expires_at_ms)
@@ -165,7 +165,7 @@ fn create(wanted: &Create, global: &Global) -> Result<(), Failure> {
 fn revoke(id: &str, keep_leases: bool, global: &Global) -> Result<(), Failure> {
     let is_id = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit());
     if !is_id {
-        let text = format!("`{id:.80}` is no id of a token; `mayfly token list` shows them");
+        let text = format!("`{id:.80}` is no id of a token; `dayfly token list` shows them");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let client = connect::manager(global)?;

@@ -1,13 +1,13 @@
-//! `mayfly top`: leases at work, live.
+//! `dayfly top`: leases at work, live.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mayfly_client::{Client, LeaseStatus, NodeStatus};
-use mayfly_protocol::api::Usage;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::LeaseId;
+use dayfly_client::{Client, LeaseStatus, NodeStatus};
+use dayfly_protocol::api::Usage;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::LeaseId;
 use serde::Serialize;
 
 use crate::output::{Align, Table};
@@ -20,9 +20,9 @@ const LEAST_INTERVAL: Duration = Duration::from_millis(200);
 /// Watch leases work.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly top
-  mayfly top --once                       one look, one interval long
-  mayfly top --json --interval 10s        a line of JSON every ten seconds
+  dayfly top
+  dayfly top --once                       one look, one interval long
+  dayfly top --json --interval 10s        a line of JSON every ten seconds
 
 Computing is the share of the workers' time spent inside functions, polling the share spent looking for work: hot
 workers poll. Both are what a lease is charged for.")]

@@ -1,4 +1,4 @@
-//! `mayfly trigger`: what starts a function when something happens.
+//! `dayfly trigger`: what starts a function when something happens.
 
 mod show;
 
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
-use mayfly_client::{Client, Error, encoded};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{FunctionStatus, TaskOptions};
-use mayfly_protocol::triggers::{EventSource, EventTaken, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus};
+use dayfly_client::{Client, Error, encoded};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{FunctionStatus, TaskOptions};
+use dayfly_protocol::triggers::{EventSource, EventTaken, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus};
 use serde_json::{Value, json};
 
 use crate::{Global, connect, flow, output, values};
@@ -18,13 +18,13 @@ use crate::{Global, connect, flow, output, values};
 /// Start functions by the clock, by files that arrive, and by requests of other programs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
-  mayfly trigger files scans /data/in --pattern '*.tif' --function convert --keyword dpi=300
-  mayfly trigger webhook pushed --function build                prints the address that starts it
-  mayfly trigger list
-  mayfly trigger history scans --limit 20
-  mayfly trigger fire pushed --event '{\"branch\": \"main\"}'       as a request would
-  mayfly trigger pause nightly
+  dayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
+  dayfly trigger files scans /data/in --pattern '*.tif' --function convert --keyword dpi=300
+  dayfly trigger webhook pushed --function build                prints the address that starts it
+  dayfly trigger list
+  dayfly trigger history scans --limit 20
+  dayfly trigger fire pushed --event '{\"branch\": \"main\"}'       as a request would
+  dayfly trigger pause nightly
 
 What happens is on the manager's disk before anybody hears that it is known, and becomes a task of the function at least once,
 whoever goes away meanwhile. The function's only argument by place is the event, an object; its tasks have the tag
@@ -72,10 +72,10 @@ struct Start {
     /// What it starts: a function's id, or its name for the version that is the last now; OWNER/NAME for another tenant's
     #[arg(long, value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
     function: String,
-    /// Where, of those that `mayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
-    /// What comes after it: a flow's file (see `mayfly flow --help`), whose first step takes its result
+    /// What comes after it: a flow's file (see `dayfly flow --help`), whose first step takes its result
     #[arg(long, value_name = "FILE")]
     then: Option<PathBuf>,
     /// Argument by name that goes along, in JSON, or a text that is none; may be repeated
@@ -104,8 +104,8 @@ struct Start {
 /// Start a function at certain times.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
-  mayfly trigger timer often '*/10 * * * * *' --function look      each ten seconds
+  dayfly trigger timer nightly '30 2 * * *' --zone Europe/Berlin --function report
+  dayfly trigger timer often '*/10 * * * * *' --function look      each ten seconds
 
 The function gets {\"trigger\", \"kind\": \"timer\", \"number\", \"at_ms\", \"due_ms\", \"missed\"}: when it was due, and how many times
 before that one passed while the manager was away.")]
@@ -128,8 +128,8 @@ struct Timer {
 /// Start a function for each file that arrives in a directory, or object in a bucket.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly trigger files scans /data/in --pattern '*.tif' --function convert
-  mayfly trigger files runs s3://lab/runs --pattern '**/*.json' --every 30s --function collect --watched-at cluster
+  dayfly trigger files scans /data/in --pattern '*.tif' --function convert
+  dayfly trigger files runs s3://lab/runs --pattern '**/*.json' --every 30s --function collect --watched-at cluster
 
 The function gets {\"trigger\", \"kind\": \"files\", \"number\", \"at_ms\", \"path\", \"bytes\", \"modified_at_ms\"}. A file counts once it does not
 change any more; one that changes later counts again. An endpoint looks for files for its owner only, with its own rights; for
@@ -160,8 +160,8 @@ struct Files {
 /// Start a function for each request of programs that know an address, which this prints.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly trigger webhook pushed --function build --valid-for 30d
-  mayfly trigger webhook pushed --function build --json > pushed.json      and as another program would use it:
+  dayfly trigger webhook pushed --function build --valid-for 30d
+  dayfly trigger webhook pushed --function build --json > pushed.json      and as another program would use it:
   jq -r .ca_pem pushed.json > ca.pem
   curl --cacert ca.pem -H 'content-type: application/json' -d '{\"branch\": \"main\"}' \"$(jq -r .url pushed.json)\"
 
@@ -329,8 +329,8 @@ fn fire(wanted: &Fire, client: &Client, global: &Global) -> Result<(), Failure> 
     } else {
         let known = if taken.known { ", which was known already," } else { "" };
         let more = match (taken.task, taken.flow) {
-            (Some(task), _) => format!("the task {task}.\n\n  mayfly task result {task} --wait 60"),
-            (None, Some(flow)) => format!("the flow {flow}.\n\n  mayfly flow show {flow} --wait 60"),
+            (Some(task), _) => format!("the task {task}.\n\n  dayfly task result {task} --wait 60"),
+            (None, Some(flow)) => format!("the flow {flow}.\n\n  dayfly flow show {flow} --wait 60"),
             (None, None) => "a task.".into(),
         };
         format!("Event {}{known} becomes {more}", taken.number)

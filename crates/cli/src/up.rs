@@ -1,4 +1,4 @@
-//! `mayfly up`: a manager and a node in one process, which speak to each other as if they were not.
+//! `dayfly up`: a manager and a node in one process, which speak to each other as if they were not.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::{NodeStatus, default_state_dir};
-use mayfly_endpoint::{Contents, Dispatcher};
-use mayfly_manager::{LOCAL, Manager};
-use mayfly_node::{ManagerLink, Node};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::Content;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_client::{NodeStatus, default_state_dir};
+use dayfly_endpoint::{Contents, Dispatcher};
+use dayfly_manager::{LOCAL, Manager};
+use dayfly_node::{ManagerLink, Node};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::Content;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{TaskId, TenantId};
 use serde_json::json;
 
 use crate::contents::ContentArguments;
@@ -32,16 +32,16 @@ const JOIN_TOKEN_FOR: Duration = Duration::from_secs(60);
 /// Start a manager and a node on this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly up                              for your own use: clients of yours find it by themselves
-  mayfly up --cores 2 --memory 4G        leave the rest of the machine to others
-  mayfly up --python /opt/py/bin/python  an interpreter for clients that bring none of their own
-  mayfly up --listen 0.0.0.0:7070 --host-name pc7.example.org --listen-tcp 0.0.0.0:7071
+  dayfly up                              for your own use: clients of yours find it by themselves
+  dayfly up --cores 2 --memory 4G        leave the rest of the machine to others
+  dayfly up --python /opt/py/bin/python  an interpreter for clients that bring none of their own
+  dayfly up --listen 0.0.0.0:7070 --host-name pc7.example.org --listen-tcp 0.0.0.0:7071
                                          for clients on other machines too
 
 Keys, certificates, leases and bills are kept in the state directory, for you alone. `connection.json` in it is what
 a client needs; it is there while this runs. Ctrl-C or SIGTERM ends everything below it; a second one ends it at once.")]
 pub struct Arguments {
-    /// Where to keep state [default: $XDG_STATE_HOME/mayfly, or ~/.local/state/mayfly]
+    /// Where to keep state [default: $XDG_STATE_HOME/dayfly, or ~/.local/state/dayfly]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Where the manager listens; port 0 for any [default: 127.0.0.1:7070, or any port with --embedded]
@@ -112,9 +112,9 @@ async fn serve(arguments: &Arguments, global: &Global, mut ending: Ending, state
 }
 
 struct Running {
-    dispatcher: mayfly_endpoint::Handle,
-    manager: mayfly_manager::Handle,
-    node: mayfly_node::Handle,
+    dispatcher: dayfly_endpoint::Handle,
+    manager: dayfly_manager::Handle,
+    node: dayfly_node::Handle,
     status: NodeStatus,
 }
 
@@ -126,14 +126,14 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
     let mut node = arguments.node.options(node_state.path().to_owned())?;
     if arguments.embedded {
         // What a worker prints is for the program that called it.
-        node.output = mayfly_node::Output::Own;
+        node.output = dayfly_node::Output::Own;
         // Nor has it anything to hide from that program's user, who is its own.
         node.shows_owner_all = true;
     }
     node.listen_tcp = Some(arguments.listen_tcp);
     node.advertised_tcp = advertised(arguments.listen_tcp, &arguments.host_name);
 
-    let mut options = mayfly_manager::Options::new(state.path());
+    let mut options = dayfly_manager::Options::new(state.path());
     options.listen = listen;
     options.names = names(listen, &arguments.host_name);
     options.sandboxes.clone_from(&node.sandboxes);
@@ -160,7 +160,7 @@ async fn start(arguments: &Arguments, state: &StateDir, node_state: &StateDir) -
 }
 
 /// Says what a dispatcher beside a manager leases with.
-pub fn tenants(manager: &mayfly_manager::Handle) -> mayfly_endpoint::Tenants {
+pub fn tenants(manager: &dayfly_manager::Handle) -> dayfly_endpoint::Tenants {
     let manager = manager.clone();
     let near = loopback_url(manager.address()).unwrap_or_else(|| manager.url().to_owned());
     Box::new(move |tenant, name| {
@@ -177,7 +177,7 @@ pub fn tenants(manager: &mayfly_manager::Handle) -> mayfly_endpoint::Tenants {
 
 /// The content store of a manager in this process.
 struct Beside {
-    manager: mayfly_manager::Handle,
+    manager: dayfly_manager::Handle,
     runtime: tokio::runtime::Handle,
 }
 
@@ -194,10 +194,10 @@ impl Contents for Beside {
 }
 
 /// Runs durable tasks on this machine.
-async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Result<mayfly_endpoint::Handle, Failure> {
+async fn dispatch(manager: &dayfly_manager::Handle, status: &NodeStatus) -> Result<dayfly_endpoint::Handle, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
-    let options = mayfly_endpoint::Options {
+    let options = dayfly_endpoint::Options {
         places: None,
         tenants: tenants(manager),
         invites: None,
@@ -215,7 +215,7 @@ async fn dispatch(manager: &mayfly_manager::Handle, status: &NodeStatus) -> Resu
 }
 
 /// What the manager knows of the node, once both know of each other.
-async fn joined(manager: &mayfly_manager::Handle, node: &mayfly_node::Handle) -> Result<NodeStatus, Failure> {
+async fn joined(manager: &dayfly_manager::Handle, node: &dayfly_node::Handle) -> Result<NodeStatus, Failure> {
     let mut events = manager.events();
     let id = node.address().id;
     let known = async {
@@ -263,8 +263,8 @@ impl Running {
             false => format!(" --manager {}", state.display()),
         };
         Ok(format!(
-            "Mayfly {} is ready.\n\n  manager  {}\n  node     {}: {}, {}, {}\n  state    {}\n\n\
-             Try, in another terminal:\n  mayfly status{place}\n\nCtrl-C ends it.",
+            "Dayfly {} is ready.\n\n  manager  {}\n  node     {}: {}, {}, {}\n  state    {}\n\n\
+             Try, in another terminal:\n  dayfly status{place}\n\nCtrl-C ends it.",
             env!("CARGO_PKG_VERSION"),
             self.manager.url(),
             address.name,

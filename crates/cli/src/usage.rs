@@ -1,10 +1,10 @@
-//! `mayfly usage`: what durable tasks took.
+//! `dayfly usage`: what durable tasks took.
 
 use std::collections::BTreeMap;
 
 use clap::{Args, ValueEnum};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::UsageLine;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::UsageLine;
 use serde::Serialize;
 
 use crate::output::Align::{Left, Right};
@@ -13,12 +13,12 @@ use crate::{Global, connect, output, values};
 /// Show what durable tasks took, by function, tenant, endpoint or day.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly usage
-  mayfly usage --by day --from 2026-11-01 --until 2026-12-01
-  mayfly usage --everybody --by tenant --csv > usage.csv
+  dayfly usage
+  dayfly usage --by day --from 2026-11-01 --until 2026-12-01
+  dayfly usage --everybody --by tenant --csv > usage.csv
 
 A task counts on the day of its end, in UTC, with the time that all of its executions had workers, whichever site's they were. What it
-cost, in units of account, is of executions at endpoints elsewhere that are another tenant's; here leases cost, as `mayfly bill` says.")]
+cost, in units of account, is of executions at endpoints elsewhere that are another tenant's; here leases cost, as `dayfly bill` says.")]
 pub struct Arguments {
     /// What each line is about
     #[arg(long, value_enum, default_value = "function")]
@@ -138,7 +138,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::ids::FunctionId;
+    use dayfly_protocol::ids::FunctionId;
 
     use super::*;
 

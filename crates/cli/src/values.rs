@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::short::GivenId;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::short::GivenId;
 use serde_json::Value;
 
 /// Reads `90s`, `10m`, `1h30m`, `500ms`, `2d`.
@@ -119,7 +119,7 @@ pub fn keyword(text: &str) -> Result<(String, Value), String> {
 mod tests {
     use serde_json::json;
 
-    use mayfly_protocol::ids::TaskId;
+    use dayfly_protocol::ids::TaskId;
 
     use super::*;
 

@@ -1,8 +1,8 @@
-//! `mayfly version`.
+//! `dayfly version`.
 
 use clap::Args;
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::error::Failure;
 use serde_json::json;
 
 use crate::{Global, output};
@@ -15,9 +15,9 @@ pub struct Arguments {}
 pub fn run(_: &Arguments, global: &Global) -> Result<(), Failure> {
     let version = env!("CARGO_PKG_VERSION");
     let (target, profile, compiler) = (
-        env!("MAYFLY_BUILT_FOR"),
-        env!("MAYFLY_BUILT_AS"),
-        env!("MAYFLY_BUILT_BY"),
+        env!("DAYFLY_BUILT_FOR"),
+        env!("DAYFLY_BUILT_AS"),
+        env!("DAYFLY_BUILT_BY"),
     );
     output::line(&if global.json {
         output::json(&json!({
@@ -27,7 +27,7 @@ pub fn run(_: &Arguments, global: &Global) -> Result<(), Failure> {
         }))?
     } else {
         format!(
-            "mayfly {version}\n  wire version  {WIRE_VERSION}\n  built for     {target} ({profile})\n  built by      {compiler}"
+            "dayfly {version}\n  wire version  {WIRE_VERSION}\n  built for     {target} ({profile})\n  built by      {compiler}"
         )
     });
     Ok(())

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Form, Runtime};
-use mayfly_endpoint::connection::{self, Conversation};
-use mayfly_manager::{Manager, Options};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
-use mayfly_protocol::tasks::{
+use dayfly_client::{Client, Form, Runtime};
+use dayfly_endpoint::connection::{self, Conversation};
+use dayfly_manager::{Manager, Options};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
+use dayfly_protocol::tasks::{
     Accepted, EndpointRegistration, EndpointSpec, EndpointStatus, FunctionRegistration, FunctionStatus, NewEndpoint,
     Resources, TaskCounts, TaskInput, TaskOptions, TaskSubmission,
 };

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Form, Runtime};
-use mayfly_protocol::tasks::{Accepted, FunctionRegistration, FunctionStatus, Resources, TaskInput, TaskSubmission};
+use dayfly_client::{Client, Form, Runtime};
+use dayfly_protocol::tasks::{Accepted, FunctionRegistration, FunctionStatus, Resources, TaskInput, TaskSubmission};
 use serde_json::Value;
 
 mod support;
@@ -25,11 +25,11 @@ const SIDES: &str = "hex:0600000007000000";
 /// Of no task.
 const ID: &str = "019a51c3e0f07d2c9b64f1a85be3d207";
 
-/// `mayfly`, of which nothing in the environment of whoever runs the tests is heard.
-fn mayfly(home: &Path) -> Command {
-    let mut command = Command::new(support::mayfly());
+/// `dayfly`, of which nothing in the environment of whoever runs the tests is heard.
+fn dayfly(home: &Path) -> Command {
+    let mut command = Command::new(support::dayfly());
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MAYFLY_") {
+        if name.to_string_lossy().starts_with("DAYFLY_") {
             command.env_remove(name);
         }
     }
@@ -41,11 +41,11 @@ fn mayfly(home: &Path) -> Command {
 }
 
 fn run(home: &Path, arguments: &[&str]) -> Output {
-    mayfly(home).args(arguments).output().unwrap()
+    dayfly(home).args(arguments).output().unwrap()
 }
 
 fn json_of(home: &Path, arguments: &[&str]) -> Value {
-    let output = mayfly(home).args(arguments).arg("--json").output().unwrap();
+    let output = dayfly(home).args(arguments).arg("--json").output().unwrap();
     assert!(
         output.status.success(),
         "{arguments:?}: {}",
@@ -56,7 +56,7 @@ fn json_of(home: &Path, arguments: &[&str]) -> Value {
 
 /// Code and exit status of a command that fails.
 fn error_of(home: &Path, arguments: &[&str]) -> (String, i32) {
-    let output = mayfly(home).args(arguments).arg("--json").output().unwrap();
+    let output = dayfly(home).args(arguments).arg("--json").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     let last = text.lines().last().unwrap_or_default();
     let error: Value = serde_json::from_str(last).unwrap_or_else(|_| panic!("{arguments:?}: {text}"));
@@ -74,7 +74,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(home: &Path, arguments: &[&str]) -> Self {
-        let mut command = mayfly(home);
+        let mut command = dayfly(home);
         command
             .args(arguments)
             .arg("--json")
@@ -185,7 +185,7 @@ fn every_command_explains_itself() {
         assert!(output.status.success(), "{command:?}");
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(
-            text.contains("Usage: mayfly") && text.contains("--json"),
+            text.contains("Usage: dayfly") && text.contains("--json"),
             "{command:?}: {text}"
         );
         assert!(!text.contains('\x1b'), "no colours away from a terminal: {command:?}");
@@ -197,7 +197,7 @@ fn the_version_names_release_wire_and_build() {
     let home = tempfile::tempdir().unwrap();
     let version = json_of(home.path(), &["version"]);
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!(version["wire_version"], u64::from(mayfly_protocol::WIRE_VERSION));
+    assert_eq!(version["wire_version"], u64::from(dayfly_protocol::WIRE_VERSION));
     assert!(version["build"]["target"].as_str().unwrap().contains("linux"));
 }
 
@@ -277,7 +277,7 @@ fn without_a_manager_status_says_how_to_start_one() {
     assert_eq!(output.status.code(), Some(3));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        text.starts_with("error [unreachable]: ") && text.contains("mayfly up"),
+        text.starts_with("error [unreachable]: ") && text.contains("dayfly up"),
         "{text}"
     );
     assert_eq!(error_of(home.path(), &["top", "--once"]), ("unreachable".into(), 3));
@@ -382,7 +382,7 @@ fn one_manager_grants_leases_on_many_simulated_nodes_and_leaves_nothing() {
     let home = tempfile::tempdir().unwrap();
     let temporary = home.path().join("tmp");
     std::fs::create_dir(&temporary).unwrap();
-    let output = mayfly(home.path())
+    let output = dayfly(home.path())
         .env("TMPDIR", &temporary)
         .args([
             "bench",
@@ -691,7 +691,7 @@ fn what_is_no_function_is_refused_before_anybody_is_asked() {
         (&[&area, "--walltime", "60d"], "49 days"),
         (&[&area, "--placement", "anywhere"], "spread"),
         (&[&area, "--requirements", &options], "the option `--index-url"),
-        (&[&area, "--requirements", "uv.lock"], "mayfly env lock"),
+        (&[&area, "--requirements", "uv.lock"], "dayfly env lock"),
     ] {
         let output = run(home, &[&["function", "register"], arguments].concat());
         let text = String::from_utf8_lossy(&output.stderr);
@@ -805,7 +805,7 @@ uint32_t speak(void *in, uint32_t size, void *out) {{ printf(\"%u bytes\\n\", si
 fn what_the_nodes_of_a_block_write_is_followed() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let place = home.join(".local/state/mayfly/endpoints/here");
+    let place = home.join(".local/state/dayfly/endpoints/here");
     std::fs::create_dir_all(place.join("blocks")).unwrap();
     std::fs::write(place.join("endpoint.toml"), "").unwrap();
     let write = |name: &str, text: &str| {
@@ -820,7 +820,7 @@ fn what_the_nodes_of_a_block_write_is_followed() {
     write("here-1.0.log", "one\ntwo\n");
     write("here-10.0.log", "another's\n");
     let words = ["endpoint", "logs", "here", "--block", "here-1", "-n", "1", "--follow"];
-    let mut command = mayfly(home);
+    let mut command = dayfly(home);
     let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
     let (send, lines) = std::sync::mpsc::channel();
     let printed = BufReader::new(child.stdout.take().unwrap());
@@ -907,7 +907,7 @@ fn an_embedded_manager_ends_with_its_parent_and_takes_its_directory_along() {
     let state = home.path().join("embedded");
     // The shell is the parent; it passes on what the daemon prints, and sleeps until it is killed.
     let script = r#""$0" up --embedded --json --parent $$ --state-dir "$1" & sleep 1000 <&- >&- 2>&-"#;
-    let program = mayfly(home.path());
+    let program = dayfly(home.path());
     let mut parent = Command::new("sh");
     parent
         .args(["-c", script])
@@ -1002,7 +1002,7 @@ fn a_node_on_its_own_leases_without_a_manager() {
     assert_eq!(node.ready["manager"], Value::Null);
     let allowance = node.ready["allowance"].as_str().unwrap();
     let client = Client::node(Path::new(allowance)).unwrap();
-    let lease = client.lease(mayfly_client::LeaseOptions::native(1)).unwrap();
+    let lease = client.lease(dayfly_client::LeaseOptions::native(1)).unwrap();
     assert_eq!(lease.workers(), 1);
     lease.release().unwrap();
     assert_eq!(node.stop(), Some(0));

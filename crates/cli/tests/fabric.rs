@@ -5,18 +5,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     CallOptions, Channel, ChannelOptions, Client, Code, CodeHash, Error, Form, FunctionIndex, Lease, LeaseOptions,
     Mode, PoolOptions, Sandbox, Transport, WorkerIndex,
 };
-use mayfly_fabric::libfabric::ffi::Library;
+use dayfly_fabric::libfabric::ffi::Library;
 
 mod support;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const PROVIDERS: [&str; 2] = ["libfabric:tcp", "libfabric:shm"];
 
-/// `mayfly up` with a directory of its own.
+/// `dayfly up` with a directory of its own.
 struct Site {
     process: Child,
     client: Client,
@@ -31,7 +31,7 @@ impl Site {
             return None;
         }
         let home = tempfile::tempdir().unwrap();
-        let mut process = Command::new(support::mayfly())
+        let mut process = Command::new(support::dayfly())
             .args(["up", "--listen", "127.0.0.1:0", "--json", "--state-dir"])
             .arg(home.path().join("state"))
             .args(options)

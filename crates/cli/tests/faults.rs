@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     CallOptions, Channel, ChannelOptions, Client, Code, CodeHash, Form, FunctionIndex, Geometry, Lease, LeaseOptions,
     Mode, Pool, PoolOptions, Transport, WorkerIndex,
 };
@@ -25,7 +25,7 @@ fn library() -> &'static [u8] {
 }
 
 fn site(workers: u16, change: impl FnOnce(&mut LeaseOptions)) -> Site {
-    let client = Client::embedded(Some(&support::mayfly())).unwrap();
+    let client = Client::embedded(Some(&support::dayfly())).unwrap();
     let mut options = LeaseOptions::native(workers);
     options.mode = Mode::Warm;
     options.hot_for = Some(Duration::ZERO);

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     Channel, ChannelOptions, Client, Code, Form, FunctionIndex, Lease, LeaseOptions, Mode, Sandbox, WorkerIndex,
 };
-use mayfly_protocol::ids::NodeId;
+use dayfly_protocol::ids::NodeId;
 
 mod support;
 
@@ -18,7 +18,7 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let client = Client::embedded(Some(&support::mayfly())).unwrap();
+        let client = Client::embedded(Some(&support::dayfly())).unwrap();
         let node = client.nodes().unwrap()[0].address.id;
         Self { client, node }
     }

@@ -4,16 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{
+use dayfly_fabric::{
     Allocator, AnyLink, Buffer, FabricLink, Link, LinkError, Meta, Payload, Received, StreamLink, Transport, shm, tls,
 };
-use mayfly_lease::token;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::executor::{Form, LoadFunction};
-use mayfly_protocol::hello::{options as hello_options, transport as wire_transport};
-use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
-use mayfly_protocol::node_api::{End, Fate, Request};
-use mayfly_protocol::slot::{Geometry, Status, has_begun};
+use dayfly_lease::token;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::executor::{Form, LoadFunction};
+use dayfly_protocol::hello::{options as hello_options, transport as wire_transport};
+use dayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, Incarnation, WorkerIndex};
+use dayfly_protocol::node_api::{End, Fate, Request};
+use dayfly_protocol::slot::{Geometry, Status, has_begun};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{CallError, Error};

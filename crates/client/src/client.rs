@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::{
     Connection, GangRequest, Grant, LeaseRequest, LeaseStatus, MOST_WAIT_MS, NodeAddress, NodeStatus, Placement,
     Reclaimed,
 };
-use mayfly_protocol::contents::Content;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::{TOKEN_BYTES, Token};
-use mayfly_protocol::ids::{CodeHash, NodeId};
-use mayfly_protocol::node_api::{Request, Response};
+use dayfly_protocol::contents::Content;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::{TOKEN_BYTES, Token};
+use dayfly_protocol::ids::{CodeHash, NodeId};
+use dayfly_protocol::node_api::{Request, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::FromBytes;
@@ -71,7 +71,7 @@ pub struct Client {
 
 impl Client {
     /// Uses the manager that `path` names (a connection file, or a state directory), else the one of the environment
-    /// variable `MAYFLY_MANAGER`, else the one that this user runs, else starts an embedded one that ends with the last
+    /// variable `DAYFLY_MANAGER`, else the one that this user runs, else starts an embedded one that ends with the last
     /// clone of this client, or with this process.
     pub fn connect(path: Option<&Path>) -> Result<Self, Error> {
         match discover::find(path)? {
@@ -80,7 +80,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::connect`], but an embedded manager is started by the `mayfly` at `binary`, if that is named.
+    /// As [`Client::connect`], but an embedded manager is started by the `dayfly` at `binary`, if that is named.
     pub fn connect_or_start(path: Option<&Path>, binary: Option<&Path>) -> Result<Self, Error> {
         match discover::find(path)? {
             Some(connection) => Self::manager_at(&connection),
@@ -93,7 +93,7 @@ impl Client {
         Self::over(Source::Manager(Arc::new(ManagerClient::new(connection)?)), None)
     }
 
-    /// Starts an embedded manager and node, whatever else is configured. `binary` names `mayfly` if it is neither beside
+    /// Starts an embedded manager and node, whatever else is configured. `binary` names `dayfly` if it is neither beside
     /// this program nor on PATH.
     pub fn embedded(binary: Option<&Path>) -> Result<Self, Error> {
         let (embedded, connection) = Embedded::start(binary)?;
@@ -345,12 +345,12 @@ impl Client {
     }
 
     /// Releases a lease by its id.
-    pub fn release(&self, lease: mayfly_protocol::ids::LeaseId) -> Result<(), Error> {
+    pub fn release(&self, lease: dayfly_protocol::ids::LeaseId) -> Result<(), Error> {
         self.manager()?.release(lease)
     }
 
     /// Takes a lease away from whoever holds it; running calls may go on for `grace`. Returns when it has ended.
-    pub fn revoke(&self, lease: mayfly_protocol::ids::LeaseId, grace: Duration) -> Result<LeaseStatus, Error> {
+    pub fn revoke(&self, lease: dayfly_protocol::ids::LeaseId, grace: Duration) -> Result<LeaseStatus, Error> {
         self.manager()?.revoke(lease, grace)
     }
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::contents::Content;
-use mayfly_protocol::ids::{ContentHash, TaskId};
+use dayfly_protocol::contents::Content;
+use dayfly_protocol::ids::{ContentHash, TaskId};
 
 use crate::Error;
 use crate::manager::ManagerClient;

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::Grant;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::PublicKey;
-use mayfly_protocol::node_api::{Request, Response};
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::Grant;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::PublicKey;
+use dayfly_protocol::node_api::{Request, Response};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Source, parse_seed};

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_lease::SigningKey;
-use mayfly_lease::direct::{Candidates, pause_ms};
-use mayfly_protocol::api::{Allowance, AllowanceRequest, Grant, LeaseRequest, NodeAddress, Sandbox};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{AllowanceId, NodeId};
-use mayfly_protocol::node_api::{Request, Response};
+use dayfly_lease::SigningKey;
+use dayfly_lease::direct::{Candidates, pause_ms};
+use dayfly_protocol::api::{Allowance, AllowanceRequest, Grant, LeaseRequest, NodeAddress, Sandbox};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{AllowanceId, NodeId};
+use dayfly_protocol::node_api::{Request, Response};
 
 use crate::client::parse_token;
 use crate::embedded::getrandom_into;
@@ -138,7 +138,7 @@ impl Direct {
             changed: Condvar::new(),
         });
         let listener = Arc::downgrade(&shared);
-        let thread = std::thread::Builder::new().name("mayfly-allowance".into());
+        let thread = std::thread::Builder::new().name("dayfly-allowance".into());
         thread.spawn(move || listen(&listener)).map_err(|error| {
             Error::new(
                 Code::OutOfMemory,

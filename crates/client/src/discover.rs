@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::error::Code;
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::error::Code;
 
 use crate::Error;
 
 /// Environment variable that names a connection file, or the state directory that holds one.
-pub const MANAGER_VARIABLE: &str = "MAYFLY_MANAGER";
+pub const MANAGER_VARIABLE: &str = "DAYFLY_MANAGER";
 const CONNECTION_FILE: &str = "connection.json";
 
-/// Where `mayfly up` keeps its state unless told otherwise: `$XDG_STATE_HOME/mayfly`, else `~/.local/state/mayfly`.
+/// Where `dayfly up` keeps its state unless told otherwise: `$XDG_STATE_HOME/dayfly`, else `~/.local/state/dayfly`.
 pub fn default_state_dir() -> Option<PathBuf> {
     let named = |variable: &str| {
         std::env::var_os(variable)
@@ -20,10 +20,10 @@ pub fn default_state_dir() -> Option<PathBuf> {
     };
     named("XDG_STATE_HOME")
         .or_else(|| Some(named("HOME")?.join(".local/state")))
-        .map(|base| base.join("mayfly"))
+        .map(|base| base.join("dayfly"))
 }
 
-/// The configured manager: `argument`, else `MAYFLY_MANAGER`, else the connection file of a manager that this user runs.
+/// The configured manager: `argument`, else `DAYFLY_MANAGER`, else the connection file of a manager that this user runs.
 /// None when nothing is configured; an error when something is, and it is unusable.
 pub fn find(argument: Option<&Path>) -> Result<Option<Connection>, Error> {
     if let Some(path) = argument {
@@ -48,7 +48,7 @@ fn read(path: &Path) -> Result<Connection, Error> {
         Error::new(
             Code::Unreachable,
             format!(
-                "no manager's connection file can be read at {}: {error}. Start one with `mayfly up`, or name the \
+                "no manager's connection file can be read at {}: {error}. Start one with `dayfly up`, or name the \
                  file or its directory by {MANAGER_VARIABLE}",
                 path.display()
             ),

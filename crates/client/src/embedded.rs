@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::error::Code;
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::error::Code;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
 use crate::Error;
 
-/// Environment variable that names the `mayfly` binary.
-pub const BINARY_VARIABLE: &str = "MAYFLY_BIN";
-/// How long `mayfly up` may take: it makes keys and a database, some 100 ms on a slow disk.
+/// Environment variable that names the `dayfly` binary.
+pub const BINARY_VARIABLE: &str = "DAYFLY_BIN";
+/// How long `dayfly up` may take: it makes keys and a database, some 100 ms on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to end its workers before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// `mayfly up --embedded` as a child, in a private directory. Both go when this value is dropped; the child also ends by
+/// `dayfly up --embedded` as a child, in a private directory. Both go when this value is dropped; the child also ends by
 /// itself when this process dies.
 #[derive(Debug)]
 pub struct Embedded {
@@ -126,14 +126,14 @@ fn find_binary(named: Option<&Path>) -> Result<PathBuf, Error> {
     }
     let beside = std::env::current_exe()
         .ok()
-        .and_then(|exe| Some(exe.parent()?.join("mayfly")));
+        .and_then(|exe| Some(exe.parent()?.join("dayfly")));
     let on_path = std::env::var_os("PATH").unwrap_or_default();
-    beside.into_iter().chain(std::env::split_paths(&on_path).map(|dir| dir.join("mayfly"))).find(|path| path.is_file()).ok_or_else(
+    beside.into_iter().chain(std::env::split_paths(&on_path).map(|dir| dir.join("dayfly"))).find(|path| path.is_file()).ok_or_else(
         || {
             Error::new(
                 Code::NotFound,
                 format!(
-                    "no manager is configured, and the `mayfly` binary to start one is not on PATH; install it, or name \
+                    "no manager is configured, and the `dayfly` binary to start one is not on PATH; install it, or name \
                      it by {BINARY_VARIABLE}, or name a manager by {}",
                     crate::discover::MANAGER_VARIABLE
                 ),
@@ -147,7 +147,7 @@ fn private_dir() -> Result<PathBuf, Error> {
     let failed =
         |error: std::io::Error| Error::new(Code::StoreFailed, format!("no private directory can be made: {error}"));
     getrandom_into(&mut name)?;
-    let dir = std::env::temp_dir().join(format!("mayfly-{}", hex::encode(name)));
+    let dir = std::env::temp_dir().join(format!("dayfly-{}", hex::encode(name)));
     std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
         .create(&dir)
         .map_err(failed)?;

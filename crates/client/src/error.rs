@@ -1,9 +1,9 @@
 //! What a caller is told when something fails.
 
-use mayfly_fabric::LinkError;
-use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::exception::Exception;
-use mayfly_protocol::slot::Status;
+use dayfly_fabric::LinkError;
+use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::exception::Exception;
+use dayfly_protocol::slot::Status;
 
 /// Anything that failed outside a function: leasing, connecting, sending.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::stream::wire::unacknowledged_bytes;
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::NodeAddress;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::NodeId;
-use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request};
+use dayfly_fabric::stream::wire::unacknowledged_bytes;
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::NodeAddress;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::node_api::{MAX_FRAME_BYTES, Request};
 
 use crate::Error;
 use crate::node::{Socket, frame, open_control};
@@ -73,7 +73,7 @@ impl Keepalives {
         });
         let (weak, address, token, holder) = (Arc::downgrade(&watch), node.clone(), *token, holder.clone());
         std::thread::Builder::new()
-            .name("mayfly-keepalive".into())
+            .name("dayfly-keepalive".into())
             .spawn(move || {
                 // Whoever connects to a node that refuses this hears of it by themselves.
                 let socket = open_control(&address, false, &token, &holder).ok();

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use mayfly_fabric::Transport;
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::{Grant, HostPath, LeaseRequest, MOST_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
-use mayfly_protocol::node_api::{Fate, Request, Response};
+use dayfly_fabric::Transport;
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::{Grant, HostPath, LeaseRequest, MOST_WAIT_MS, Mode, NodeAddress, Runtime, Sandbox};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, PublicKey, WorkerIndex};
+use dayfly_protocol::node_api::{Fate, Request, Response};
 use sha2::{Digest, Sha256};
 
 use crate::client::{Source, parse_token};

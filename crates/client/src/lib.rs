@@ -1,8 +1,8 @@
 //! Lease, connect, invoke: how a program uses workers.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), mayfly_client::Error> {
-//! use mayfly_client::{CallOptions, Client, Form, LeaseOptions};
+//! # fn main() -> Result<(), dayfly_client::Error> {
+//! use dayfly_client::{CallOptions, Client, Form, LeaseOptions};
 //!
 //! let client = Client::connect(None)?;                        // finds a manager, or starts one of its own
 //! let lease = client.lease(LeaseOptions::native(2))?;         // two workers
@@ -44,20 +44,20 @@ mod tasks;
 pub use channel::{Channel, ChannelOptions, Completion, Reply};
 pub use client::{Client, Node};
 pub use contents::HeldContents;
+pub use dayfly_fabric::{Allocator, Buffer, Choice, ChoiceError, Received, Transport, TransportError};
+pub use dayfly_protocol::api::{
+    Connection, Grant, HostPath, LeaseStatus, Mode, NodeStatus, Placement, Runtime, Sandbox,
+};
+pub use dayfly_protocol::error::{Code, Failure, Retry};
+pub use dayfly_protocol::executor::Form;
+pub use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+pub use dayfly_protocol::node_api::Stream;
+pub use dayfly_protocol::slot::{Geometry, Status};
 pub use delegation::Delegation;
 pub use direct::AllowanceOptions;
 pub use discover::{MANAGER_VARIABLE, default_state_dir};
 pub use error::{CallError, Error};
 pub use lease::{Lease, LeaseOptions};
-pub use mayfly_fabric::{Allocator, Buffer, Choice, ChoiceError, Received, Transport, TransportError};
-pub use mayfly_protocol::api::{
-    Connection, Grant, HostPath, LeaseStatus, Mode, NodeStatus, Placement, Runtime, Sandbox,
-};
-pub use mayfly_protocol::error::{Code, Failure, Retry};
-pub use mayfly_protocol::executor::Form;
-pub use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
-pub use mayfly_protocol::node_api::Stream;
-pub use mayfly_protocol::slot::{Geometry, Status};
 pub use pool::{CallId, CallOptions, FunctionId, Input, Outcome, Output, Pool, PoolOptions};
 pub use printed::{Printed, Reader};
 pub use tasks::{Tasks, TasksOptions, encoded};

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use mayfly_protocol::api::{
+use dayfly_protocol::api::{
     Allowance, AllowanceRequest, Connection, ErrorBody, GangRequest, Grant, LeaseRequest, LeaseStatus, MANAGERS_HEADER,
     ManagerAddress, ManagerStatus, NodeStatus, Reclaimed, RenewRequest,
 };
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
-use mayfly_protocol::tasks::MESSAGE_PACK;
-use mayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId};
+use dayfly_protocol::tasks::MESSAGE_PACK;
+use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
@@ -89,7 +89,7 @@ impl Endpoint {
         Error::new(
             Code::Unreachable,
             format!(
-                "the manager at {} does not answer: {error}. Is it running? `mayfly status` tells",
+                "the manager at {} does not answer: {error}. Is it running? `dayfly status` tells",
                 self.address.manager
             ),
         )

@@ -7,14 +7,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mayfly_fabric::{Transport, descriptors, tls};
-use mayfly_lease::SigningKey;
-use mayfly_lease::token::{Opening, check_verdict};
-use mayfly_protocol::api::NodeAddress;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::{Token, VERDICT_BYTES, Verdict};
-use mayfly_protocol::ids::{ChannelId, CodeHash, PublicKey};
-use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
+use dayfly_fabric::{Transport, descriptors, tls};
+use dayfly_lease::SigningKey;
+use dayfly_lease::token::{Opening, check_verdict};
+use dayfly_protocol::api::NodeAddress;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::{Token, VERDICT_BYTES, Verdict};
+use dayfly_protocol::ids::{ChannelId, CodeHash, PublicKey};
+use dayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
 use rustls::{ClientConnection, StreamOwned};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -102,7 +102,7 @@ fn unreachable(node: &NodeAddress, error: impl std::fmt::Display) -> Error {
     Error::new(
         Code::Unreachable,
         format!(
-            "the node {} ({}) cannot be reached: {error}. `mayfly status` tells which nodes are up",
+            "the node {} ({}) cannot be reached: {error}. `dayfly status` tells which nodes are up",
             node.name, node.id
         ),
     )

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 
-use mayfly_protocol::error::Code;
+use dayfly_protocol::error::Code;
 
 use crate::Error;
 

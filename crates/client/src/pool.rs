@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{Allocator, Buffer, Received, sleep_any};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, WorkerIndex};
-use mayfly_protocol::node_api::Printer;
+use dayfly_fabric::{Allocator, Buffer, Received, sleep_any};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{CodeHash, WorkerIndex};
+use dayfly_protocol::node_api::Printer;
 
 use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
@@ -196,7 +196,7 @@ impl Inner {
         for repair in state.dispatch.take_repairs() {
             let index = repair.index;
             let inner = Arc::downgrade(self);
-            let started = std::thread::Builder::new().name("mayfly-repair".into()).spawn(move || {
+            let started = std::thread::Builder::new().name("dayfly-repair".into()).spawn(move || {
                 let opened = repair.run(|fate| Self::tell(&inner, |dispatch| dispatch.on_fate(index, fate)));
                 Self::tell(&inner, |dispatch| dispatch.on_repaired(index, opened));
             });

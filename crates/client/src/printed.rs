@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_lease::SigningKey;
-use mayfly_protocol::api::NodeAddress;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::node_api::{Printer, Request, Response, Stream};
+use dayfly_lease::SigningKey;
+use dayfly_protocol::api::NodeAddress;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::node_api::{Printer, Request, Response, Stream};
 
 use crate::Error;
 use crate::keepalive::Keepalive;

@@ -11,10 +11,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::ids::{FunctionId, TaskId, time_first};
-use mayfly_protocol::tasks::{
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::ids::{FunctionId, TaskId, time_first};
+use dayfly_protocol::tasks::{
     Cancellation, Cancelled, FunctionRegistration, FunctionStatus, MOST_WAIT_MS, Outcomes, TaskOptions, TaskOutcome,
 };
 
@@ -351,7 +351,7 @@ impl Tasks {
         // What the manager has not been told of, it cannot cancel.
         if !self.flush_while_accepted(patience) {
             let text = format!(
-                "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? `mayfly status` tells",
+                "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? `dayfly status` tells",
                 self.inner.manager.url()
             );
             return Err(Error::new(Code::Unreachable, text));
@@ -423,8 +423,8 @@ impl Inner {
         if state.started {
             return Ok(());
         }
-        self.spawn("mayfly-submit", Self::send)?;
-        self.spawn("mayfly-follow", Self::follow)?;
+        self.spawn("dayfly-submit", Self::send)?;
+        self.spawn("dayfly-follow", Self::follow)?;
         state.started = true;
         Ok(())
     }
@@ -555,7 +555,7 @@ pub fn encoded(text: &str) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use mayfly_protocol::api::Connection;
+    use dayfly_protocol::api::Connection;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 //! so many messages of all ranks together. What passes a store is paid for by requests, by what lies there, and by the hour of whatever
 //! serves it; and every rank is paid for while it waits, so that what is slow is dear, however cheap its requests are.
 //!
-//! Pure: no I/O, no clock. `mayfly bench comm` measures latency and bandwidth; prices are the user's to say.
+//! Pure: no I/O, no clock. `dayfly bench comm` measures latency and bandwidth; prices are the user's to say.
 
 use std::time::Duration;
 

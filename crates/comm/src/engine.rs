@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::libfabric::Choice;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::libfabric::Choice;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
 use crate::book::{ANY_SOURCE, Body, Book, Request, RequestId, State, Status, Wanted};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mayfly_fabric::libfabric::Choice;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::libfabric::Choice;
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::collective::Hosts;
 use crate::engine::{Core, Engine, Record};

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mayfly_fabric::libfabric::Choice;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
-use mayfly_storage::Place;
+use dayfly_fabric::libfabric::Choice;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
+use dayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::Trust;
@@ -14,7 +14,7 @@ use crate::table::{Tables, digest};
 use crate::{Channel, Communicator, JoinOptions, Joined, Options, connector, join};
 
 /// The environment variable that holds an [`Invitation`] as JSON.
-pub const GROUP_VARIABLE: &str = "MAYFLY_GROUP";
+pub const GROUP_VARIABLE: &str = "DAYFLY_GROUP";
 
 /// How a rank finds its group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,7 +109,7 @@ impl Invitation {
         serde_json::from_str(text).map_err(|error| {
             Failure::new(
                 Code::InvalidRequest,
-                format!("this is no invitation to a group: {error}; {GROUP_VARIABLE} is set by `mayfly run`"),
+                format!("this is no invitation to a group: {error}; {GROUP_VARIABLE} is set by `dayfly run`"),
             )
         })
     }

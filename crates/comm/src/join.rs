@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::tls::Identity;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
-use mayfly_storage::Place;
+use dayfly_fabric::tls::Identity;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
+use dayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::listeners::{Listeners, listen};
@@ -346,7 +346,7 @@ fn enter(
         return Err(broken("it gave this rank another place than it wanted"));
     }
     let identity = new_identity()?;
-    let socket_name = format!("mayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
+    let socket_name = format!("dayfly-{}-{}-{}", seat.nonce, seat.rank, hex::encode(random::<8>()?));
     let listeners = listen(contact.local(), &socket_name, options.ways.local)?;
     let mut card = introduce(&identity, contact, &listeners, &socket_name, observed, probe, deadline)?;
     card.store = options

@@ -4,9 +4,9 @@
 //! in TLS that it belongs to the name, so that the rendezvous keeps a public key and nothing that would let it in; and a key for
 //! HMAC among ranks, which the rendezvous never learns, so that it can neither change what a rank says of itself nor stand between two.
 
-use mayfly_fabric::tls::Identity;
-use mayfly_lease::SigningKey;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::tls::Identity;
+use dayfly_lease::SigningKey;
+use dayfly_protocol::error::{Code, Failure};
 use ring::{hkdf, hmac};
 
 use crate::connect::hello::Hello;
@@ -92,7 +92,7 @@ impl GroupKeys {
                 ),
             ));
         }
-        let secret = hkdf::Salt::new(hkdf::HKDF_SHA256, b"mayfly group 1").extract(secret);
+        let secret = hkdf::Salt::new(hkdf::HKDF_SHA256, b"dayfly group 1").extract(secret);
         let run_name = (name.len() as u64).to_le_bytes();
         let member = derive(&secret, &[b"member", name.as_bytes()])?;
         let among = derive(&secret, &[b"among", &run_name, name.as_bytes(), run.as_bytes()])?;

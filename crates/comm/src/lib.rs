@@ -17,10 +17,10 @@
 //!   ([`Communicator::allreduce`] and so on).
 //!
 //! ```no_run
-//! use mayfly_comm::{Datatype, Invitation, Operation};
+//! use dayfly_comm::{Datatype, Invitation, Operation};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let invitation = Invitation::from_environment()?.ok_or("start this with mayfly run")?;
+//! let invitation = Invitation::from_environment()?.ok_or("start this with dayfly run")?;
 //! let world = invitation.accept()?; // keep it while the group is used
 //! let mut sum = [0; 8];
 //! let own = f64::from(world.communicator.rank()).to_ne_bytes();

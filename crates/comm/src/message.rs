@@ -1,6 +1,6 @@
 //! Messages from rank to rank.
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::book::{ANY_SOURCE, ANY_TAG, Status};
 use crate::engine::{Address, Held, Patience, Started};

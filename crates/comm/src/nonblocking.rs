@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::book::{RequestId, Status};
 use crate::collective::{Algorithm, Plan, Run};
@@ -133,7 +133,7 @@ impl Communicator {
     /// or one of them does, the others are cancelled.
     ///
     /// ```no_run
-    /// # fn example(comm: &mayfly_comm::Communicator) -> Result<(), mayfly_protocol::error::Failure> {
+    /// # fn example(comm: &dayfly_comm::Communicator) -> Result<(), dayfly_protocol::error::Failure> {
     /// let (out, mut into) = ([1u8; 8], [0u8; 8]);
     /// comm.scope(|scope| {
     ///     scope.irecv(&mut into, 1, 0)?;

@@ -5,7 +5,7 @@ mod kernels;
 use std::fmt;
 use std::sync::Arc;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::datatype::Datatype;
 

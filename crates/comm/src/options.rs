@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mayfly_fabric::libfabric::Choice;
+use dayfly_fabric::libfabric::Choice;
 
 use crate::join::Channel;
 use crate::table::Table;
@@ -10,7 +10,7 @@ use crate::table::Table;
 /// How a communicator waits, what it keeps, and how it chooses algorithms.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long one operation may take before it ends with [`mayfly_protocol::error::Code::TimedOut`]; forming and shrinking the
+    /// How long one operation may take before it ends with [`dayfly_protocol::error::Code::TimedOut`]; forming and shrinking the
     /// group included.
     pub deadline: Duration,
     /// How long a rank that waits polls before it sleeps. `None` polls on, which answers fastest and keeps a core busy.

@@ -14,8 +14,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mayfly_lease::admission::Place;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_lease::admission::Place;
+use dayfly_protocol::error::{Code, Failure};
 use ring::hmac;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::book::{ANY_SOURCE, Body};

@@ -1,11 +1,11 @@
 //! Which algorithm for which operation, by size and number of ranks.
 //!
 //! The families and where they cross are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005). Where exactly they cross is a matter of the machine: `mayfly bench comm --tune` measures it.
+//! Operations in MPICH" (2005). Where exactly they cross is a matter of the machine: `dayfly bench comm --tune` measures it.
 
 use std::collections::BTreeMap;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
 /// Sizes in bytes at which one algorithm gives way to the next.
@@ -62,13 +62,13 @@ impl Table {
 pub struct Tables(pub BTreeMap<u32, Table>);
 
 impl Tables {
-    /// Reads what `mayfly bench comm --tune` wrote.
+    /// Reads what `dayfly bench comm --tune` wrote.
     ///
     /// # Errors
     /// [`Code::InvalidRequest`] when it is something else.
     pub fn from_json(text: &str) -> Result<Self, Failure> {
         serde_json::from_str(text).map_err(|error| {
-            let advice = "take a file that `mayfly bench comm --tune --output FILE` wrote";
+            let advice = "take a file that `dayfly bench comm --tune --output FILE` wrote";
             Failure::new(
                 Code::InvalidRequest,
                 format!("these are no tables of algorithms: {error}; {advice}"),

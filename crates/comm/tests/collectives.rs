@@ -2,7 +2,7 @@
 
 mod threads;
 
-use mayfly_comm::{Datatype, Operation, Options};
+use dayfly_comm::{Datatype, Operation, Options};
 use proptest::prelude::*;
 use threads::{Net, group, options, pattern};
 

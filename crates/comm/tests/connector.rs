@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, exchange, vias};
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::connector::{Orders, join_through, serve};
+use dayfly_comm::rendezvous::server::Server;
+use dayfly_comm::road::{Road, Via};
+use dayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
+use dayfly_lease::SigningKey;
+use dayfly_lease::rendezvous::vouch;
+use dayfly_protocol::error::{Code, Failure};
 use here::{join_all, options, server, wait_for_ranks, world};
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::connector::{Orders, join_through, serve};
-use mayfly_comm::rendezvous::server::Server;
-use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
-use mayfly_lease::SigningKey;
-use mayfly_lease::rendezvous::vouch;
-use mayfly_protocol::error::{Code, Failure};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// A connector on a thread, for as long as this is there.
@@ -37,7 +37,7 @@ impl Connector {
     fn start(most: u32) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("mayfly-connector-{}-{number}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("dayfly-connector-{}-{number}", std::process::id()));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -168,7 +168,7 @@ fn what_a_connector_carries_is_what_was_sent() {
     };
     assert!(matches!(via, Via::Direct | Via::Relay), "{via:?}");
     exchange(&mut roads);
-    compute(&roads.map(|joined| World::form(joined, mayfly_comm::Options::default()).unwrap()));
+    compute(&roads.map(|joined| World::form(joined, dayfly_comm::Options::default()).unwrap()));
     wait_for_ranks(&server, 0);
 }
 

@@ -4,9 +4,9 @@ mod threads;
 
 use std::time::Duration;
 
-use mayfly_comm::{Communicator, Datatype, Operation, Options};
-use mayfly_fabric::libfabric::Choice;
-use mayfly_fabric::libfabric::ffi::Library;
+use dayfly_comm::{Communicator, Datatype, Operation, Options};
+use dayfly_fabric::libfabric::Choice;
+use dayfly_fabric::libfabric::ffi::Library;
 use threads::{Net, group, options, pattern};
 
 /// Why there is no libfabric here, if so.
@@ -89,7 +89,7 @@ fn a_rank_that_leaves_early_is_lost_to_who_still_needs_it() {
         comm.barrier().unwrap();
         if comm.rank() == 0 {
             let failure = comm.recv(&mut [0; 8], 1, 9).unwrap_err();
-            assert_eq!(failure.code, mayfly_protocol::error::Code::RankLost, "{failure}");
+            assert_eq!(failure.code, dayfly_protocol::error::Code::RankLost, "{failure}");
         }
     });
 }

@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_comm::road::{Lost, Road, Via};
-use mayfly_comm::{Communicator, Datatype, Operation};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_comm::road::{Lost, Road, Via};
+use dayfly_comm::{Communicator, Datatype, Operation};
+use dayfly_protocol::error::{Code, Failure};
 use threads::{Net, group, options, pattern, roads};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];

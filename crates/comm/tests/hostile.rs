@@ -9,14 +9,14 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, SECRET, at, exchange, serve, vias};
+use dayfly_comm::keys::GroupKeys;
+use dayfly_comm::rendezvous::client::Contact;
+use dayfly_comm::rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
+use dayfly_comm::rendezvous::server::{ServeOptions, Server};
+use dayfly_comm::{JoinOptions, join};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::PublicKey;
 use here::{join_all, options, server, wait_for_ranks, world};
-use mayfly_comm::keys::GroupKeys;
-use mayfly_comm::rendezvous::client::Contact;
-use mayfly_comm::rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
-use mayfly_comm::rendezvous::server::{ServeOptions, Server};
-use mayfly_comm::{JoinOptions, join};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::PublicKey;
 
 /// Reads until the other end closes.
 fn until_closed(mut socket: &TcpStream) -> Duration {
@@ -48,7 +48,7 @@ fn silent_and_babbling_callers_are_dropped_and_keep_nobody_waiting() {
     // The beginning of a handshake, of a relay's ticket, of something else altogether.
     let half: Vec<TcpStream> = [
         &b"\x16\x03\x01\x02"[..],
-        b"MFRL1234",
+        b"DFRL1234",
         b"GET / HTTP/1.1\r\n\r\n",
         &[0xff; 5000],
     ]

@@ -9,12 +9,12 @@ mod here;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, serve};
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::rendezvous::server::{ServeOptions, Server};
+use dayfly_comm::road::Via;
+use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, JoinOptions, Joined, Operation, Options, World};
+use dayfly_protocol::error::Code;
 use here::{join_all, options, server, world};
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::rendezvous::server::{ServeOptions, Server};
-use mayfly_comm::road::Via;
-use mayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, JoinOptions, Joined, Operation, Options, World};
-use mayfly_protocol::error::Code;
 
 fn lazily(server: &Server, name: &str, size: u32) -> JoinOptions {
     JoinOptions {

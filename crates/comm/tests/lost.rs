@@ -9,15 +9,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, vias};
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::rendezvous::server::{ServeOptions, Server, serve};
+use dayfly_comm::{JoinOptions, Joined};
+use dayfly_protocol::error::Code;
 use here::{join_all, options, server};
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::rendezvous::server::{ServeOptions, Server, serve};
-use mayfly_comm::{JoinOptions, Joined};
-use mayfly_protocol::error::Code;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Where a rank that is a process of its own finds what to join: address, name, and whether it is to connect.
-const TASK: &str = "MAYFLY_TEST_RANK";
+const TASK: &str = "DAYFLY_TEST_RANK";
 
 /// Not a test: what a [`Victim`] runs.
 #[test]
@@ -35,13 +35,13 @@ fn a_rank_of_its_own() {
     if connects == "no" {
         options.ways = Ways::none();
     }
-    let joined = mayfly_comm::join(&options).unwrap();
+    let joined = dayfly_comm::join(&options).unwrap();
     println!("joined as rank {} of {}", joined.rank, joined.size);
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
 /// Makes a process a rendezvous.
-const SERVE: &str = "MAYFLY_TEST_SERVE";
+const SERVE: &str = "DAYFLY_TEST_SERVE";
 
 /// Not a test: a rendezvous as a program runs it.
 #[test]

@@ -5,10 +5,10 @@ mod threads;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, Operation, Options};
-use mayfly_fabric::tls::{self, Identity};
-use mayfly_protocol::error::Code;
+use dayfly_comm::road::{Road, Via};
+use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, Operation, Options};
+use dayfly_fabric::tls::{self, Identity};
+use dayfly_protocol::error::Code;
 use threads::{Net, group, options, over, pattern, roads_by};
 
 const NETS: [Net; 2] = [Net::Shm, Net::Tcp];

@@ -10,11 +10,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::{PATIENCE, exchange, vias};
+use dayfly_comm::JoinOptions;
+use dayfly_comm::connect::Trust;
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::road::Via;
 use here::{options, server, wait_for_ranks, world};
-use mayfly_comm::JoinOptions;
-use mayfly_comm::connect::Trust;
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::road::Via;
 use rate::{shares, socket};
 
 fn plain() -> (TcpStream, TcpStream) {

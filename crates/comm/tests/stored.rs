@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, exchange, vias};
+use dayfly_comm::connect::Trust;
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::rendezvous::server::Server;
+use dayfly_comm::road::Via;
+use dayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options, World};
+use dayfly_protocol::error::Code;
+use dayfly_storage::Place;
 use here::{join_all, options, server, wait_for_ranks, world};
-use mayfly_comm::connect::Trust;
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::rendezvous::server::Server;
-use mayfly_comm::road::Via;
-use mayfly_comm::{Channel, Communicator, Datatype, JoinOptions, Joined, Operation, Options, World};
-use mayfly_protocol::error::Code;
-use mayfly_storage::Place;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tempfile::{TempDir, tempdir};
 
@@ -46,7 +46,7 @@ fn files(below: &Path) -> Vec<PathBuf> {
 
 /// A group, and the place of its run in the store.
 fn world_at(options: &JoinOptions, store: &TempDir) -> (Vec<Joined>, PathBuf) {
-    let group = store.path().join("mayfly").join(&options.name);
+    let group = store.path().join("dayfly").join(&options.name);
     std::fs::create_dir_all(&group).unwrap();
     // Directories that are empty go at any time: this one stays, and tells of the run's however short that is there.
     let keeper = group.join("keeper");
@@ -119,7 +119,7 @@ fn collectives_and_messages_longer_than_the_window_arrive_whole() {
             .collect();
         assert_eq!(sum, expected);
         // Both directions at once, past what may lie in the store.
-        let length = usize::try_from(mayfly_comm::stored::WINDOW).unwrap() + 12_345;
+        let length = usize::try_from(dayfly_comm::stored::WINDOW).unwrap() + 12_345;
         let out = vec![me as u8 + 1; length];
         let mut into = vec![0; length];
         let (next, before) = ((me + 1) % size, (me + size - 1) % size);
@@ -213,7 +213,7 @@ fn a_channel_without_its_store_is_refused() {
         channel: Channel::Stored,
         ..options(&server, "without", 2)
     };
-    let failure = mayfly_comm::join(&options).unwrap_err();
+    let failure = dayfly_comm::join(&options).unwrap_err();
     assert_eq!(failure.code, Code::InvalidRequest);
     assert!(failure.message.contains("needs a store"), "{failure}");
 }
@@ -256,7 +256,7 @@ fn what_no_rank_has_stored_is_refused() {
 #[test]
 fn an_object_with_the_right_number_and_other_bytes_is_refused_by_tls() {
     let heard = hears("tampered", |number| {
-        let mut object = b"MFST\x01\0\0\0".to_vec();
+        let mut object = b"DFST\x01\0\0\0".to_vec();
         object.extend_from_slice(&number.to_le_bytes());
         object.extend_from_slice(&0u64.to_le_bytes());
         // A record of TLS 1.3 that nobody encrypted.
@@ -280,6 +280,6 @@ fn what_else_lies_in_the_store_stays_as_it_is() {
         comm.barrier().unwrap();
     });
     assert_eq!(files(store.path()), [notes]);
-    mayfly_comm::stored::clear(&place(store.path()), "others").unwrap();
+    dayfly_comm::stored::clear(&place(store.path()), "others").unwrap();
     assert_eq!(files(store.path()), Vec::<PathBuf>::new());
 }

@@ -7,12 +7,12 @@ mod here;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, exchange, vias};
+use dayfly_comm::connect::Trust;
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::road::Via;
+use dayfly_comm::{JoinOptions, join};
+use dayfly_protocol::error::Code;
 use here::{join_all, options, server, wait_for_ranks, world};
-use mayfly_comm::connect::Trust;
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::road::Via;
-use mayfly_comm::{JoinOptions, join};
-use mayfly_protocol::error::Code;
 
 #[test]
 fn ranks_of_one_host_meet_over_its_sockets() {

@@ -1,6 +1,6 @@
 //! The nodes of a site that come and go: jobs of a batch system, each of which brings some.
 //!
-//! One thread looks at what there is to do and at what there is, follows [`mayfly_tasks::plan`], and remembers its jobs in a file, so
+//! One thread looks at what there is to do and at what there is, follows [`dayfly_tasks::plan`], and remembers its jobs in a file, so
 //! that whoever is started after it goes on with them.
 
 use std::collections::HashMap;
@@ -10,9 +10,9 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{BlockState, BlockStatus};
-use mayfly_tasks::{Block, BlockTerms, Demand, plan};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{BlockState, BlockStatus};
+use dayfly_tasks::{Block, BlockTerms, Demand, plan};
 use serde::{Deserialize, Serialize};
 
 use crate::provider::{Job, JobState, Provider, Trouble};
@@ -177,7 +177,7 @@ pub fn start(options: Options, provider: Box<dyn Provider>, site: Box<dyn Site>)
             }
         }
     };
-    let thread = std::thread::Builder::new().name("mayfly-blocks".into()).spawn(run);
+    let thread = std::thread::Builder::new().name("dayfly-blocks".into()).spawn(run);
     let impossible = |error| Failure::new(Code::Internal, format!("no thread for blocks: {error}"));
     Ok(Handle {
         orders,
@@ -399,7 +399,7 @@ impl Keeper {
                     format!(" ({words})")
                 };
                 self.hold_off(format!(
-                    "job {} ended{words} before a node of it was there; see `mayfly endpoint logs {} --block {}`",
+                    "job {} ended{words} before a node of it was there; see `dayfly endpoint logs {} --block {}`",
                     block.job, self.options.name, block.name
                 ));
             }

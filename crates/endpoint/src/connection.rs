@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use dayfly_link::{Patience, Socket};
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::api::ManagerAddress;
+use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MOST_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::EndpointSpec;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use mayfly_link::{Patience, Socket};
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::ManagerAddress;
-use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, MOST_FRAME_BYTES, ToDispatcher};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::EndpointSpec;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -71,9 +71,9 @@ impl std::fmt::Display for State {
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error("{0}; set the endpoint up anew")]
-    Unauthorized(mayfly_link::Error),
+    Unauthorized(dayfly_link::Error),
     #[error("{0}")]
-    Connecting(mayfly_link::Error),
+    Connecting(dayfly_link::Error),
     #[error("the manager refused this endpoint: {0}")]
     Refused(Failure),
     #[error("the manager broke the protocol: {0}")]
@@ -110,7 +110,7 @@ pub fn keep(options: Options) -> Result<Conversation, Failure> {
     let (state, seen) = watch::channel(State::Connecting);
     let mut instance = [0; 8];
     getrandom::fill(&mut instance).map_err(|error| {
-        let code = mayfly_protocol::error::Code::Internal;
+        let code = dayfly_protocol::error::Code::Internal;
         Failure::new(code, format!("no randomness: {error}"))
     })?;
     let mut book = Book {
@@ -314,10 +314,10 @@ impl Keeper {
 
     async fn connect(&self) -> Result<Socket, Lost> {
         let manager = self.manager();
-        let connecting = mayfly_link::connect(&manager, PATH, &self.token, MOST_FRAME_BYTES);
+        let connecting = dayfly_link::connect(&manager, PATH, &self.token, MOST_FRAME_BYTES);
         match tokio::time::timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(socket)) => Ok(socket),
-            Ok(Err(error @ mayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),
+            Ok(Err(error @ dayfly_link::Error::Unauthorized)) => Err(Lost::Unauthorized(error)),
             Ok(Err(error)) => Err(Lost::Connecting(error)),
             Err(_) => Err(Lost::TimedOut),
         }
@@ -405,9 +405,9 @@ async fn send(writer: &mut Writer, message: FromDispatcher) -> Result<(), Lost> 
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::contents::Payload;
-    use mayfly_protocol::dispatch::Assigned;
-    use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+    use dayfly_protocol::contents::Payload;
+    use dayfly_protocol::dispatch::Assigned;
+    use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 
     use super::*;
 

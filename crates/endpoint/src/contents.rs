@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_client::{HeldContents, Output};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::dispatch::{Assigned, Ended};
-use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{CALL_WITH_ANSWERS, join};
+use dayfly_client::{HeldContents, Output};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::dispatch::{Assigned, Ended};
+use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{CALL_WITH_ANSWERS, join};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{Client, Error, LeaseOptions, Mode, Output, Sandbox};
-use mayfly_protocol::api::{Placement, RendezvousAddress, Runtime};
-use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{NodeId, TenantId};
-use mayfly_tasks::{Demand, Window};
+use dayfly_client::{Client, Error, LeaseOptions, Mode, Output, Sandbox};
+use dayfly_protocol::api::{Placement, RendezvousAddress, Runtime};
+use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{NodeId, TenantId};
+use dayfly_tasks::{Demand, Window};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -336,7 +336,7 @@ impl Crew {
         state.leasing = true;
         let crew = Arc::clone(self);
         let leasing = move || crew.lease(Duration::from_millis(needed_ms.into()));
-        if let Err(error) = std::thread::Builder::new().name("mayfly-lease".into()).spawn(leasing) {
+        if let Err(error) = std::thread::Builder::new().name("dayfly-lease".into()).spawn(leasing) {
             tracing::error!(%error, "no thread to lease with");
             state.leasing = false;
         }
@@ -558,7 +558,7 @@ impl Crew {
     /// Waits before the next attempt. True if there is to be none: nobody waits, or waiting is in vain.
     fn give_up(self: &Arc<Self>, error: &Error) -> bool {
         let mut state = self.state();
-        if error.retry() == mayfly_client::Retry::Never {
+        if error.retry() == dayfly_client::Retry::Never {
             // What these tasks ask for they will never get.
             let never = |task: Task| Ended::unexecuted(task.assigned.attempt, Some(error.0.clone()));
             let ended = state.waiting.drain(..).map(never);

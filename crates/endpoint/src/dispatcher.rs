@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mayfly_client::Client;
-use mayfly_protocol::api::{Connection, Placement, Runtime};
-use mayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FunctionId, NodeId, TenantId};
-use mayfly_protocol::tasks::Resources;
-use mayfly_tasks::{Demand, Window};
+use dayfly_client::Client;
+use dayfly_protocol::api::{Connection, Placement, Runtime};
+use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FunctionId, NodeId, TenantId};
+use dayfly_protocol::tasks::Resources;
+use dayfly_tasks::{Demand, Window};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
@@ -131,7 +131,7 @@ impl Dispatcher {
             .map_err(impossible)?;
         let shared = Arc::new(Shared::new(options, runtime.handle().clone(), said));
         let thread = std::thread::Builder::new()
-            .name("mayfly-dispatch".into())
+            .name("dayfly-dispatch".into())
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || {

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
+use dayfly_protocol::dispatch::{Ended, MOST_FRAME_BYTES};
 
 /// The file of one endpoint.
 pub struct Outbox {
@@ -122,8 +122,8 @@ fn read(mut file: File) -> Vec<Ended> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::dispatch::Attempt;
-    use mayfly_protocol::ids::TaskId;
+    use dayfly_protocol::dispatch::Attempt;
+    use dayfly_protocol::ids::TaskId;
 
     use super::*;
 
@@ -133,7 +133,7 @@ mod tests {
             number: 1,
         };
         Ended {
-            answer: mayfly_protocol::contents::Payload::Here(vec![task; 100].into()),
+            answer: dayfly_protocol::contents::Payload::Here(vec![task; 100].into()),
             ..Ended::unexecuted(attempt, None)
         }
     }

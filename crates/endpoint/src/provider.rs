@@ -5,8 +5,8 @@ mod program;
 
 use std::collections::HashMap;
 
+use dayfly_protocol::tasks::BlockState;
 pub use local::Local;
-use mayfly_protocol::tasks::BlockState;
 pub use program::Program;
 
 /// A job to submit.
@@ -14,7 +14,7 @@ pub use program::Program;
 pub struct Job {
     /// For people.
     pub name: String,
-    /// What the shell runs once on each node, with the node's number from 0 on in `MAYFLY_RANK`.
+    /// What the shell runs once on each node, with the node's number from 0 on in `DAYFLY_RANK`.
     pub command: String,
     /// Nodes of it.
     pub nodes: u32,

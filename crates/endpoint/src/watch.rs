@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use mayfly_protocol::dispatch::FromDispatcher;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TriggerId;
-use mayfly_protocol::triggers::{FileSeen, MOST_FILES, Watch};
+use dayfly_protocol::dispatch::FromDispatcher;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::TriggerId;
+use dayfly_protocol::triggers::{FileSeen, MOST_FILES, Watch};
 use tokio::runtime::{Builder, Runtime};
 
 use sight::{Found, Sight, is_bucket};
@@ -105,7 +105,7 @@ impl Thread {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(impossible)?;
         let (orders, to_do) = channel();
         let (ending, ended) = channel::<()>();
-        let thread = std::thread::Builder::new().name("mayfly-watch".into());
+        let thread = std::thread::Builder::new().name("dayfly-watch".into());
         let body = move || {
             look_on(runtime, to_do, &*say);
             drop(ending);
@@ -279,7 +279,7 @@ mod tests {
     use std::io::Write;
     use std::path::Path;
 
-    use mayfly_storage::{Objects, Place};
+    use dayfly_storage::{Objects, Place};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! One invocation as its runtime sees it: an input that lies where it landed, and an output that is written where it leaves.
 
-use mayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
-use mayfly_protocol::slot::Status;
+use dayfly_fabric::{AnyLink, Buffer, Link, LinkError, Received};
+use dayfly_protocol::slot::Status;
 
 use crate::forked;
 

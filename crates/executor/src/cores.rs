@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use mayfly_fabric::memory::Mapping;
+use dayfly_fabric::memory::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Places that a worker tries before it takes the node for full: each costs a system call.
@@ -29,7 +29,7 @@ pub struct Places {
 impl Places {
     /// A file of no places.
     pub fn new() -> std::io::Result<Self> {
-        let file = rustix::fs::memfd_create("mayfly-cores", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = rustix::fs::memfd_create("dayfly-cores", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
         let memory = Mapping::of(&file, FILE_BYTES)?;
         // Whoever gets the file can lock in it and read it. What was mapped before can still be written.

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::entry_point::{Start, VARIABLE, Words};
-use mayfly_protocol::slot::Status;
-use mayfly_protocol::tasks::{JSON_ANSWER, JSON_CALL};
+use dayfly_protocol::entry_point::{Start, VARIABLE, Words};
+use dayfly_protocol::slot::Status;
+use dayfly_protocol::tasks::{JSON_ANSWER, JSON_CALL};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Call;

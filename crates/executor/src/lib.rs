@@ -1,6 +1,6 @@
 //! The side where user code runs: one executor process per lease, which forks its workers.
 //!
-//! An executor is started by its node with one control socket ([`mayfly_protocol::executor`]) and no other connection to
+//! An executor is started by its node with one control socket ([`dayfly_protocol::executor`]) and no other connection to
 //! the world. Its parent process stays single-threaded and warm: it waits to be assigned to a lease, forks one worker
 //! process for each of the lease's workers, hands each worker the channels that the node opened for it, and replaces a
 //! worker that died. It ends when its node does.
@@ -23,8 +23,8 @@ mod worker;
 
 use std::path::Path;
 
-use mayfly_protocol::executor::LoadFunction;
-use mayfly_protocol::slot::Status;
+use dayfly_protocol::executor::LoadFunction;
+use dayfly_protocol::slot::Status;
 
 pub use call::Call;
 pub use parent::{ExecutorError, run};

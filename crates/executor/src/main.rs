@@ -1,6 +1,6 @@
-//! `mayfly-executor`: runs functions of shared libraries for the node that started it.
+//! `dayfly-executor`: runs functions of shared libraries for the node that started it.
 
-use mayfly_executor::native::NativeRuntime;
+use dayfly_executor::native::NativeRuntime;
 
 unsafe extern "C" {
     /// The C library's standard output, which functions print to.
@@ -11,10 +11,10 @@ fn main() -> std::process::ExitCode {
     // SAFETY: nothing has been printed yet, and this process has one thread. Without it what a function prints would stay
     // in the worker until it has filled a page, and go with it.
     unsafe { libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IOLBF, 0) };
-    match mayfly_executor::run(&mut NativeRuntime::default()) {
+    match dayfly_executor::run(&mut NativeRuntime::default()) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mayfly-executor: {error}");
+            eprintln!("dayfly-executor: {error}");
             std::process::ExitCode::FAILURE
         }
     }

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mayfly_fabric::memory::Mapping;
-use mayfly_protocol::durations::{DURATION_BUCKETS, duration_bucket};
-use mayfly_protocol::executor::{METER_BYTES, METERED_FUNCTIONS, METERED_NAME_BYTES};
+use dayfly_fabric::memory::Mapping;
+use dayfly_protocol::durations::{DURATION_BUCKETS, duration_bucket};
+use dayfly_protocol::executor::{METER_BYTES, METERED_FUNCTIONS, METERED_NAME_BYTES};
 
 const STARTED: usize = 0;
 const FINISHED: usize = 4;
@@ -65,7 +65,7 @@ pub struct Reading {
     pub finished: u32,
     /// Execution time allowed for the call that was begun last, in milliseconds; 0 for no limit.
     pub deadline_ms: u32,
-    /// Ticks ([`mayfly_fabric::clock`]) when it began.
+    /// Ticks ([`dayfly_fabric::clock`]) when it began.
     pub start_ticks: u64,
     /// Whether the worker is awake.
     pub awake: bool,
@@ -119,7 +119,7 @@ impl Reading {
     pub fn is_overdue(&self, now: u64) -> bool {
         self.is_running()
             && self.deadline_ms > 0
-            && now.saturating_sub(self.start_ticks) > mayfly_fabric::clock::ticks_of_ms(self.deadline_ms.into())
+            && now.saturating_sub(self.start_ticks) > dayfly_fabric::clock::ticks_of_ms(self.deadline_ms.into())
     }
 }
 
@@ -134,7 +134,7 @@ impl Meter {
         Self {
             memory,
             start,
-            ns_of_kilo: (1024.0 * 1000.0 / mayfly_fabric::clock::ticks_per_us()) as u64,
+            ns_of_kilo: (1024.0 * 1000.0 / dayfly_fabric::clock::ticks_per_us()) as u64,
         }
     }
 
@@ -253,7 +253,7 @@ impl Meter {
         add(DURATIONS + 8 * duration_bucket(ns), 1);
     }
 
-    /// How many calls took how long, as [`mayfly_protocol::durations::duration_bucket`] sorts them.
+    /// How many calls took how long, as [`dayfly_protocol::durations::duration_bucket`] sorts them.
     pub fn durations(&self) -> [u64; DURATION_BUCKETS] {
         std::array::from_fn(|bucket| self.long(DURATIONS + 8 * bucket).load(Ordering::Relaxed))
     }
@@ -286,7 +286,7 @@ impl Meter {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_fabric::memory::sealed_memory;
+    use dayfly_fabric::memory::sealed_memory;
 
     use super::*;
 

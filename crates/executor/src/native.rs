@@ -1,6 +1,6 @@
 //! Functions of shared libraries.
 //!
-//! Two forms exist (`bindings/c/include/mayfly_function.h`). The papers' form cannot know how much it may write, so it
+//! Two forms exist (`bindings/c/include/dayfly_function.h`). The papers' form cannot know how much it may write, so it
 //! writes into private memory that ends at a page nobody may touch; the output is then copied. The checked form is told
 //! its capacity, can grow it and report an error, and writes where the output leaves, without a copy.
 
@@ -9,11 +9,11 @@ use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
+use dayfly_fabric::clock;
+use dayfly_protocol::executor::{Form, LoadFunction};
+use dayfly_protocol::ids::CodeHash;
+use dayfly_protocol::slot::Status;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use mayfly_fabric::clock;
-use mayfly_protocol::executor::{Form, LoadFunction};
-use mayfly_protocol::ids::CodeHash;
-use mayfly_protocol::slot::Status;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::entry_point::EntryPoint;
@@ -34,7 +34,7 @@ enum Function {
     EntryPoint(usize),
 }
 
-/// What a checked function gets beside its input: `mf_context` of the header, whose layout this is.
+/// What a checked function gets beside its input: `dfly_context` of the header, whose layout this is.
 #[repr(C)]
 pub struct Context {
     version: u32,

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use mayfly_fabric::descriptors;
-use mayfly_fabric::memory::Mapping;
-use mayfly_protocol::executor::{CONTROL_FD, FromExecutor, MAX_PACKET_BYTES, ToExecutor};
-use mayfly_protocol::ids::{Incarnation, WorkerIndex};
+use dayfly_fabric::descriptors;
+use dayfly_fabric::memory::Mapping;
+use dayfly_protocol::executor::{CONTROL_FD, FromExecutor, MAX_PACKET_BYTES, ToExecutor};
+use dayfly_protocol::ids::{Incarnation, WorkerIndex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, WaitOptions};
 

@@ -22,7 +22,7 @@ impl Scratch {
             return None;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let root = temporary.join(format!("mayfly-work-{}-{:x}", std::process::id(), now.as_nanos()));
+        let root = temporary.join(format!("dayfly-work-{}-{:x}", std::process::id(), now.as_nanos()));
         private(&root).then_some(Self { root })
     }
 
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn workers_of_a_daemon_get_directories_that_end_with_them() {
-        let temporary = std::env::temp_dir().join(format!("mayfly-scratch-test-{}", std::process::id()));
+        let temporary = std::env::temp_dir().join(format!("dayfly-scratch-test-{}", std::process::id()));
         std::fs::create_dir(&temporary).unwrap();
         assert!(Scratch::below(&temporary, Path::new("/home")).is_none());
         assert!(Scratch::below(&temporary.join("none"), Path::new("/")).is_none());

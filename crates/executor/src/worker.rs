@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_fabric::memory::Mapping;
-use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
-use mayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor, VISIBLE_GPUS};
-use mayfly_protocol::hello::{options, transport};
-use mayfly_protocol::ids::{FunctionIndex, WorkerIndex};
-use mayfly_protocol::slot::{Geometry, Status};
+use dayfly_fabric::memory::Mapping;
+use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, StreamLink, clock, descriptors, shm, tls};
+use dayfly_protocol::executor::{FromExecutor, LoadFunction, MAX_PACKET_BYTES, ToExecutor, VISIBLE_GPUS};
+use dayfly_protocol::hello::{options, transport};
+use dayfly_protocol::ids::{FunctionIndex, WorkerIndex};
+use dayfly_protocol::slot::{Geometry, Status};
 
 use rustix::process::Pid;
 
@@ -61,7 +61,7 @@ pub fn serve<R: Runtime>(runtime: &mut R, index: WorkerIndex, parent: &OwnedFd) 
     };
     match Worker::of(runtime, index, message, files) {
         Ok(mut worker) => worker.serve(parent, &mut packet),
-        Err(error) => eprintln!("mayfly worker {}: cannot begin: {error}", index.0),
+        Err(error) => eprintln!("dayfly worker {}: cannot begin: {error}", index.0),
     }
 }
 
@@ -156,11 +156,11 @@ impl<'a, R: Runtime> Worker<'a, R> {
                     if let Err(error) = served
                         && !matches!(error, LinkError::Ended(_) | LinkError::PeerGone)
                     {
-                        eprintln!("mayfly worker {}: channel {channel} ended: {error}", self.index.0);
+                        eprintln!("dayfly worker {}: channel {channel} ended: {error}", self.index.0);
                     }
                 }
                 Err(error) => eprintln!(
-                    "mayfly worker {}: channel {channel} did not open: {error}",
+                    "dayfly worker {}: channel {channel} did not open: {error}",
                     self.index.0
                 ),
             }
@@ -259,7 +259,7 @@ impl<'a, R: Runtime> Worker<'a, R> {
     }
 
     #[inline(always)]
-    fn run(&mut self, link: &mut AnyLink, meta: mayfly_fabric::Meta, since: u64) -> Result<u64, LinkError> {
+    fn run(&mut self, link: &mut AnyLink, meta: dayfly_fabric::Meta, since: u64) -> Result<u64, LinkError> {
         let start = clock::ticks();
         // One that does not exist is charged to none, as is loading, which is number 0.
         let account = match meta.function {
@@ -394,7 +394,7 @@ pub fn pin(process: Option<Pid>, cores: &[u16]) {
         set.set(*core as usize);
     }
     if let Err(error) = rustix::thread::sched_setaffinity(process, &set) {
-        eprintln!("mayfly executor: a process cannot be pinned to cores {cores:?}: {error}");
+        eprintln!("dayfly executor: a process cannot be pinned to cores {cores:?}: {error}");
     }
 }
 

@@ -20,7 +20,7 @@ pub fn ticks() -> u64 {
 
 /// Environment variable in which a node tells its executors the rate that it measured, so that a cold start does not
 /// wait for another measurement.
-pub const RATE_VARIABLE: &str = "MAYFLY_TICKS_PER_US";
+pub const RATE_VARIABLE: &str = "DAYFLY_TICKS_PER_US";
 
 /// Ticks in a microsecond: told by the node, or measured once against the monotonic clock over 2 ms.
 pub fn ticks_per_us() -> f64 {

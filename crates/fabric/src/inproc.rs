@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use mayfly_protocol::node_api::End;
-use mayfly_protocol::slot::Geometry;
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::Geometry;
 
 use crate::mapped::{self, MappedLink, Side};
 use crate::memory::Mapping;

@@ -34,8 +34,8 @@ pub mod tls;
 
 use std::time::Duration;
 
-use mayfly_protocol::node_api::End;
-use mayfly_protocol::slot::Geometry;
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::Geometry;
 
 pub use libfabric::{Choice, ChoiceError, FabricLink};
 pub use mapped::MappedLink;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mayfly_protocol::node_api::End;
-use mayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::{DESCRIPTOR_BYTES, Descriptor, Geometry, HEADER_BYTES, Header, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::arena::{Arena, BLOCK_HEADER_BYTES};

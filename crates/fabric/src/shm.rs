@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use mayfly_protocol::node_api::End;
-use mayfly_protocol::slot::Geometry;
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::Geometry;
 
 use crate::mapped::{self, MappedLink, Side};
 use crate::memory::{Mapping, check_sealed, sealed_memory};
@@ -20,7 +20,7 @@ pub struct ChannelMemory {
 impl ChannelMemory {
     /// Makes the memory of a channel.
     pub fn create(geometry: Geometry) -> std::io::Result<Self> {
-        let file = sealed_memory("mayfly-channel", mapped::memory_bytes(geometry) as u64)?;
+        let file = sealed_memory("dayfly-channel", mapped::memory_bytes(geometry) as u64)?;
         let first_page = Mapping::of(&file, 4096)?;
         Ok(Self { file, first_page })
     }

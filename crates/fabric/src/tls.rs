@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::ids::PublicKey;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, ClientConnection};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
@@ -217,7 +217,7 @@ pub fn client_of_any(identity: &Identity) -> Result<ClientConnection, Error> {
 
 fn client_session(identity: &Identity, peer: Option<&PublicKey>) -> Result<ClientConnection, Error> {
     // A raw key has no name; this one is sent to nobody who could take it for one.
-    let name = ServerName::try_from("worker.mayfly.invalid").map_err(|_| Error::General("name".into()))?;
+    let name = ServerName::try_from("worker.dayfly.invalid").map_err(|_| Error::General("name".into()))?;
     ClientConnection::new(client_config(identity, peer)?, name)
 }
 

@@ -6,9 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::libfabric::ffi::Library;
-use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, Payload, StreamLink, inproc, shm, tls};
-use mayfly_protocol::slot::Geometry;
+use dayfly_fabric::libfabric::ffi::Library;
+use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, Payload, StreamLink, inproc, shm, tls};
+use dayfly_protocol::slot::Geometry;
 
 const GEOMETRY: Geometry = Geometry {
     slots: 8,
@@ -87,7 +87,7 @@ fn fabric_pair(provider: &str) -> Option<(AnyLink, AnyLink)> {
     ))
 }
 
-fn next(link: &mut AnyLink) -> Result<mayfly_fabric::Meta, LinkError> {
+fn next(link: &mut AnyLink) -> Result<dayfly_fabric::Meta, LinkError> {
     let until = Instant::now() + LIMIT;
     loop {
         if let Some(meta) = link.poll()? {
@@ -334,9 +334,9 @@ fn closing_shared_memory_tells_both_sides_why_even_while_they_sleep() {
         })
     });
     let since = Instant::now();
-    memory.close(mayfly_protocol::node_api::End::Revoked);
+    memory.close(dayfly_protocol::node_api::End::Revoked);
     for sleeper in sleepers {
-        assert_eq!(sleeper.join().unwrap(), mayfly_protocol::node_api::End::Revoked);
+        assert_eq!(sleeper.join().unwrap(), dayfly_protocol::node_api::End::Revoked);
     }
     assert!(since.elapsed() < LIMIT / 2);
 }

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::libfabric::FabricError;
-use mayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Target, Wait, is_from_peer};
-use mayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, Payload, Transport, tls};
-use mayfly_protocol::slot::Geometry;
+use dayfly_fabric::libfabric::FabricError;
+use dayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Target, Wait, is_from_peer};
+use dayfly_fabric::{AnyLink, Choice, FabricLink, Link, LinkError, Payload, Transport, tls};
+use dayfly_protocol::slot::Geometry;
 
 const GEOMETRY: Geometry = Geometry {
     slots: 16,
@@ -18,8 +18,8 @@ const GEOMETRY: Geometry = Geometry {
 };
 const LIMIT: Duration = Duration::from_secs(60);
 /// In the environment of the second process: the provider, and the port to connect to.
-const PROVIDER: &str = "MAYFLY_TEST_PROVIDER";
-const PORT: &str = "MAYFLY_TEST_PORT";
+const PROVIDER: &str = "DAYFLY_TEST_PROVIDER";
+const PORT: &str = "DAYFLY_TEST_PORT";
 
 /// Whether there is a library to test.
 fn is_there() -> bool {
@@ -421,7 +421,7 @@ fn unknown_providers_and_domains_are_named() {
 /// Not a test of its own: the process of the one below, whose libfabric is none.
 #[test]
 fn process_without_libfabric() {
-    if std::env::var("MAYFLY_TEST_WITHOUT").is_err() {
+    if std::env::var("DAYFLY_TEST_WITHOUT").is_err() {
         return;
     }
     let [client, _] = both("tcp".parse().unwrap(), &["tcp".parse().unwrap()]);
@@ -440,7 +440,7 @@ fn a_machine_without_libfabric_is_told_so() {
     std::fs::write(dir.path().join("libfabric.so.1"), "nothing").unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "process_without_libfabric"])
-        .env("MAYFLY_TEST_WITHOUT", "1")
+        .env("DAYFLY_TEST_WITHOUT", "1")
         .env("LD_LIBRARY_PATH", dir.path())
         .status()
         .unwrap();

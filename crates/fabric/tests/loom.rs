@@ -1,10 +1,10 @@
-//! Loom runs the real ring code through every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p mayfly-fabric --test loom --release`.
+//! Loom runs the real ring code through every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p dayfly-fabric --test loom --release`.
 #![cfg(loom)]
 
+use dayfly_fabric::ring::{Word, fall_asleep, has_arrived, must_wake, publish, wake_up};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
-use mayfly_fabric::ring::{Word, fall_asleep, has_arrived, must_wake, publish, wake_up};
 
 struct Loom(AtomicU32);
 

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::libfabric::{Choice, Opened, Pipe};
-use mayfly_fabric::stream::wire::{Wire, poll};
+use dayfly_fabric::libfabric::{Choice, Opened, Pipe};
+use dayfly_fabric::stream::wire::{Wire, poll};
 use rustix::event::{PollFd, PollFlags};
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -5,16 +5,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{AnyLink, Link, LinkError, Payload, shm};
-use mayfly_protocol::node_api::End;
-use mayfly_protocol::slot::Geometry;
+use dayfly_fabric::{AnyLink, Link, LinkError, Payload, shm};
+use dayfly_protocol::node_api::End;
+use dayfly_protocol::slot::Geometry;
 
 const GEOMETRY: Geometry = Geometry {
     slots: 16,
     stride_bytes: 256,
     bulk_bytes: 16 << 20,
 };
-const DESCRIPTOR: &str = "MAYFLY_TEST_RING";
+const DESCRIPTOR: &str = "DAYFLY_TEST_RING";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A small generator of this test's own, so that both processes make the same messages.

@@ -3,8 +3,8 @@
 //! Meters are written where user code can reach them, so they are claims: [`clamp`] cuts them to what wall-clock time
 //! allows. They travel as totals under growing numbers, so that an entry may be heard any number of times.
 
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::Usage;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api::Usage;
 
 /// Cuts one worker's meter to what can be true: it cannot have computed and polled for longer than it existed, nor
 /// failed more often than it was called, and no counter ever goes back. `wall_us` is the time since the worker's lease

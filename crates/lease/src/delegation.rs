@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
 
 /// Parts of one lease at once. Each costs its node some hundred bytes.
 pub const MOST_PARTS: usize = 256;

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use mayfly_protocol::api::{Capacity, LeaseRequest};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{LeaseId, NodeId};
+use dayfly_protocol::api::{Capacity, LeaseRequest};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{LeaseId, NodeId};
 
 use crate::placement::mode_on;
 use crate::quota::Held;
@@ -210,8 +210,8 @@ pub fn mix(number: u64) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use mayfly_protocol::api::Mode;
-    use mayfly_protocol::ids::PublicKey;
+    use dayfly_protocol::api::Mode;
+    use dayfly_protocol::ids::PublicKey;
     use proptest::prelude::*;
 
     use super::*;

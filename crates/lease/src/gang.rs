@@ -1,7 +1,7 @@
 //! How a gang's workers are divided among nodes: all of them find room at once, or none does.
 
-use mayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
-use mayfly_protocol::ids::NodeId;
+use dayfly_protocol::api::{Capacity, LeaseRequest, MOST_RANKS, Mode, Placement};
+use dayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LEAST_WORKER_BYTES, LedgerError, MAX_WORKERS, validate};
 use crate::placement::{PlacementError, View, eligible, in_words};
@@ -220,8 +220,8 @@ fn parts(request: &LeaseRequest, mode: Mode, shares: &[Room]) -> Vec<Part> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::error::Code;
-    use mayfly_protocol::ids::PublicKey;
+    use dayfly_protocol::error::Code;
+    use dayfly_protocol::ids::PublicKey;
     use proptest::prelude::*;
 
     use super::*;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use dayfly_protocol::ids::{KeyId, PublicKey};
 use ed25519_dalek::pkcs8::DecodePrivateKey;
 use ed25519_dalek::{Signature, Signer, VerifyingKey};
-use mayfly_protocol::ids::{KeyId, PublicKey};
 use sha2::{Digest, Sha256};
 
 /// DER of a PKCS#8 version 1 `PrivateKeyInfo` up to the seed (RFC 8410, section 7). Version 1, without the public key,

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::LeaseId;
+use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::LeaseId;
 
 /// Most workers of one lease.
 pub const MAX_WORKERS: u16 = 1_024;

@@ -1,5 +1,5 @@
-use mayfly_protocol::api::HostPath;
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::api::HostPath;
+use dayfly_protocol::ids::PublicKey;
 use proptest::prelude::*;
 
 use super::*;

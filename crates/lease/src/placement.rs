@@ -1,8 +1,8 @@
 //! Which nodes to offer a lease to, in which order. A choice only: the node alone allocates, and may refuse.
 
-use mayfly_protocol::api::{Capacity, LeaseRequest, Mode};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::NodeId;
+use dayfly_protocol::api::{Capacity, LeaseRequest, Mode};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::NodeId;
 
 use crate::ledger::{LedgerError, cores_of, gpus_of, validate};
 
@@ -26,10 +26,10 @@ pub enum PlacementError {
     #[error(transparent)]
     Invalid(#[from] LedgerError),
     /// Nobody is here.
-    #[error("no node is connected to this manager; start one with `mayfly node`, or wait for one to come back")]
+    #[error("no node is connected to this manager; start one with `dayfly node`, or wait for one to come back")]
     NoNodes,
     /// The wanted node is not here.
-    #[error("node {0} is not connected to this manager; `mayfly status` lists those that are")]
+    #[error("node {0} is not connected to this manager; `dayfly status` lists those that are")]
     UnknownNode(NodeId),
     /// A gang is to be on one fabric.
     #[error(
@@ -226,7 +226,7 @@ fn refusal(request: &LeaseRequest, up: &[&View]) -> PlacementError {
 #[cfg(test)]
 mod tests {
 
-    use mayfly_protocol::ids::PublicKey;
+    use dayfly_protocol::ids::PublicKey;
     use proptest::prelude::*;
 
     use super::*;

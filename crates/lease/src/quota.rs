@@ -1,7 +1,7 @@
 //! What a tenant may hold and spend.
 
-use mayfly_protocol::accounts::TenantSpec;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::accounts::TenantSpec;
+use dayfly_protocol::error::{Code, Failure};
 
 /// What leases hold together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -156,7 +156,7 @@ pub fn may_hold(tenant: &str, spec: &TenantSpec, held: Held, wanted: Held) -> Re
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::accounts::Quota;
+    use dayfly_protocol::accounts::Quota;
     use proptest::prelude::*;
 
     use super::*;

@@ -3,13 +3,13 @@
 //! Where ranks have no network their node joins for them, and does so only where a manager that it trusts says that groups may
 //! meet. It knows that by a signature which travels with the address, and asks nobody.
 
-use mayfly_protocol::api::RendezvousAddress;
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::api::RendezvousAddress;
+use dayfly_protocol::ids::PublicKey;
 
 use crate::key::{SigningKey, verify};
 
 /// What is signed begins with this, so that it is nothing else that a manager signs.
-const LABEL: &[u8] = b"mayfly rendezvous 1\0";
+const LABEL: &[u8] = b"dayfly rendezvous 1\0";
 
 fn signed(address: &str, key: &PublicKey) -> Vec<u8> {
     [LABEL, &key.0, address.as_bytes()].concat()

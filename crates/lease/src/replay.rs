@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use mayfly_protocol::hello::Hello;
-use mayfly_protocol::ids::{ChannelId, LeaseId, TenantId};
+use dayfly_protocol::hello::Hello;
+use dayfly_protocol::ids::{ChannelId, LeaseId, TenantId};
 
 use crate::token::TokenError;
 

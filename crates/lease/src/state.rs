@@ -7,7 +7,7 @@
 //!    \--- recall: as expiry does, with a grace of its own --> revoked
 //! ```
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
 /// A call that runs at expiry may go on for this long before its worker is killed.

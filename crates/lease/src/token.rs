@@ -1,14 +1,14 @@
 //! Capabilities: the signed token that is a lease, the signed hello that uses it, the signed verdict that answers.
 
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::Sandbox;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{Hello, MAGIC, Token, Verdict, kind, options, purpose, transport};
-use mayfly_protocol::ids::{
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::{Hello, MAGIC, Token, Verdict, kind, options, purpose, transport};
+use dayfly_protocol::ids::{
     AllowanceId, ChannelId, Incarnation, KeyId, LeaseId, NodeId, PublicKey, TenantId, WorkerIndex,
 };
-use mayfly_protocol::slot::{Geometry, GeometryError};
-use mayfly_protocol::version::RELEASE;
+use dayfly_protocol::slot::{Geometry, GeometryError};
+use dayfly_protocol::version::RELEASE;
 use zerocopy::FromZeros;
 
 use crate::key::{SigningKey, key_id, verify};
@@ -16,7 +16,7 @@ use crate::replay::check_age;
 
 /// Precedes what a verdict signs: a node's key also signs tokens when there is no manager, and neither signature may
 /// ever pass for the other.
-const VERDICT_DOMAIN: &[u8; 16] = b"mayfly verdict 1";
+const VERDICT_DOMAIN: &[u8; 16] = b"dayfly verdict 1";
 
 /// Clocks may differ by this much unless a site says otherwise: a minute is what an unattended machine without time
 /// synchronisation drifts in a month.
@@ -27,7 +27,7 @@ pub const DEFAULT_SKEW_TOLERANCE_MS: u64 = 60_000;
 pub enum TokenError {
     /// Other wire version.
     #[error(
-        "the {what} speaks wire version {theirs} and this side {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
+        "the {what} speaks wire version {theirs} and this side {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
     )]
     Version {
         /// `hello`, `token` or `verdict`.
@@ -36,7 +36,7 @@ pub enum TokenError {
         theirs: u16,
     },
     /// The bytes are not what they should be.
-    #[error("malformed {0}; the peer is not a Mayfly client of this version")]
+    #[error("malformed {0}; the peer is not a Dayfly client of this version")]
     Malformed(&'static str),
     /// Channel geometry.
     #[error("the hello asks for {0}")]

@@ -1,5 +1,5 @@
-use mayfly_protocol::api::Sandbox;
-use mayfly_protocol::hello::{HELLO_BYTES, TOKEN_BYTES};
+use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::hello::{HELLO_BYTES, TOKEN_BYTES};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_protocol::api::{ErrorBody, ManagerAddress};
-use mayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
+use dayfly_protocol::api::{ErrorBody, ManagerAddress};
+use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;

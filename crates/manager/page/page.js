@@ -305,15 +305,15 @@ async function look() {
   ]);
   const oldest = Date.now() - 3_600_000;
   moments = [...moments, ...more].filter((moment) => moment.at_ms > oldest);
-  byId("about").textContent = shown(`${location.host}, Mayfly ${version.version}: ${health.status}`);
+  byId("about").textContent = shown(`${location.host}, Dayfly ${version.version}: ${health.status}`);
   byId("trouble").textContent = health.store_error ? shown(`The store cannot write: ${health.store_error}`) : "";
   byId("entry").hidden = true;
   byId("all").hidden = false;
   drawTiles(nodes, leases);
   drawHistory();
   drawTables(nodes, leases, tenants);
-  bars("grants", metrics ? histogram(metrics, "mayfly_grant_seconds") : []);
-  bars("durations", metrics ? histogram(metrics, "mayfly_call_seconds") : []);
+  bars("grants", metrics ? histogram(metrics, "dayfly_grant_seconds") : []);
+  bars("durations", metrics ? histogram(metrics, "dayfly_call_seconds") : []);
 }
 
 async function go() {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mayfly_lease::{State, quota};
-use mayfly_protocol::accounts::{
+use dayfly_lease::{State, quota};
+use dayfly_protocol::accounts::{
     AuditEntry, BillLine, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, TenantId};
-use mayfly_protocol::text;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, TenantId};
+use dayfly_protocol::text;
 
 use crate::control::{Control, fresh_bearer, now_ms, stopped};
 use crate::leases::to_its_end;
@@ -326,7 +326,7 @@ impl Control {
         let Some((hash, status)) = found else {
             return refused(
                 Code::NotFound,
-                format!("there is no token `{id:.80}` of yours; `mayfly token list` shows those there are"),
+                format!("there is no token `{id:.80}` of yours; `dayfly token list` shows those there are"),
             );
         };
         if status.role > caller.role {
@@ -525,5 +525,5 @@ impl World {
 }
 
 fn no_such_tenant(name: &str) -> String {
-    format!("there is no tenant `{name:.80}` that you may see; `mayfly tenant list` shows those there are")
+    format!("there is no tenant `{name:.80}` that you may see; `dayfly tenant list` shows those there are")
 }

@@ -9,15 +9,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_lease::State;
-use mayfly_lease::direct::{Account, News, cap_of, within_cap};
-use mayfly_lease::quota::Held;
-use mayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
-use mayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{HELLO_BYTES, Hello};
-use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
-use mayfly_protocol::node_api::DirectStart;
+use dayfly_lease::State;
+use dayfly_lease::direct::{Account, News, cap_of, within_cap};
+use dayfly_lease::quota::Held;
+use dayfly_lease::token::{Claims, DEFAULT_SKEW_TOLERANCE_MS, check_evidence};
+use dayfly_protocol::api::{Allowance, AllowanceRequest, Event, ManagerMessage, Mode, Room, Usage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::{HELLO_BYTES, Hello};
+use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
+use dayfly_protocol::node_api::DirectStart;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::control::{Control, now_ms, stopped};

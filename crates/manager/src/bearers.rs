@@ -116,8 +116,8 @@ impl Bearer {
 mod tests {
     use std::time::Duration;
 
-    use mayfly_protocol::accounts::Role;
-    use mayfly_protocol::ids::TenantId;
+    use dayfly_protocol::accounts::Role;
+    use dayfly_protocol::ids::TenantId;
 
     use super::*;
 

@@ -5,12 +5,12 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderMap;
-use mayfly_lease::{SigningKey, State};
-use mayfly_protocol::accounts::{Role, TenantSpec};
-use mayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
-use mayfly_telemetry as telemetry;
+use dayfly_lease::{SigningKey, State};
+use dayfly_protocol::accounts::{Role, TenantSpec};
+use dayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_telemetry as telemetry;
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
 use tracing::Instrument;
@@ -229,7 +229,7 @@ impl Control {
         offer: Option<LeaseRecord>,
         question: impl FnOnce(u64, u64) -> ManagerMessage,
     ) -> Answer {
-        let step = telemetry::span!("ask a node", "otel.kind" = "client", "mayfly.node.id" = %node);
+        let step = telemetry::span!("ask a node", "otel.kind" = "client", "dayfly.node.id" = %node);
         let answer = async {
             let asked = self.send(node, offer, question)?;
             self.wait_for(node, asked, deadline).await
@@ -505,7 +505,7 @@ pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_fo
 
 /// Wall clock, milliseconds since the Unix epoch.
 pub fn now_ms() -> u64 {
-    // Before 1970 there was no Mayfly: a clock that says so counts as 1970, and tokens then say that clocks differ.
+    // Before 1970 there was no Dayfly: a clock that says so counts as 1970, and tokens then say that clocks differ.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use dayfly_lease::State;
+use dayfly_lease::gang::{Part, divide};
+use dayfly_lease::placement::{PlacementError, View};
+use dayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
+use dayfly_protocol::error::Failure;
 use futures_util::future::join_all;
-use mayfly_lease::State;
-use mayfly_lease::gang::{Part, divide};
-use mayfly_lease::placement::{PlacementError, View};
-use mayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
-use mayfly_protocol::error::Failure;
 
 use crate::control::Control;
 use crate::leases::{Room, is_final, to_its_end, with_share};

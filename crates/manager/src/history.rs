@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::api::Moment;
+use dayfly_protocol::api::Moment;
 
 use crate::world::World;
 

@@ -26,16 +26,16 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use mayfly_lease::State;
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::{
+use dayfly_lease::State;
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::{
     ErrorBody, Event, GangRequest, Grant, Health, JoinToken, JoinTokenRequest, LeaseRequest, LeaseStatus,
     MANAGERS_HEADER, ManagerStatus, NodeStatus, Reclaimed, RendezvousAddress, RenewRequest, VersionInfo,
 };
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{LeaseId, NodeId};
-use mayfly_protocol::short::GivenId;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::{LeaseId, NodeId};
+use dayfly_protocol::short::GivenId;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::bearers::Validity;
@@ -436,7 +436,7 @@ pub(crate) async fn connect_node(
 /// What happens from now on: a WebSocket on which each message is an `Event`. Those of other tenants' leases are for
 /// operators only.
 #[utoipa::path(get, path = "/v1/events", security(("bearer" = [])),
-    responses((status = 101, description = "WebSocket of Event", body = mayfly_protocol::api::Event),
+    responses((status = 101, description = "WebSocket of Event", body = dayfly_protocol::api::Event),
         (status = "default", body = ErrorBody)))]
 pub(crate) async fn watch_events(
     caller: Caller,

@@ -7,8 +7,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use mayfly_lease::SigningKey;
-use mayfly_sandbox::private;
+use dayfly_lease::SigningKey;
+use dayfly_sandbox::private;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
@@ -96,7 +96,7 @@ fn authority_params() -> Result<CertificateParams, Error> {
     let mut params = CertificateParams::new(Vec::new()).map_err(certificate)?;
     params
         .distinguished_name
-        .push(DnType::CommonName, "Mayfly certificate authority");
+        .push(DnType::CommonName, "Dayfly certificate authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     Ok(params)
@@ -124,7 +124,7 @@ fn server(state_dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<(Strin
         return Ok((cert, key));
     }
     let mut params = CertificateParams::new(wanted.clone()).map_err(certificate)?;
-    params.distinguished_name.push(DnType::CommonName, "Mayfly manager");
+    params.distinguished_name.push(DnType::CommonName, "Dayfly manager");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.use_authority_key_identifier_extension = true;

@@ -80,7 +80,7 @@ impl Journal {
     /// Writes a change that is to happen only if it is written. It has its place in the order when this returns, so that a caller
     /// that holds the world has it in the order in which the world changes.
     pub fn ask(&self, note: Note) -> impl Future<Output = Result<(), StoreError>> + use<> {
-        self.send(Some(note)).instrument(mayfly_telemetry::span!("write"))
+        self.send(Some(note)).instrument(dayfly_telemetry::span!("write"))
     }
 }
 
@@ -175,8 +175,8 @@ async fn wait_or_collect(queue: &mut mpsc::UnboundedReceiver<Entry>, group: &mut
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use mayfly_lease::State;
-    use mayfly_protocol::ids::{LeaseId, NodeId};
+    use dayfly_lease::State;
+    use dayfly_protocol::ids::{LeaseId, NodeId};
 
     use super::*;
     use crate::store::{Change, Pending};

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mayfly_lease::placement::{PlacementError, View, choose};
-use mayfly_lease::quota::Held;
-use mayfly_lease::state::DEFAULT_GRACE_MS;
-use mayfly_lease::token::Claims;
-use mayfly_lease::{State, ledger};
-use mayfly_protocol::api::{
+use dayfly_lease::placement::{PlacementError, View, choose};
+use dayfly_lease::quota::Held;
+use dayfly_lease::state::DEFAULT_GRACE_MS;
+use dayfly_lease::token::Claims;
+use dayfly_lease::{State, ledger};
+use dayfly_protocol::api::{
     Event, Grant, LeaseRequest, MOST_WAIT_MS, ManagerMessage, Mode, NodeAddress, Runtime, Sandbox, Usage,
 };
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
-use mayfly_telemetry::traceparent;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
+use dayfly_telemetry::traceparent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::broadcast::Receiver;
@@ -158,7 +158,7 @@ impl Control {
                 return Err(Failure::new(
                     Code::NoCapacity,
                     "every node of this manager was taken back by its owner, or is suspended since it kept failing; wait until \
-                     one is there again, or start another (`mayfly status` tells why)",
+                     one is there again, or start another (`dayfly status` tells why)",
                 ));
             }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
@@ -290,7 +290,7 @@ impl Control {
         // The books have it since the answer arrived.
         let record = self.lease(lease).ok_or_else(|| no_such_lease(lease))?;
         if !record.state.is_live() {
-            return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
+            return Err(dayfly_lease::state::LeaseError::Ended(record.state).into());
         }
         if let Err(error) = written {
             // The node must not hold what no book will remember.
@@ -399,7 +399,7 @@ impl Control {
             .filter(|record| record.tenant == tenant)
             .ok_or_else(|| no_such_lease(lease))?;
         if !record.state.is_live() {
-            return Err(mayfly_lease::state::LeaseError::Ended(record.state).into());
+            return Err(dayfly_lease::state::LeaseError::Ended(record.state).into());
         }
         self.may_spend(tenant)?;
         self.ask(record.node, None, |request, _| ManagerMessage::Renew {
@@ -605,8 +605,8 @@ fn hot_if_it_can(request: &LeaseRequest) -> LeaseRequest {
     }
 }
 
-fn grant(record: &LeaseRecord, node: NodeAddress, token: &mayfly_protocol::hello::Token) -> Grant {
-    let mut bytes = Vec::with_capacity(mayfly_protocol::hello::TOKEN_BYTES);
+fn grant(record: &LeaseRecord, node: NodeAddress, token: &dayfly_protocol::hello::Token) -> Grant {
+    let mut bytes = Vec::with_capacity(dayfly_protocol::hello::TOKEN_BYTES);
     bytes.extend_from_slice(token.signed_bytes());
     bytes.extend_from_slice(&token.signature);
     Grant {
@@ -638,6 +638,6 @@ pub fn end_message(request: u64, lease: LeaseId, state: State, grace: Duration) 
 fn no_such_lease(lease: LeaseId) -> Failure {
     Failure::new(
         Code::NotFound,
-        format!("there is no lease {lease} of yours; `mayfly status` lists those there are"),
+        format!("there is no lease {lease} of yours; `dayfly status` lists those there are"),
     )
 }

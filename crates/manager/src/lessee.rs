@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use dayfly_lease::State;
+use dayfly_protocol::api::Grant;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, TenantId};
 use futures_util::future::join_all;
-use mayfly_lease::State;
-use mayfly_protocol::api::Grant;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, TenantId};
 
 use crate::control::{Control, now_ms};
 use crate::http::validity::ENDED;

@@ -3,7 +3,7 @@
 //! [`Manager::start`] takes [`Options`] and gives a [`Handle`]. Inside, `http` turns requests, `sessions` the nodes'
 //! messages and `control::keep_time` the clock into calls on one `Control`. It decides on the `world`, which is all in
 //! memory; `journal` and `store` write down what must survive. What decides (placement, lifetimes, billing) is
-//! [`mayfly_lease`]'s; nothing here ever sees the payload of an invocation.
+//! [`dayfly_lease`]'s; nothing here ever sees the payload of an invocation.
 //!
 //! A grant: `http::create_lease` → `Control::grant` → placement orders the nodes → an offer over the node's own
 //! connection → its answer → the journal → a signed token. The node alone allocates; the manager's idea of what is free

@@ -1,7 +1,7 @@
 //! Tokens for people whom an identity provider vouches for.
 
-use mayfly_protocol::accounts::{AuditEntry, NewToken};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::accounts::{AuditEntry, NewToken};
+use dayfly_protocol::error::{Code, Failure};
 
 use crate::accounts::token_id;
 use crate::control::{Control, fresh_bearer, now_ms};

@@ -7,10 +7,10 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::Usage;
-use mayfly_protocol::durations::histogram;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::{TaskCounts, TaskState};
+use dayfly_protocol::api::Usage;
+use dayfly_protocol::durations::histogram;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::{TaskCounts, TaskState};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -81,7 +81,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("mayfly");
+        let mut registry = Registry::with_prefix("dayfly");
         let grants = Family::default();
         registry.register("grants", "Requests for leases, by how they ended", grants.clone());
         // From a quarter of a millisecond to eight seconds.
@@ -214,7 +214,7 @@ impl Metrics {
         }
         histogram(
             &mut text,
-            "mayfly_call",
+            "dayfly_call",
             "Time in calls, on all nodes",
             &world.durations,
         )?;
@@ -224,7 +224,7 @@ impl Metrics {
 }
 
 fn of_tasks(counts: &TaskCounts) -> Registry {
-    let mut registry = Registry::with_prefix("mayfly");
+    let mut registry = Registry::with_prefix("dayfly");
     let states = TaskState::ALL.map(TaskState::name);
     let there = [counts.queued, counts.waiting, counts.environment, counts.running];
     let tasks = Family::<InState, Gauge>::default();
@@ -262,7 +262,7 @@ fn of_tasks(counts: &TaskCounts) -> Registry {
 }
 
 fn of_world(world: &World, store_writes: bool) -> Registry {
-    let mut registry = Registry::with_prefix("mayfly");
+    let mut registry = Registry::with_prefix("dayfly");
     let gauge = |value: u64| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use axum::http::Uri;
+use dayfly_protocol::accounts::{LoginInfo, Role};
+use dayfly_protocol::error::{Code, Failure};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
-use mayfly_protocol::accounts::{LoginInfo, Role};
-use mayfly_protocol::error::{Code, Failure};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use ureq::Agent;
@@ -45,7 +45,7 @@ const ALGORITHMS: [Algorithm; 6] = [
 pub struct Site {
     /// Its name, exactly as in its tokens; its description is found below it.
     pub issuer: String,
-    /// Under which the provider knows Mayfly, as a public client.
+    /// Under which the provider knows Dayfly, as a public client.
     pub client_id: String,
     /// What is asked for besides `openid`.
     #[serde(default)]
@@ -304,7 +304,7 @@ impl Provider {
         let refused = |why: &dyn std::fmt::Display| {
             Failure::new(
                 Code::Unauthorized,
-                format!("this ID token is not accepted: {why}; log in anew with `mayfly login`"),
+                format!("this ID token is not accepted: {why}; log in anew with `dayfly login`"),
             )
         };
         let header = decode_header(id_token).map_err(|error| refused(&error))?;
@@ -569,7 +569,7 @@ mod tests {
             Site::read(&path).map(|_| ()).map_err(|failure| failure.message)
         };
         let rules = json!([{ "claim": "groups", "value": "astro", "tenant": "astro" }]);
-        let good = json!({ "issuer": "https://login.example", "client_id": "mayfly", "rules": rules });
+        let good = json!({ "issuer": "https://login.example", "client_id": "dayfly", "rules": rules });
         assert_eq!(read(good.clone()), Ok(()));
         let with = |name: &str, value: Value| {
             let mut other = good.clone();
@@ -584,9 +584,9 @@ mod tests {
     }
 
     fn provider() -> (Provider, jsonwebtoken::EncodingKey) {
-        let key = mayfly_lease::SigningKey::from_seed([7; 32]);
+        let key = dayfly_lease::SigningKey::from_seed([7; 32]);
         let site = json!({
-            "issuer": "https://login.example", "client_id": "mayfly",
+            "issuer": "https://login.example", "client_id": "dayfly",
             "rules": [{ "claim": "groups", "value": "astro", "tenant": "astro" }],
         });
         let mut provider = Provider::new(serde_json::from_value(site).unwrap());
@@ -608,7 +608,7 @@ mod tests {
             .unwrap()
             .as_secs();
         let good = json!({
-            "iss": "https://login.example", "aud": "mayfly", "sub": "1", "exp": now + 60, "groups": ["astro"],
+            "iss": "https://login.example", "aud": "dayfly", "sub": "1", "exp": now + 60, "groups": ["astro"],
         });
         let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
         header.kid = Some("k".into());
@@ -626,7 +626,7 @@ mod tests {
             with("nbf", json!(now + 120)),
             with("iss", json!("https://login.example/")),
             with("aud", json!("another")),
-            with("aud", json!(["mayfly", "another"])),
+            with("aud", json!(["dayfly", "another"])),
             with("azp", json!("another")),
             with("sub", json!("")),
         ];
@@ -637,7 +637,7 @@ mod tests {
                 "{token}"
             );
         }
-        let both = with("aud", json!(["another", "mayfly"]));
+        let both = with("aud", json!(["another", "dayfly"]));
         assert_eq!(provider.person(&both).await.unwrap_err().code, Code::Unauthorized);
         let stranger = provider.person(&with("groups", json!(["other"]))).await.unwrap_err();
         assert_eq!(stranger.code, Code::Forbidden);

@@ -20,7 +20,7 @@ impl Modify for BearerScheme {
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Mayfly manager", description = "Leases on workers, the nodes that hold them, and who pays."),
+    info(title = "Dayfly manager", description = "Leases on workers, the nodes that hold them, and who pays."),
     paths(
         http::version,
         http::health,
@@ -168,14 +168,14 @@ mod tests {
     fn the_committed_description_is_what_the_code_says() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/openapi.json");
         let now = serde_json::to_string_pretty(&super::document()).unwrap() + "\n";
-        if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+        if std::env::var_os("DAYFLY_REGENERATE").is_some() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, &now).unwrap();
         }
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             committed == now,
-            "docs/reference/openapi.json is stale; run `MAYFLY_REGENERATE=1 cargo test -p mayfly-manager openapi`"
+            "docs/reference/openapi.json is stale; run `DAYFLY_REGENERATE=1 cargo test -p dayfly-manager openapi`"
         );
     }
 }

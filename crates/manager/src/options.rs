@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mayfly_protocol::api::Sandbox;
-use mayfly_storage::Place;
+use dayfly_protocol::api::Sandbox;
+use dayfly_storage::Place;
 
 use crate::oidc;
 
@@ -80,7 +80,7 @@ impl Options {
             keep_audit: Duration::from_secs(400 * 24 * 3600),
             most_audit_bytes: 64 << 20,
             lease_lost_after: Duration::from_secs(60),
-            start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
+            start_by: Duration::from_millis(dayfly_lease::state::DEFAULT_START_BY_MS),
             longest_lease: Duration::from_secs(7 * 24 * 3600),
             sandboxes: Sandbox::ALL.to_vec(),
             oidc: None,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerMessage, ManagerStatus};
-use mayfly_protocol::ids::{NodeId, PublicKey};
+use dayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerMessage, ManagerStatus};
+use dayfly_protocol::ids::{NodeId, PublicKey};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, mpsc};
 
@@ -469,7 +469,7 @@ mod tests {
     fn bearer(hash: [u8; 32]) -> Bearer {
         Bearer {
             hash,
-            speaks: As::Client(mayfly_protocol::accounts::Role::User),
+            speaks: As::Client(dayfly_protocol::accounts::Role::User),
             tenant: TENANT,
             name: "laptop".into(),
             read_only: false,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::{Event, ManagerMessage, NodeStatus, Reclaimed};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::NodeId;
-use mayfly_telemetry::traceparent;
+use dayfly_protocol::api::{Event, ManagerMessage, NodeStatus, Reclaimed};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::NodeId;
+use dayfly_telemetry::traceparent;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
@@ -72,7 +72,7 @@ impl Control {
             }),
             Ok(Err(_)) => Err(Failure::new(
                 Code::Unreachable,
-                format!("the connection of node {id} broke before it was empty; look at it with `mayfly status`"),
+                format!("the connection of node {id} broke before it was empty; look at it with `dayfly status`"),
             )),
             Err(_) => Err(Failure::new(
                 Code::TimedOut,
@@ -115,6 +115,6 @@ impl Control {
 }
 
 fn no_such_node(id: NodeId) -> Failure {
-    let text = format!("there is no node {id}; `mayfly status` lists those there are");
+    let text = format!("there is no node {id}; `dayfly status` lists those there are");
     Failure::new(Code::NotFound, text)
 }

@@ -13,12 +13,12 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use dayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use dayfly_telemetry::{self as telemetry, TRACEPARENT};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use mayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
-use mayfly_telemetry::{self as telemetry, TRACEPARENT};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde::Serialize;
@@ -34,7 +34,7 @@ use crate::store::{LeaseRecord, Peer};
 use crate::world::lease_status;
 
 /// On a request that was passed on once.
-const PASSED_ON: &str = "mayfly-passed-on";
+const PASSED_ON: &str = "dayfly-passed-on";
 /// Reaching another manager.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// What it may take to answer, as long as any request.

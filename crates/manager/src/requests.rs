@@ -10,11 +10,11 @@ use axum::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, NodeId, TenantId};
-use mayfly_protocol::tasks;
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, NodeId, TenantId};
+use dayfly_protocol::tasks;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -123,7 +123,7 @@ fn bearer(parts: &Parts, control: &Control) -> Result<Bearer, Refusal> {
     let token = bearer_token(&parts.headers).ok_or_else(|| {
         refuse(
             Code::Unauthorized,
-            "no bearer token; log in with `mayfly login`, or send `Authorization: Bearer` with the one in connection.json",
+            "no bearer token; log in with `dayfly login`, or send `Authorization: Bearer` with the one in connection.json",
         )
     })?;
     control.authenticate(token).ok_or_else(|| {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use dayfly_lease::admission::{Admission, Place, place_of};
+use dayfly_protocol::here;
+use dayfly_sandbox::descriptors;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use mayfly_lease::admission::{Admission, Place, place_of};
-use mayfly_protocol::here;
-use mayfly_sandbox::descriptors;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
-use mayfly_lease::State;
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{
+use dayfly_lease::State;
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::api::{
     Capacity, Event, MAX_NODE_OWNERS, MOST_FABRIC_NAME, MOST_FABRICS, ManagerMessage, Metered, Mode, NodeAddress,
     NodeMessage, NodeSandboxes,
 };
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId};
-use mayfly_protocol::node_api::HeldLease;
-use mayfly_protocol::version::RELEASE;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId};
+use dayfly_protocol::node_api::HeldLease;
+use dayfly_protocol::version::RELEASE;
 use tokio::sync::mpsc;
 
 use crate::bearers::Validity;
@@ -109,7 +109,7 @@ async fn register(
     };
     if version != WIRE_VERSION {
         let text = format!(
-            "the node speaks wire version {version} and this manager {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
+            "the node speaks wire version {version} and this manager {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
         );
         return Err(Over::Refused(Failure::new(Code::VersionMismatch, text)));
     }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{PublicKey, TenantId};
-use mayfly_storage::Objects;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_storage::Objects;
 use tokio::sync::Notify;
 
 use crate::control::{Control, stopped};

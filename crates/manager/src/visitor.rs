@@ -1,4 +1,4 @@
-//! Connections that have shown no token that is good. They get little time and few places; see [`mayfly_lease::admission`].
+//! Connections that have shown no token that is good. They get little time and few places; see [`dayfly_lease::admission`].
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
+use dayfly_lease::admission::Place;
 use futures_util::future::BoxFuture;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use mayfly_lease::admission::Place;
 use tokio::sync::Notify;
 
 /// A connection without a token must send a whole request within each such time, and is closed after one without.
@@ -158,7 +158,7 @@ impl HttpBody for Watched {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_lease::admission::Admission;
+    use dayfly_lease::admission::Admission;
 
     use super::*;
 

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use mayfly_lease::direct::mix;
-use mayfly_lease::health::Health;
-use mayfly_lease::placement::View;
-use mayfly_lease::quota::{self, Held};
-use mayfly_lease::{State, billing};
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::{
+use dayfly_lease::direct::mix;
+use dayfly_lease::health::Health;
+use dayfly_lease::placement::View;
+use dayfly_lease::quota::{self, Held};
+use dayfly_lease::{State, billing};
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api::{
     Capacity, LeaseStatus, ManagerMessage, Metered, Mode, NodeAddress, NodeSandboxes, NodeStatus, Usage,
 };
-use mayfly_protocol::durations::DURATION_BUCKETS;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::durations::DURATION_BUCKETS;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allowances::Allowances;

@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::EnvironmentHash;
-use mayfly_protocol::text;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::EnvironmentHash;
+use dayfly_protocol::text;
 use rustix::fs::MemfdFlags;
 
 /// A build that could not reach its index rests for so long, twice as long each time, and this at most.

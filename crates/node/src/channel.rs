@@ -3,12 +3,12 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use mayfly_fabric::fence;
-use mayfly_fabric::shm::ChannelMemory;
-use mayfly_lease::token;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{Hello, Verdict, options, transport};
-use mayfly_protocol::ids::{PublicKey, WorkerIndex};
+use dayfly_fabric::fence;
+use dayfly_fabric::shm::ChannelMemory;
+use dayfly_lease::token;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::{Hello, Verdict, options, transport};
+use dayfly_protocol::ids::{PublicKey, WorkerIndex};
 
 use crate::leases::{Begun, Run};
 use crate::listener::Connection;

@@ -1,6 +1,6 @@
 //! Lets isolated workers without a network be ranks of groups.
 //!
-//! Their sandbox sees a socket. Whoever connects there speaks to a [connector](mayfly_comm::connector), a process of the node's
+//! Their sandbox sees a socket. Whoever connects there speaks to a [connector](dayfly_comm::connector), a process of the node's
 //! outside, which is started when somebody first calls and gets the listening socket itself: the node reads nothing of what a
 //! sandbox says there. It works as a user that owns nothing where the node is root, in the control groups of its lease, and ends
 //! with the sandbox.
@@ -11,13 +11,13 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mayfly_comm::connector::{Orders, SOCKET};
-use mayfly_fabric::descriptors;
-use mayfly_protocol::ids::LeaseId;
-use mayfly_protocol::node_api::Stream;
-use mayfly_sandbox::Program;
-use mayfly_sandbox::cgroup::Group;
-use mayfly_sandbox::isolation::{CODE_DIR, HELPER_USER};
+use dayfly_comm::connector::{Orders, SOCKET};
+use dayfly_fabric::descriptors;
+use dayfly_protocol::ids::LeaseId;
+use dayfly_protocol::node_api::Stream;
+use dayfly_sandbox::Program;
+use dayfly_sandbox::cgroup::Group;
+use dayfly_sandbox::isolation::{CODE_DIR, HELPER_USER};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
@@ -32,7 +32,7 @@ use crate::{Output, readable};
 
 /// Ranks that may call before the first is answered.
 const BACKLOG: i32 = 256;
-/// Groups of one lease at a time, for each of its workers, and beside that: a rank of `mayfly run` is of two.
+/// Groups of one lease at a time, for each of its workers, and beside that: a rank of `dayfly run` is of two.
 const GROUPS_PER_WORKER: u32 = 4;
 const GROUPS: u32 = 4;
 /// One that ended is replaced this much later, so that nobody keeps the node busy by making it end.

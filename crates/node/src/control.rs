@@ -5,13 +5,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_lease::State;
-use mayfly_lease::token;
-use mayfly_protocol::api::LeaseRequest;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{Hello, Token, kind, transport};
-use mayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
-use mayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
+use dayfly_lease::State;
+use dayfly_lease::token;
+use dayfly_protocol::api::LeaseRequest;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::{Hello, Token, kind, transport};
+use dayfly_protocol::ids::{CodeHash, Incarnation, PublicKey};
+use dayfly_protocol::node_api::{MAX_CODE_BYTES, MAX_FRAME_BYTES, Request, Response};
 use sha2::{Digest, Sha256};
 
 use crate::leases::Run;
@@ -173,7 +173,7 @@ fn within(allowance: &Token, request: &LeaseRequest) -> Result<(), Failure> {
         ),
         (
             "cores",
-            if request.mode == mayfly_protocol::api::Mode::Hot {
+            if request.mode == dayfly_protocol::api::Mode::Hot {
                 cores
             } else {
                 0

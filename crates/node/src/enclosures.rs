@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use mayfly_protocol::ids::CodeHash;
-use mayfly_sandbox::cgroup::{Controller, Group, Hierarchies, Limits};
-use mayfly_sandbox::isolation::Base;
-use mayfly_sandbox::{Isolation, isolation};
+use dayfly_protocol::ids::CodeHash;
+use dayfly_sandbox::cgroup::{Controller, Group, Hierarchies, Limits};
+use dayfly_sandbox::isolation::Base;
+use dayfly_sandbox::{Isolation, isolation};
 
 use crate::connector;
 use crate::executors::Opening;

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use mayfly_protocol::environment::Environment;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::EnvironmentHash;
-use mayfly_sandbox::isolation::Shown;
-use mayfly_sandbox::tool::{Tool, ToolError};
+use dayfly_protocol::environment::Environment;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::EnvironmentHash;
+use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::tool::{Tool, ToolError};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -42,7 +42,7 @@ const AT_ONCE: usize = 4;
 /// Environments that nobody uses are kept, so many that were used last, for so long.
 const KEPT: usize = 64;
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Mayfly's package runs from here on.
+/// Dayfly's package runs from here on.
 const OLDEST_PYTHON: (u32, u32) = (3, 11);
 
 /// How a node builds environments.
@@ -130,7 +130,7 @@ struct Base {
     /// For `uv`: a path, or a version.
     python: String,
     minor: String,
-    /// The interpreter whose `mayfly` workers get.
+    /// The interpreter whose `dayfly` workers get.
     packages: PathBuf,
 }
 
@@ -163,7 +163,7 @@ impl Environments {
         self.builds.forget();
     }
 
-    /// The environment of a lease whose client's Python has this version; `pythons` are interpreters with the mayfly module.
+    /// The environment of a lease whose client's Python has this version; `pythons` are interpreters with the dayfly module.
     pub async fn wanted(
         self: &Arc<Self>,
         environment: &Environment,
@@ -215,7 +215,7 @@ impl Environments {
     fn base(&self, wanted: &str, pythons: &[PathBuf]) -> Result<Base, Failure> {
         let Some(first) = pythons.first() else {
             let text = "this node has no Python to build an environment with; start it with --python PATH of an interpreter that \
-                        has the mayfly module";
+                        has the dayfly module";
             return Err(Failure::new(Code::EnvironmentFailed, text));
         };
         let _guests = Guests::arrive();

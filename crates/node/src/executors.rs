@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_executor::meter::Meter;
-use mayfly_fabric::descriptors;
-use mayfly_protocol::api::Sandbox;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
-use mayfly_protocol::ids::WorkerIndex;
-use mayfly_protocol::node_api::{Printer, Stream};
-use mayfly_sandbox::filter::{Asking, Refusal};
-use mayfly_sandbox::isolation::Shown;
-use mayfly_sandbox::{Child, Program, SandboxError, Spawner, Watch};
+use dayfly_executor::meter::Meter;
+use dayfly_fabric::descriptors;
+use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::{FromExecutor, MAX_PACKET_BYTES, ToExecutor};
+use dayfly_protocol::ids::WorkerIndex;
+use dayfly_protocol::node_api::{Printer, Stream};
+use dayfly_sandbox::filter::{Asking, Refusal};
+use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::{Child, Program, SandboxError, Spawner, Watch};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
@@ -484,11 +484,11 @@ pub async fn drain(
             Output::Log => {
                 let (allowed, dropped) = budget.spend(Instant::now(), chunk.len());
                 if dropped > 0 {
-                    tracing::warn!(target: "mayfly::output", dropped, "bytes of output were too many for the log");
+                    tracing::warn!(target: "dayfly::output", dropped, "bytes of output were too many for the log");
                 }
                 if allowed > 0 {
                     let text = String::from_utf8_lossy(&chunk[..allowed]);
-                    tracing::info!(target: "mayfly::output", "{}", text.trim_end());
+                    tracing::info!(target: "dayfly::output", "{}", text.trim_end());
                 }
             }
             Output::Own => {
@@ -614,8 +614,8 @@ fn end_those_listed() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_executor::meter::meters_length;
-    use mayfly_fabric::memory::{Mapping, sealed_memory};
+    use dayfly_executor::meter::meters_length;
+    use dayfly_fabric::memory::{Mapping, sealed_memory};
 
     use super::*;
 

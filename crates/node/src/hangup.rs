@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use mayfly_protocol::ids::ChannelId;
+use dayfly_protocol::ids::ChannelId;
 use rustix::event::epoll;
 use tokio::io::unix::AsyncFd;
 

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::error::{Code, Failure};
-pub use mayfly_sandbox::image::Reference;
-use mayfly_sandbox::image::{self, ImageError, Limits};
+use dayfly_protocol::error::{Code, Failure};
+pub use dayfly_sandbox::image::Reference;
+use dayfly_sandbox::image::{self, ImageError, Limits};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
@@ -154,7 +154,7 @@ impl Images {
             }
             _ => refused(format!(
                 "the lease asks for the image `{}`, and this node allows `{}` only; ask for that, or the node's operator to \
-                 allow it (see `mayfly node --help`)",
+                 allow it (see `dayfly node --help`)",
                 asked.chars().take(100).collect::<String>(),
                 names.join("` or `"),
             )),

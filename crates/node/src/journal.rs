@@ -10,11 +10,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mayfly_lease::State;
-use mayfly_protocol::api::Metered;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::LeaseId;
-use mayfly_protocol::node_api::DirectStart;
+use dayfly_lease::State;
+use dayfly_protocol::api::Metered;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::LeaseId;
+use dayfly_protocol::node_api::DirectStart;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -423,7 +423,7 @@ fn rewrite(path: &Path, books: &Books) -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::api::Usage;
+    use dayfly_protocol::api::Usage;
 
     use super::*;
 

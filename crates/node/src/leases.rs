@@ -17,17 +17,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_executor::meter::{Meter, meters_length};
-use mayfly_fabric::memory::{Mapping, sealed_memory};
-use mayfly_fabric::shm::ChannelMemory;
-use mayfly_lease::quota::Held;
-use mayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
-use mayfly_protocol::api::{FunctionUsage, LeaseRequest, Metered, Mode, Sandbox, Usage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::ToExecutor;
-use mayfly_protocol::hello::{Hello, Token, options};
-use mayfly_protocol::ids::{AllowanceId, ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
-use mayfly_protocol::node_api::{End, Fate};
+use dayfly_executor::meter::{Meter, meters_length};
+use dayfly_fabric::memory::{Mapping, sealed_memory};
+use dayfly_fabric::shm::ChannelMemory;
+use dayfly_lease::quota::Held;
+use dayfly_lease::{Delegations, Lease, Reservation, SigningKey, State, billing};
+use dayfly_protocol::api::{FunctionUsage, LeaseRequest, Metered, Mode, Sandbox, Usage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::ToExecutor;
+use dayfly_protocol::hello::{Hello, Token, options};
+use dayfly_protocol::ids::{AllowanceId, ChannelId, CodeHash, Incarnation, LeaseId, PublicKey, TenantId, WorkerIndex};
+use dayfly_protocol::node_api::{End, Fate};
 use tokio::sync::{Notify, watch};
 
 use crate::connector::Connector;
@@ -195,7 +195,7 @@ pub struct Begun {
     pub first: bool,
 }
 
-/// A row of `mayfly top`.
+/// A row of `dayfly top`.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct LeaseView {
     /// Which.
@@ -212,7 +212,7 @@ pub struct LeaseView {
     pub cores: Vec<u16>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// As in [`mayfly_lease::State`].
+    /// As in [`dayfly_lease::State`].
     pub state: State,
     /// Milliseconds left.
     pub remaining_ms: u64,
@@ -229,7 +229,7 @@ impl Run {
     pub fn new(granted: Granted, life: Lease, hangups: Arc<Hangups>) -> std::io::Result<Self> {
         let workers = granted.reservation.workers;
         let length = meters_length(workers);
-        let meters_file = sealed_memory("mayfly-meters", length as u64)?;
+        let meters_file = sealed_memory("dayfly-meters", length as u64)?;
         let mapping = Arc::new(Mapping::of(&meters_file, length)?);
         Ok(Self {
             executor_key: OnceLock::new(),
@@ -576,8 +576,8 @@ impl Run {
         slot.process = None;
         // Also when its channel has ended already, as at the lease's own end: what ran is owed.
         if group.is_some() && reading.is_running() {
-            let ticks = mayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
-            let computing_us = mayfly_fabric::clock::us_of_ticks(ticks);
+            let ticks = dayfly_fabric::clock::ticks().saturating_sub(reading.start_ticks);
+            let computing_us = dayfly_fabric::clock::us_of_ticks(ticks);
             slot.lost.computing_us += computing_us;
             slot.lost.calls += 1;
             slot.lost.failures += 1;

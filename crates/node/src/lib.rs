@@ -1,6 +1,6 @@
 //! The agent on one host: verifies leases, starts and supervises executors, meters them.
 //!
-//! Policy lives in `mayfly-lease`; this crate connects it to sockets, processes and clocks.
+//! Policy lives in `dayfly-lease`; this crate connects it to sockets, processes and clocks.
 //!
 //! - [`options`]: what can be chosen;
 //! - `listener`: accepts connections, reads and judges their hello, and passes them on;
@@ -49,7 +49,7 @@ pub use node::{Handle, Node, Status};
 pub use options::{ManagerLink, Options, Output};
 pub use trust::Trust;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ pub enum NodeError {
     },
     /// Process machinery.
     #[error(transparent)]
-    Sandbox(#[from] mayfly_sandbox::SandboxError),
+    Sandbox(#[from] dayfly_sandbox::SandboxError),
     /// The system refused something else.
     #[error("the node cannot start: {0}")]
     System(#[from] std::io::Error),

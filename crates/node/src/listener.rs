@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{descriptors, tls};
-use mayfly_lease::admission::{Admission, place_of};
-use mayfly_lease::{TokenError, token};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
-use mayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_fabric::{descriptors, tls};
+use dayfly_lease::admission::{Admission, place_of};
+use dayfly_lease::{TokenError, token};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
+use dayfly_protocol::ids::{PublicKey, TenantId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
@@ -318,7 +318,7 @@ fn judge(node: &Node, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Failure> {
     let mut hello = Hello::read_from_bytes(bytes).map_err(|_| {
         Failure::new(
             Code::ProtocolViolation,
-            "malformed hello; the peer is not a Mayfly client",
+            "malformed hello; the peer is not a Dayfly client",
         )
     })?;
     let run = node.lease_or_memory(&hello.token).ok();

@@ -4,16 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use dayfly_lease::State;
+use dayfly_link::{self as link, Patience, Socket};
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::api::{ManagerMessage, NodeMessage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, PublicKey};
+use dayfly_protocol::node_api::HeldLease;
+use dayfly_sandbox::private;
+use dayfly_telemetry as telemetry;
 use futures_util::{SinkExt, StreamExt};
-use mayfly_lease::State;
-use mayfly_link::{self as link, Patience, Socket};
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{ManagerMessage, NodeMessage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, PublicKey};
-use mayfly_protocol::node_api::HeldLease;
-use mayfly_sandbox::private;
-use mayfly_telemetry as telemetry;
 use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::Instrument;
@@ -51,7 +51,7 @@ const ANSWERS: usize = 256;
 enum Lost {
     #[error("{0}")]
     Connecting(link::Error),
-    #[error("this node has neither a credential nor a join token; make one with `mayfly manager join-token`")]
+    #[error("this node has neither a credential nor a join token; make one with `dayfly manager join-token`")]
     NoCredential,
     #[error("the manager does not accept this node's credential or join token; give it a fresh join token")]
     Unauthorized,
@@ -366,8 +366,8 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             traceparent,
         } => {
             let node = node.clone();
-            let step = telemetry::span!("take a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
-                "mayfly.lease.workers" = i64::from(spec.workers), "mayfly.node.id" = %node.address.id);
+            let step = telemetry::span!("take a lease", "otel.kind" = "server", "dayfly.lease.id" = %lease,
+                "dayfly.lease.workers" = i64::from(spec.workers), "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             node.clone().task(async move {
                 let taken = async {
@@ -403,8 +403,8 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             duration_ms,
             traceparent,
         } => {
-            let step = telemetry::span!("renew a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
-                "mayfly.node.id" = %node.address.id);
+            let step = telemetry::span!("renew a lease", "otel.kind" = "server", "dayfly.lease.id" = %lease,
+                "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             let renewed = step.in_scope(|| node.held_lease(lease).and_then(|run| run.renew(duration_ms)));
             telemetry::ended(&step, &renewed);
@@ -417,8 +417,8 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             grace_ms,
             traceparent,
         } => {
-            let step = telemetry::span!("end a lease", "otel.kind" = "server", "mayfly.lease.id" = %lease,
-                "mayfly.node.id" = %node.address.id);
+            let step = telemetry::span!("end a lease", "otel.kind" = "server", "dayfly.lease.id" = %lease,
+                "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             let node = node.clone();
             node.clone().task(async move {
@@ -433,7 +433,7 @@ fn on_message(node: &Arc<Node>, epoch: u64, message: ManagerMessage, answers: &m
             grace_ms,
             traceparent,
         } => {
-            let step = telemetry::span!("reclaim", "otel.kind" = "server", "mayfly.node.id" = %node.address.id);
+            let step = telemetry::span!("reclaim", "otel.kind" = "server", "dayfly.node.id" = %node.address.id);
             telemetry::follow(&step, traceparent.as_deref());
             let taken = node.clone();
             let reclaim = async move {

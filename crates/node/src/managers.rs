@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::api::ManagerAddress;
-use mayfly_sandbox::private;
+use dayfly_protocol::api::ManagerAddress;
+use dayfly_sandbox::private;
 
 use crate::ManagerLink;
 use crate::node::random;

@@ -11,8 +11,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use mayfly_protocol::api::Capacity;
-use mayfly_protocol::durations::histogram;
+use dayfly_protocol::api::Capacity;
+use dayfly_protocol::durations::histogram;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -66,7 +66,7 @@ async fn answer(Shared(node): Shared<Arc<Node>>) -> Response {
 }
 
 fn text(node: &Node) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("mayfly_node");
+    let mut registry = Registry::with_prefix("dayfly_node");
     let mut gauge = |name: &str, help: &str, value: u64| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
@@ -130,7 +130,7 @@ fn text(node: &Node) -> Result<String, fmt::Error> {
     registry.register_with_unit("usage", "Time of workers since the node started", Unit::Seconds, time);
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
-    histogram(&mut text, "mayfly_node_call", "Time in calls", &node.durations())?;
+    histogram(&mut text, "dayfly_node_call", "Time in calls", &node.durations())?;
     encode_eof(&mut text)?;
     Ok(text)
 }

@@ -12,15 +12,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use mayfly_executor::cores::Places;
-use mayfly_lease::token::Claims;
-use mayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing};
-use mayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
-use mayfly_protocol::node_api::HeldLease;
-use mayfly_sandbox::{Spawner, descriptors, private};
+use dayfly_executor::cores::Places;
+use dayfly_lease::token::Claims;
+use dayfly_lease::{Lease, Ledger, ReplayWindow, SigningKey, State, Terms, billing};
+use dayfly_protocol::api::{Capacity, Grant, LeaseRequest, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_protocol::node_api::HeldLease;
+use dayfly_sandbox::{Spawner, descriptors, private};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
@@ -104,7 +104,7 @@ pub(crate) enum Connection {
     Down(String),
 }
 
-/// Everything that `mayfly status` and `mayfly top` show of a node.
+/// Everything that `dayfly status` and `dayfly top` show of a node.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Status {
     /// Where it is.

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mayfly_fabric::Choice;
-use mayfly_lease::ledger::Resources;
-use mayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
-use mayfly_protocol::executor::VISIBLE_GPUS;
+use dayfly_fabric::Choice;
+use dayfly_lease::ledger::Resources;
+use dayfly_protocol::api::{ManagerAddress, RendezvousAddress, Sandbox};
+use dayfly_protocol::executor::VISIBLE_GPUS;
 
 use crate::environments::Settings;
 use crate::trust::Trust;
@@ -29,9 +29,9 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// What leases may take; none for the whole machine, less the core that clients and daemons share.
     pub resources: Option<Resources>,
-    /// The executor of shared libraries; none for `MAYFLY_EXECUTOR`, or else `mayfly-executor` beside this program.
+    /// The executor of shared libraries; none for `DAYFLY_EXECUTOR`, or else `dayfly-executor` beside this program.
     pub executor: Option<PathBuf>,
-    /// Python interpreters that have the `mayfly` module; each gets a warm pool.
+    /// Python interpreters that have the `dayfly` module; each gets a warm pool.
     pub pythons: Vec<PathBuf>,
     /// Executors of shared libraries that wait for a lease.
     pub warm_native: usize,
@@ -48,7 +48,7 @@ pub struct Options {
     pub shows_owner_all: bool,
     /// Images that containers may be of.
     pub images: Vec<String>,
-    /// Where environments are built and kept, which nodes of one user may share; none for `mayfly/environments` in the user's
+    /// Where environments are built and kept, which nodes of one user may share; none for `dayfly/environments` in the user's
     /// cache.
     pub environments: Option<PathBuf>,
     /// How they are built.
@@ -59,7 +59,7 @@ pub struct Options {
     pub connectors: bool,
     /// Where such ranks may meet, beside where a manager of this site says.
     pub rendezvous: Vec<RendezvousAddress>,
-    /// The program that joins for them, which is `mayfly`; none for the one beside this program.
+    /// The program that joins for them, which is `dayfly`; none for the one beside this program.
     pub connector: Option<PathBuf>,
     /// Directories below which leases may have isolated workers read.
     pub readable: Vec<PathBuf>,
@@ -145,10 +145,10 @@ impl Options {
             trust_fabric: false,
             fabrics: Vec::new(),
             on_fabrics: Vec::new(),
-            skew_tolerance: Duration::from_millis(mayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
-            most_hellos: mayfly_lease::replay::DEFAULT_CAPACITY,
+            skew_tolerance: Duration::from_millis(dayfly_lease::token::DEFAULT_SKEW_TOLERANCE_MS),
+            most_hellos: dayfly_lease::replay::DEFAULT_CAPACITY,
             grace: Duration::from_secs(1),
-            start_by: Duration::from_millis(mayfly_lease::state::DEFAULT_START_BY_MS),
+            start_by: Duration::from_millis(dayfly_lease::state::DEFAULT_START_BY_MS),
             output: Output::Log,
             own_process: false,
         }
@@ -166,10 +166,10 @@ impl Options {
         if let Some(path) = &self.executor {
             return path.clone();
         }
-        if let Some(path) = std::env::var_os("MAYFLY_EXECUTOR") {
+        if let Some(path) = std::env::var_os("DAYFLY_EXECUTOR") {
             return path.into();
         }
-        beside("mayfly-executor")
+        beside("dayfly-executor")
     }
 
     pub(crate) fn environments_dir(&self) -> PathBuf {
@@ -180,7 +180,7 @@ impl Options {
     }
 
     pub(crate) fn connector_path(&self) -> PathBuf {
-        self.connector.clone().unwrap_or_else(|| beside("mayfly"))
+        self.connector.clone().unwrap_or_else(|| beside("dayfly"))
     }
 
     pub(crate) fn resources(&self) -> Resources {
@@ -196,10 +196,10 @@ fn cache() -> Option<PathBuf> {
             .filter(|path| path.is_absolute())
     };
     let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("mayfly/environments"))
+    Some(cache.join("dayfly/environments"))
 }
 
-/// A program of Mayfly's beside this one, or else wherever it is found.
+/// A program of Dayfly's beside this one, or else wherever it is found.
 fn beside(name: &str) -> PathBuf {
     let here = std::env::current_exe().ok();
     let beside = here.and_then(|exe| Some(exe.parent()?.join(name)));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::node_api::{Piece, Printer, Stream};
+use dayfly_protocol::node_api::{Piece, Printer, Stream};
 use tokio::sync::watch;
 
 /// What is kept of a lease that lives: the last of it.

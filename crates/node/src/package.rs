@@ -1,4 +1,4 @@
-//! Mayfly's Python package, which images are shown: they bring the interpreter, the node brings this.
+//! Dayfly's Python package, which images are shown: they bring the interpreter, the node brings this.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::isolation::Shown;
-use mayfly_sandbox::tool::Tool;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::isolation::Shown;
+use dayfly_sandbox::tool::Tool;
 
 use crate::executors::Guests;
 
 /// Where an image's interpreter finds the package.
-pub const PYTHON_DIR: &str = "/mayfly/python";
+pub const PYTHON_DIR: &str = "/dayfly/python";
 /// What executors import beside the interpreter's own library.
-const MODULES: [&str; 2] = ["mayfly", "cloudpickle"];
+const MODULES: [&str; 2] = ["dayfly", "cloudpickle"];
 /// Prints where the modules are, without running them.
 const LOOK: &str = "import sys, importlib.util as u\n\
     for name in sys.argv[1:]:\n    print(u.find_spec(name).submodule_search_locations[0])";
@@ -45,7 +45,7 @@ fn look(python: &Path) -> Result<Vec<Shown>, Failure> {
     let without = |why: &dyn std::fmt::Display| {
         let text = format!(
             "the Python package that images are shown was not found with `{}`: {why}; start the node with --python PATH of an \
-             interpreter that has the mayfly module",
+             interpreter that has the dayfly module",
             python.display()
         );
         Failure::new(Code::ExecutorFailed, text)

@@ -3,9 +3,9 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use mayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::isolation::Shown;
+use dayfly_protocol::api::{LeaseRequest, Runtime, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::isolation::Shown;
 
 use crate::Options;
 use crate::environments::Built;
@@ -16,9 +16,9 @@ use crate::runtimes;
 use crate::trust::Rights;
 
 /// Where an image finds the executor of shared libraries.
-pub const EXECUTOR: &str = "/mayfly/bin/mayfly-executor";
+pub const EXECUTOR: &str = "/dayfly/bin/dayfly-executor";
 
-/// An image, and what it is shown of Mayfly's own.
+/// An image, and what it is shown of Dayfly's own.
 #[derive(Debug, Clone)]
 pub struct Container {
     /// What it runs in.
@@ -165,7 +165,7 @@ pub fn usual(language: Language, options: &Options) -> Option<Kind> {
 fn refused(text: &str) -> Failure {
     Failure::new(
         Code::InvalidRequest,
-        format!("{text}; ask for less, or the node's operator to allow it (see `mayfly node --help`)"),
+        format!("{text}; ask for less, or the node's operator to allow it (see `dayfly node --help`)"),
     )
 }
 
@@ -227,8 +227,8 @@ fn private_directories(options: &Options) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::leases::Origin;
-    use mayfly_protocol::api::{HostPath, Mode};
-    use mayfly_protocol::ids::{PublicKey, TenantId};
+    use dayfly_protocol::api::{HostPath, Mode};
+    use dayfly_protocol::ids::{PublicKey, TenantId};
 
     fn rights(options: &Options) -> Rights<'_> {
         Rights::of(options, TenantId([0; 16]), &Origin::Node)

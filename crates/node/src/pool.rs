@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::{Program, Spawner};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::{Program, Spawner};
 use tracing::Instrument;
 
 use crate::enclosures::{Enclosure, Enclosures};
@@ -78,7 +78,7 @@ impl Pool {
                 ),
             )
         })?;
-        let step = mayfly_telemetry::span!("start an executor", "mayfly.sandbox" = kind.sandbox().name());
+        let step = dayfly_telemetry::span!("start an executor", "dayfly.sandbox" = kind.sandbox().name());
         let starting = Executor::start(self.spawner.clone(), program, enclosure, self.output);
         starting.instrument(step).await
     }
@@ -93,8 +93,8 @@ impl Pool {
         };
         // Measured once, here, and not at every cold start.
         let rate = (
-            OsString::from(mayfly_fabric::clock::RATE_VARIABLE),
-            Some(mayfly_fabric::clock::ticks_per_us().to_string().into()),
+            OsString::from(dayfly_fabric::clock::RATE_VARIABLE),
+            Some(dayfly_fabric::clock::ticks_per_us().to_string().into()),
         );
         let image = kind.opening.as_ref().and_then(|opening| opening.image.as_ref());
         let variables = image.map(|image| image.environment.as_slice()).unwrap_or_default();
@@ -133,7 +133,7 @@ impl Pool {
                 Program {
                     program: executable.clone(),
                     otherwise: image.map(|_| "python3".into()),
-                    arguments: vec!["-m".into(), "mayfly.executor".into()],
+                    arguments: vec!["-m".into(), "dayfly.executor".into()],
                     environment,
                     isolation,
                 }

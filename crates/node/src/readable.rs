@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use mayfly_sandbox::Watch;
+use dayfly_sandbox::Watch;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 

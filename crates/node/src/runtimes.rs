@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::environment::Environment;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::tool::{Tool, ToolError};
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::environment::Environment;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::tool::{Tool, ToolError};
 
 use crate::executors::Language;
 
@@ -17,7 +17,7 @@ const VERSION: &str = "import sys; print('%d.%d' % sys.version_info[:2])";
 const PACKAGE: &str = "import sys, importlib.util as u\n\
     version = '%d.%d' % sys.version_info[:2]\n\
     if sys.version_info < (3, 11): sys.exit('Python ' + version + ' is older than 3.11')\n\
-    for name in 'mayfly', 'cloudpickle':\n    \
+    for name in 'dayfly', 'cloudpickle':\n    \
         if u.find_spec(name) is None: sys.exit('this Python ' + version + ' has no package ' + name)\n\
     print(version)";
 /// Nothing is run but an interpreter's start.
@@ -50,11 +50,11 @@ pub fn language(runtime: &Runtime, pythons: &[PathBuf], sees: impl Fn(&Path) -> 
                     match executable {
                         Some(executable) => format!(
                             "the client runs Python {version} at `{executable}`, which workers of this node do not see, and the node \
-                             has no Python of its own; start it with --python PATH of a Python {} that has the mayfly package",
+                             has no Python of its own; start it with --python PATH of a Python {} that has the dayfly package",
                             minor(version)
                         ),
                         None => "this node has no Python of its own; start it with --python PATH of an interpreter that has \
-                                 the mayfly package"
+                                 the dayfly package"
                             .into(),
                     },
                 )

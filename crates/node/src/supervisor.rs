@@ -4,12 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::api::{Mode, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::{FromExecutor, ToExecutor};
-use mayfly_protocol::ids::WorkerIndex;
-use mayfly_sandbox::cgroup::Limits;
-use mayfly_sandbox::isolation::CODE_DIR;
+use dayfly_protocol::api::{Mode, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::{FromExecutor, ToExecutor};
+use dayfly_protocol::ids::WorkerIndex;
+use dayfly_sandbox::cgroup::Limits;
+use dayfly_sandbox::isolation::CODE_DIR;
 use rustix::process::{Pid, Signal};
 use tracing::{Instrument, Span};
 

@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::api::{LeaseRequest, NodeSandboxes, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TenantId;
+use dayfly_protocol::api::{LeaseRequest, NodeSandboxes, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::TenantId;
 
 use crate::Options;
 use crate::leases::Origin;
@@ -118,8 +118,8 @@ pub fn sandboxes(options: &Options) -> NodeSandboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mayfly_protocol::api::Mode;
-    use mayfly_protocol::ids::PublicKey;
+    use dayfly_protocol::api::Mode;
+    use dayfly_protocol::ids::PublicKey;
 
     const OWNER: TenantId = TenantId([1; 16]);
     const OTHER: TenantId = TenantId([2; 16]);

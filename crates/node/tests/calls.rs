@@ -5,12 +5,12 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use mayfly_fabric::{Link, LinkError};
-use mayfly_protocol::api::Mode;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::{options, transport};
-use mayfly_protocol::node_api::{End, Request, Response};
-use mayfly_protocol::slot::Status;
+use dayfly_fabric::{Link, LinkError};
+use dayfly_protocol::api::Mode;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::{options, transport};
+use dayfly_protocol::node_api::{End, Request, Response};
+use dayfly_protocol::slot::Status;
 
 fn ended(result: Result<(Status, Vec<u8>), LinkError>) -> End {
     match result {
@@ -299,7 +299,7 @@ async fn one_core_that_is_taken(site: &Site) -> (Channel, Channel, u16) {
     (first, second, echo)
 }
 
-fn one_core(options: &mut mayfly_node::Options) {
+fn one_core(options: &mut dayfly_node::Options) {
     options.resources.as_mut().unwrap().cores = vec![0];
 }
 

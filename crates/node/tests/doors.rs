@@ -6,14 +6,14 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use common::*;
-use mayfly_fabric::tls;
-use mayfly_lease::SigningKey;
-use mayfly_lease::token::{Claims, Opening, sign_hello, sign_token};
-use mayfly_protocol::api::Sandbox;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::{HELLO_BYTES, VERDICT_BYTES, transport};
-use mayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, TenantId};
-use mayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
+use dayfly_fabric::tls;
+use dayfly_lease::SigningKey;
+use dayfly_lease::token::{Claims, Opening, sign_hello, sign_token};
+use dayfly_protocol::api::Sandbox;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::{HELLO_BYTES, VERDICT_BYTES, transport};
+use dayfly_protocol::ids::{ChannelId, CodeHash, LeaseId, NodeId, TenantId};
+use dayfly_protocol::node_api::{MAX_FRAME_BYTES, Request, Response};
 use zerocopy::IntoBytes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +104,7 @@ async fn forged_expired_foreign_and_replayed_tokens_are_refused_for_what_they_ar
     sign_hello(&mut other, &site.holder);
     let failure = site.knock(other).await.unwrap_err();
     assert_eq!(failure.code, Code::VersionMismatch);
-    for told in ["wire version 9 ", "this side", "Mayfly ", "install the same release"] {
+    for told in ["wire version 9 ", "this side", "Dayfly ", "install the same release"] {
         assert!(failure.message.contains(told), "{failure}");
     }
 
@@ -205,7 +205,7 @@ async fn garbage_on_either_socket_is_refused_and_disturbs_nobody() {
         for round in 0..50 {
             let mut noise: [u8; HELLO_BYTES] = random();
             if round % 2 == 0 {
-                noise[..8].copy_from_slice(&mayfly_protocol::hello::MAGIC);
+                noise[..8].copy_from_slice(&dayfly_protocol::hello::MAGIC);
             }
             let mut on_unix = connect(&unix);
             on_unix.write_all(&noise).unwrap();
@@ -286,19 +286,19 @@ async fn code_is_kept_once_under_its_hash_and_not_under_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_node_on_the_same_socket_is_told_so_and_a_dead_ones_socket_is_replaced() {
     let site = Site::start().await;
-    let error = mayfly_node::Node::start(options(site.dir.path())).await.unwrap_err();
+    let error = dayfly_node::Node::start(options(site.dir.path())).await.unwrap_err();
     assert_eq!(error.code(), Code::AddressInUse);
     let mut elsewhere = options(site.dir.path());
     elsewhere.unix = Some(site.dir.path().join("other.sock"));
     elsewhere.listen_tcp = Some(site.tcp());
-    let error = mayfly_node::Node::start(elsewhere).await.unwrap_err();
+    let error = dayfly_node::Node::start(elsewhere).await.unwrap_err();
     assert_eq!(error.code(), Code::AddressInUse);
     site.handle.shutdown().await;
     // What a node that was killed leaves behind.
     let socket = site.dir.path().join("state/node.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(socket.exists());
-    let handle = mayfly_node::Node::start(options(site.dir.path())).await.unwrap();
+    let handle = dayfly_node::Node::start(options(site.dir.path())).await.unwrap();
     handle.shutdown().await;
     assert!(!socket.exists());
 }
@@ -331,7 +331,7 @@ async fn requests_travel_encrypted_between_the_node_and_the_holder_and_nobody_el
     let hello = || {
         Opening::Control { encrypted: true }.sign(site.node(), allowance, ChannelId(random()), now_ms(), &site.holder)
     };
-    let ping = move |hello: mayfly_protocol::hello::Hello, key: SigningKey, node: mayfly_protocol::ids::PublicKey| {
+    let ping = move |hello: dayfly_protocol::hello::Hello, key: SigningKey, node: dayfly_protocol::ids::PublicKey| {
         blocking(move || {
             let mut stream = std::net::TcpStream::connect(address)?;
             stream.set_read_timeout(Some(LIMIT))?;

@@ -5,8 +5,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::*;
-use mayfly_protocol::api::Mode;
-use mayfly_protocol::hello::transport;
+use dayfly_protocol::api::Mode;
+use dayfly_protocol::hello::transport;
 use rustix::process::{Pid, Signal};
 
 fn descriptors() -> BTreeSet<String> {
@@ -30,7 +30,7 @@ fn children() -> Vec<String> {
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
-        .filter(|line| line.contains("mayfly-"))
+        .filter(|line| line.contains("dayfly-"))
         .filter(|line| line.contains("memfd"))
         .count()
 }

@@ -5,11 +5,11 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use mayfly_node::Node;
-use mayfly_protocol::api::{Mode, Runtime};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::transport;
-use mayfly_protocol::node_api::{Request, Response};
+use dayfly_node::Node;
+use dayfly_protocol::api::{Mode, Runtime};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::transport;
+use dayfly_protocol::node_api::{Request, Response};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_clients_that_race_for_the_last_core_exactly_one_gets_it() {
@@ -119,12 +119,12 @@ fn interpreter(site: &Site, script: &str) -> Runtime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_python_without_mayfly_is_refused_in_its_own_words() {
+async fn a_python_without_dayfly_is_refused_in_its_own_words() {
     let site = Site::start().await;
-    let runtime = interpreter(&site, "echo \"No module named mayfly\" >&2; exit 1");
+    let runtime = interpreter(&site, "echo \"No module named dayfly\" >&2; exit 1");
     let failure = site.lease(|request| request.runtime = runtime).await.unwrap_err();
     assert_eq!(failure.code, Code::ExecutorFailed);
-    assert!(failure.message.contains("No module named mayfly"), "{failure}");
+    assert!(failure.message.contains("No module named dayfly"), "{failure}");
     assert_eq!(site.handle.status().free, site.handle.status().capacity);
     site.handle.shutdown().await;
 }

@@ -5,26 +5,26 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use mayfly_manager::{Manager, StoreKind};
-use mayfly_node::{ManagerLink, Trust};
-use mayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
-use mayfly_protocol::error::Code;
+use dayfly_manager::{Manager, StoreKind};
+use dayfly_node::{ManagerLink, Trust};
+use dayfly_protocol::api::{Event, LeaseRequest, LeaseStatus};
+use dayfly_protocol::error::Code;
 
 struct Control {
     /// None while it is away.
-    manager: Option<mayfly_manager::Handle>,
+    manager: Option<dayfly_manager::Handle>,
     dir: tempfile::TempDir,
 }
 
-async fn start_manager(dir: &tempfile::TempDir, port: u16) -> mayfly_manager::Handle {
-    let mut options = mayfly_manager::Options::new(dir.path().join("manager"));
+async fn start_manager(dir: &tempfile::TempDir, port: u16) -> dayfly_manager::Handle {
+    let mut options = dayfly_manager::Options::new(dir.path().join("manager"));
     options.listen = ([127, 0, 0, 1], port).into();
     options.heartbeat = Duration::from_millis(50);
     options.store = StoreKind::Sqlite { most_pages: None };
     Manager::start(options).await.unwrap()
 }
 
-fn client(manager: &mayfly_manager::Handle) -> (ureq::Agent, String, String) {
+fn client(manager: &dayfly_manager::Handle) -> (ureq::Agent, String, String) {
     let authority = ureq::tls::Certificate::from_pem(manager.ca_pem().as_bytes()).unwrap();
     let tls = ureq::tls::TlsConfig::builder()
         .root_certs(ureq::tls::RootCerts::new_with_certs(&[authority]))
@@ -48,7 +48,7 @@ impl Control {
         }
     }
 
-    fn manager(&self) -> &mayfly_manager::Handle {
+    fn manager(&self) -> &dayfly_manager::Handle {
         self.manager.as_ref().unwrap()
     }
 
@@ -73,7 +73,7 @@ impl Control {
         site
     }
 
-    async fn lease(&self, request: LeaseRequest) -> mayfly_protocol::api::Grant {
+    async fn lease(&self, request: LeaseRequest) -> dayfly_protocol::api::Grant {
         let (agent, url, bearer) = client(self.manager());
         blocking(move || {
             let post = agent.post(format!("{url}/v1/leases")).header("authorization", bearer);
@@ -82,7 +82,7 @@ impl Control {
         .await
     }
 
-    async fn status(&self, lease: mayfly_protocol::ids::LeaseId) -> LeaseStatus {
+    async fn status(&self, lease: dayfly_protocol::ids::LeaseId) -> LeaseStatus {
         let (agent, url, bearer) = client(self.manager());
         blocking(move || {
             let get = agent
@@ -93,7 +93,7 @@ impl Control {
         .await
     }
 
-    async fn until(&self, lease: mayfly_protocol::ids::LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
+    async fn until(&self, lease: dayfly_protocol::ids::LeaseId, what: &str, is: impl Fn(&LeaseStatus) -> bool) {
         let begun = std::time::Instant::now();
         loop {
             let status = self.status(lease).await;
@@ -156,7 +156,7 @@ async fn leases_run_on_without_their_manager_and_what_they_used_is_booked_when_i
     let (_channel, result) = channel.call(echo, 0, b"alone").await;
     assert_eq!(result.unwrap().1, b"alone");
     let mut direct = site.control(token(&released)).await.unwrap();
-    direct.ask(mayfly_protocol::node_api::Request::Release).await.unwrap();
+    direct.ask(dayfly_protocol::node_api::Request::Release).await.unwrap();
     control.manager = Some(start_manager(&control.dir, port).await);
     control
         .until(kept.lease, "the booking", |status| {

@@ -891,10 +891,10 @@ pub struct ManagerStatus {
 
 /// On every answer of a manager that is one of several: changes when they do. Whoever sees another one than last time may ask
 /// `GET /v1/managers`.
-pub const MANAGERS_HEADER: &str = "mayfly-managers";
+pub const MANAGERS_HEADER: &str = "dayfly-managers";
 
 /// What a daemon writes into its state directory (mode 0600) so that clients of the same user find it, and what
-/// `MAYFLY_MANAGER` may name the path of.
+/// `DAYFLY_MANAGER` may name the path of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
     /// `https://127.0.0.1:7070`.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::tasks::JsonCall;
 
 /// The environment variable in which workers find what their image begins with, as [`Start`] in JSON.
-pub const VARIABLE: &str = "MAYFLY_ENTRY_POINT";
+pub const VARIABLE: &str = "DAYFLY_ENTRY_POINT";
 /// Most words of one function, and of one call.
 const MOST_WORDS: usize = 10_000;
 

@@ -12,7 +12,7 @@ pub const MOST_REQUIREMENTS: usize = 2_000;
 /// Most bytes of all of them.
 pub const MOST_REQUIREMENT_BYTES: usize = 1 << 20;
 /// What every worker has, of the version that its node has.
-const GIVEN: &str = "mayfly";
+const GIVEN: &str = "dayfly";
 
 /// Packages of Python: nodes build it once, and share it among all that name the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -166,8 +166,8 @@ mod tests {
             "numpy # comment",
             "numpy==1 --hash=sha256:zz",
             "numpy==1 --hash=md5",
-            "mayfly",
-            "MayFly==0.1",
+            "dayfly",
+            "DayFly==0.1",
             "numpy-",
         ] {
             let failure = of(&[line]).check().expect_err(line);

@@ -117,7 +117,7 @@ codes! {
     PayloadTooLarge = 29, "payload_too_large", 413, Never;
     /// The peer broke the protocol.
     ProtocolViolation = 30, "protocol_violation", 400, Never;
-    /// A fault of Mayfly itself.
+    /// A fault of Dayfly itself.
     Internal = 31, "internal", 500, Later;
     /// The function index is not resolved on this channel.
     UnknownFunction = 32, "unknown_function", 422, Never;

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::text;
 
 /// The end of a payload that has an exception as text.
-pub const MARK: &[u8; 8] = b"mayfly.x";
+pub const MARK: &[u8; 8] = b"dayfly.x";
 /// Longest name of a type, in bytes.
 pub const MAX_TYPE_BYTES: usize = 256;
 /// Longest message, in bytes.

@@ -156,7 +156,7 @@ pub enum Form {
         /// Its name.
         symbol: String,
     },
-    /// A symbol `int32_t f(mf_context*, const void* in, size_t in_len, void* out, size_t out_capacity, size_t* out_len)`.
+    /// A symbol `int32_t f(dfly_context*, const void* in, size_t in_len, void* out, size_t out_capacity, size_t* out_len)`.
     Checked {
         /// Its name.
         symbol: String,

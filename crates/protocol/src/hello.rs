@@ -11,7 +11,7 @@ use crate::ids::{ChannelId, KeyId, LeaseId, NodeId, PublicKey, TenantId};
 use crate::slot::Geometry;
 
 /// First bytes of every hello.
-pub const MAGIC: [u8; 8] = *b"MAYFLY\r\n";
+pub const MAGIC: [u8; 8] = *b"DAYFLY\r\n";
 
 /// What a connection is for.
 pub mod purpose {

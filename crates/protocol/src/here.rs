@@ -12,7 +12,7 @@ pub fn name(ca_pem: &str, port: u16) -> String {
     hasher.update(port.to_be_bytes());
     hasher.finalize()[..16]
         .iter()
-        .fold("mayfly-manager-".into(), |mut name, byte| {
+        .fold("dayfly-manager-".into(), |mut name, byte| {
             // Writing into a string does not fail.
             let _ = write!(name, "{byte:02x}");
             name
@@ -27,7 +27,7 @@ mod tests {
     fn a_name_is_of_one_authority_and_one_port() {
         let one = name("authority\n", 7070);
         assert_eq!(one, name("authority", 7070));
-        assert_eq!(one.len(), "mayfly-manager-".len() + 32);
+        assert_eq!(one.len(), "dayfly-manager-".len() + 32);
         assert!(one != name("other", 7070) && one != name("authority", 7071));
     }
 }

@@ -1,4 +1,4 @@
-//! The words that Mayfly's processes say to each other: ids, wire structs, versions and error codes.
+//! The words that Dayfly's processes say to each other: ids, wire structs, versions and error codes.
 //!
 //! Nothing here does I/O, reads a clock or holds a key. These conversations are defined:
 //!

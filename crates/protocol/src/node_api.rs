@@ -177,7 +177,7 @@ pub enum End {
         /// Its exit status.
         status: i32,
     },
-    /// The worker was killed by a signal that Mayfly did not send: a crash.
+    /// The worker was killed by a signal that Dayfly did not send: a crash.
     Signalled {
         /// The signal's number.
         signal: i32,

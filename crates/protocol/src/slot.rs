@@ -20,7 +20,7 @@ pub const MAX_SLOTS: u16 = 1024;
 /// Slots are never larger: past it, a payload is better off in place in a bulk region.
 pub const MAX_STRIDE_BYTES: u32 = 1 << 20;
 
-/// The first 16 bytes of a slot, and of a TCP frame. Little-endian, as every machine that Mayfly runs on.
+/// The first 16 bytes of a slot, and of a TCP frame. Little-endian, as every machine that Dayfly runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct Header {

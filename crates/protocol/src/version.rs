@@ -1,10 +1,10 @@
-//! Which release of Mayfly, and which wire version, each side of an HTTP request is.
+//! Which release of Dayfly, and which wire version, each side of an HTTP request is.
 
 use crate::WIRE_VERSION;
 use crate::error::{Code, Failure};
 
 /// The header of requests and responses that has it, as `0.1.0/3`. A request without it, as of a browser, is not checked.
-pub const VERSION_HEADER: &str = "mayfly-version";
+pub const VERSION_HEADER: &str = "dayfly-version";
 /// This release.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The longest name of a release that is repeated in a message.
@@ -28,8 +28,8 @@ pub fn check_version(theirs: &str, them: &str, us: &str) -> Result<(), Failure> 
         return Ok(());
     }
     let text = format!(
-        "{them} is Mayfly {release} (wire version {wire}), and {us} is Mayfly {RELEASE} (wire version {WIRE_VERSION}), which do \
-         not understand each other; install the same release on both (`mayfly version` shows it)"
+        "{them} is Dayfly {release} (wire version {wire}), and {us} is Dayfly {RELEASE} (wire version {WIRE_VERSION}), which do \
+         not understand each other; install the same release on both (`dayfly version` shows it)"
     );
     Err(Failure::new(Code::VersionMismatch, text))
 }
@@ -55,7 +55,7 @@ mod tests {
         );
         let failure = check_version("9.9.9/99", "the node", "this manager").unwrap_err();
         assert_eq!(failure.code, Code::VersionMismatch);
-        for told in ["the node is Mayfly 9.9.9", "99", "this manager is Mayfly", RELEASE] {
+        for told in ["the node is Dayfly 9.9.9", "99", "this manager is Dayfly", RELEASE] {
             assert!(failure.message.contains(told), "{failure}");
         }
     }

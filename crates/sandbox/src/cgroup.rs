@@ -14,7 +14,7 @@ const PERIOD_US: u64 = 100_000;
 /// Groups whose last process is dying are not empty yet; within this many tries they are.
 const REMOVE_TRIES: u32 = 200;
 /// Where daemons of ours are, in hierarchies of version 2.
-const SEAT: &str = "mayfly-daemons";
+const SEAT: &str = "dayfly-daemons";
 /// Processes that fork faster than they are moved are given up on.
 const SEAT_PASSES: u32 = 20;
 /// A group without a process in it that is older than this was left by a node that is gone: the living fill theirs at once.
@@ -80,7 +80,7 @@ impl Hierarchies {
             if controllers.is_empty() {
                 continue;
             }
-            let path = place.path.join(format!("mayfly-{name}"));
+            let path = place.path.join(format!("dayfly-{name}"));
             remove_tree(&path);
             if !place.unified {
                 sweep(&place.path, FORGOTTEN);
@@ -297,7 +297,7 @@ fn sweep(place: &Path, older: Duration) {
             .flatten()
             .filter(|entry| old(entry))
     };
-    for node in entries(place).filter(|entry| entry.file_name().to_string_lossy().starts_with("mayfly-")) {
+    for node in entries(place).filter(|entry| entry.file_name().to_string_lossy().starts_with("dayfly-")) {
         for sandbox in entries(&node.path()) {
             let _ = std::fs::remove_dir(sandbox.path());
         }

@@ -33,13 +33,13 @@ const QUICK: Duration = Duration::from_secs(60);
 /// To unpack the largest ones takes minutes on slow disks.
 const LONG: Duration = Duration::from_secs(1800);
 /// Container of which Podman is asked for the files of an image: it is never started.
-const LABEL: &str = "mayfly.node";
+const LABEL: &str = "dayfly.node";
 /// Where Charliecloud and its like keep the variables of an image.
 const VARIABLES: &str = "ch/environment";
 /// Where Apptainer and its like keep the script that an image begins with.
 const SCRIPT: &str = ".singularity.d/runscript";
 /// In which programs find what their image begins with, in JSON.
-const ENTRY_POINT: &str = "MAYFLY_ENTRY_POINT";
+const ENTRY_POINT: &str = "DAYFLY_ENTRY_POINT";
 /// No list of variables is longer.
 const MOST_VARIABLES_BYTES: u64 = 64 << 10;
 
@@ -434,8 +434,8 @@ fn variables_within(root: &Path) -> Vec<(String, String)> {
 fn variable(line: &str) -> Option<(String, String)> {
     let (name, value) = line.split_once('=')?;
     let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    // What Mayfly tells its executors is not the image's to say.
-    let is_its_own = !name.is_empty() && name.bytes().all(is_fine) && !name.starts_with("MAYFLY_");
+    // What Dayfly tells its executors is not the image's to say.
+    let is_its_own = !name.is_empty() && name.bytes().all(is_fine) && !name.starts_with("DAYFLY_");
     (is_its_own && !value.contains('\0')).then(|| (name.into(), value.into()))
 }
 
@@ -493,7 +493,7 @@ mod tests {
         std::fs::create_dir(root.join("ch")).unwrap();
         std::fs::write(
             root.join(VARIABLES),
-            "PATH=/opt/bin\nMAYFLY_X=1\nno variable\n=x\nA=b=c\n",
+            "PATH=/opt/bin\nDAYFLY_X=1\nno variable\n=x\nA=b=c\n",
         )
         .unwrap();
         let found = find(&Reference::Path(root.clone())).unwrap();

@@ -26,7 +26,7 @@ pub(crate) use process::Plan;
 pub use settings::make_settings;
 
 /// Where a sandbox finds the code of its lease.
-pub const CODE_DIR: &str = "/mayfly/code";
+pub const CODE_DIR: &str = "/dayfly/code";
 /// User and group of sandboxed processes, as they see themselves, when the node is root; else they keep the node's.
 const INNER_USER: u32 = 1000;
 /// First of the 65,536 host users, unused by anything else, that sandboxes of a node which is root run as.

@@ -37,7 +37,7 @@ impl Spawner {
     pub fn new() -> Result<Self, SandboxError> {
         let (orders, inbox) = mpsc::channel::<Order>();
         let thread = std::thread::Builder::new()
-            .name("mayfly-spawner".into())
+            .name("dayfly-spawner".into())
             .spawn(move || {
                 block_signals();
                 let filters = filter::compile().map_err(SandboxError::Filter);
@@ -187,7 +187,7 @@ fn start(program: &Program, filters: &Result<Filters, SandboxError>) -> Result<C
         // This thread is held until the new process runs its program, so another one writes its identity.
         if let (Some(isolation), Some((desk, ask))) = (&plan.isolation, desk) {
             let identity = &isolation.identity;
-            let thread = std::thread::Builder::new().name("mayfly-identity".into());
+            let thread = std::thread::Builder::new().name("dayfly-identity".into());
             thread.spawn_scoped(scope, move || give_identity(identity, &desk))?;
             asks = Some(ask);
         }
@@ -406,7 +406,7 @@ fn environment(program: &Program) -> Vec<Vec<u8>> {
     let changed = |name: &OsStr| program.environment.iter().any(|(changed, _)| changed == name);
     let kept = std::env::vars_os().filter(|(name, _)| {
         let allowed = !isolated || HARMLESS.iter().any(|harmless| name == harmless);
-        allowed && !name.as_bytes().starts_with(b"MAYFLY_") && !changed(name)
+        allowed && !name.as_bytes().starts_with(b"DAYFLY_") && !changed(name)
     });
     let fixed = ISOLATED
         .iter()

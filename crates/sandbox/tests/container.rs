@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Ended, Place};
-use mayfly_sandbox::isolation::{Base, CODE_DIR, Shown};
-use mayfly_sandbox::{Child, Isolation, Program, SandboxError};
+use dayfly_sandbox::isolation::{Base, CODE_DIR, Shown};
+use dayfly_sandbox::{Child, Isolation, Program, SandboxError};
 
 /// A root file system with a shell and some programs, which are the host's, and a file that is nowhere else.
 fn image(place: &Place) -> PathBuf {
@@ -75,7 +75,7 @@ fn a_program_in_an_image_sees_that_and_nothing_of_the_host() {
     assert_eq!(
         seen,
         [
-            "/bin", "/dev", "/etc", "/mayfly", "/opt", "/proc", "/sys", "/tmp", "/usr"
+            "/bin", "/dev", "/etc", "/dayfly", "/opt", "/proc", "/sys", "/tmp", "/usr"
         ]
     );
     assert_eq!(lines[1..4], ["only here", "code", "only-here"]);
@@ -87,7 +87,7 @@ fn a_program_in_an_image_sees_that_and_nothing_of_the_host() {
 fn an_image_is_not_changed_by_what_runs_in_it() {
     let place = Place::new();
     let image = image(&place);
-    let script = "for at in / /etc /opt/inside /usr/bin /mayfly/code; do echo x 2>&- > $at/new && echo $at; done; echo y > /tmp/new; cat /tmp/new";
+    let script = "for at in / /etc /opt/inside /usr/bin /dayfly/code; do echo x 2>&- > $at/new && echo $at; done; echo y > /tmp/new; cat /tmp/new";
     assert_eq!(place.run_in(isolation(&place, &image), script).lines(), ["y"]);
     assert!(!image.join("tmp/new").exists() && !image.join("etc/new").exists());
 }
@@ -168,7 +168,7 @@ fn links_of_an_image_lead_nowhere_on_the_host() {
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), "mine").unwrap();
     // Where the node would make and mount something, if it followed them.
-    for name in ["mayfly", "dev", "sys", "evil", "var"] {
+    for name in ["dayfly", "dev", "sys", "evil", "var"] {
         symlink(&outside, image.join(name)).unwrap();
     }
     fs::remove_dir(image.join("tmp")).unwrap();
@@ -176,9 +176,9 @@ fn links_of_an_image_lead_nowhere_on_the_host() {
     symlink(&outside, image.join("opt/evil")).unwrap();
     let ended = place.run_in(
         isolation(&place, &image),
-        "cat /evil/secret /opt/evil/secret /var/secret 2>&-; echo x > /tmp/new; ls /tmp /mayfly",
+        "cat /evil/secret /opt/evil/secret /var/secret 2>&-; echo x > /tmp/new; ls /tmp /dayfly",
     );
-    assert_eq!(ended.output, "/mayfly:\ncode\n\n/tmp:\nnew\n", "{}", ended.errors);
+    assert_eq!(ended.output, "/dayfly:\ncode\n\n/tmp:\nnew\n", "{}", ended.errors);
     for at in ["/evil/inner", "/opt/evil/inner", "/etc/only-here/inner"] {
         let isolation = Isolation {
             shown: shown(at, &outside),

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Ended, Place};
-use mayfly_sandbox::cgroup::{Hierarchies, Limits};
-use mayfly_sandbox::filter::Asking;
-use mayfly_sandbox::isolation::{CODE_DIR, Shown};
-use mayfly_sandbox::{Precaution, Program, SandboxError};
+use dayfly_sandbox::cgroup::{Hierarchies, Limits};
+use dayfly_sandbox::filter::Asking;
+use dayfly_sandbox::isolation::{CODE_DIR, Shown};
+use dayfly_sandbox::{Precaution, Program, SandboxError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
 
@@ -112,7 +112,7 @@ fn a_sandbox_has_no_privilege_and_sees_its_own_processes_only() {
         "{lines:?}"
     );
     // The shell alone.
-    assert_eq!(lines[6..], ["1", "mayfly"]);
+    assert_eq!(lines[6..], ["1", "dayfly"]);
 }
 
 #[test]
@@ -202,7 +202,7 @@ print(sum(c.ptrace(0, 0, 0, 0) == -1 for _ in range(10000)))",
     assert_eq!(ended.lines(), ["10000"]);
     let recorded = ended.refused.len();
     assert!(
-        (1..=mayfly_sandbox::filter::MOST_RECORDS as usize).contains(&recorded),
+        (1..=dayfly_sandbox::filter::MOST_RECORDS as usize).contains(&recorded),
         "{recorded}"
     );
 }
@@ -253,7 +253,7 @@ fn limits_hold_on_everything_in_a_sandbox_together() {
     if !missing.is_empty() {
         // Named, as a node does; there is nothing to hold then. Unless whoever runs this knows better.
         assert!(
-            std::env::var_os("MAYFLY_TEST_CGROUPS").is_none(),
+            std::env::var_os("DAYFLY_TEST_CGROUPS").is_none(),
             "{missing:?} are missing"
         );
         eprintln!("no control of {missing:?} on this machine");
@@ -312,7 +312,7 @@ fn what_a_node_started_before_its_first_sandbox_takes_no_limit_away() {
     assert_eq!(rustix::event::poll(&mut waiting, Some(&limit)), Ok(1));
     let missing = Hierarchies::make(&format!("test-{}-earlier", std::process::id())).missing();
     assert!(
-        std::env::var_os("MAYFLY_TEST_CGROUPS").is_none() || missing.is_empty(),
+        std::env::var_os("DAYFLY_TEST_CGROUPS").is_none() || missing.is_empty(),
         "{missing:?} are missing"
     );
     // Nor has it come to any harm.

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mayfly_sandbox::{Child, Program, SandboxError, Spawner};
+use dayfly_sandbox::{Child, Program, SandboxError, Spawner};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitId, WaitIdOptions};
 
@@ -13,7 +13,7 @@ fn sh(script: &str) -> Program {
         program: "sh".into(),
         otherwise: None,
         arguments: vec!["-c".into(), script.into()],
-        environment: vec![("MAYFLY_TEST".into(), Some("set".into())), ("HOME".into(), None)],
+        environment: vec![("DAYFLY_TEST".into(), Some("set".into())), ("HOME".into(), None)],
         isolation: None,
     }
 }
@@ -42,7 +42,7 @@ fn a_child_has_four_descriptors_a_session_of_its_own_and_the_wanted_variables() 
     let file = std::fs::File::open("/dev/null").unwrap();
     let leak = rustix::io::fcntl_dupfd_cloexec(&file, 20).unwrap();
     rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
-    let script = "echo /proc/$$/fd/*; echo $$ $(cut -d' ' -f5,6 /proc/$$/stat); echo $MAYFLY_TEST-${HOME-none}; exit 3";
+    let script = "echo /proc/$$/fd/*; echo $$ $(cut -d' ' -f5,6 /proc/$$/stat); echo $DAYFLY_TEST-${HOME-none}; exit 3";
     let child = spawner.spawn(sh(script)).unwrap();
     let pid = child.pid;
     let (text, status) = finish(child);

@@ -4,7 +4,7 @@
 //! - [`Objects`]: objects by name, in a bucket or a directory; [`Blocking`] is the same for programs without a runtime.
 //! - [`Streams`]: numbered entries in Redis.
 //!
-//! All errors are a [`mayfly_protocol::error::Failure`] that names the store and what was being done there. Every call ends in time.
+//! All errors are a [`dayfly_protocol::error::Failure`] that names the store and what was being done there. Every call ends in time.
 
 mod objects;
 mod place;
@@ -16,7 +16,7 @@ pub use streams::{Entry, Reader, Streams};
 
 use std::time::Duration;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 /// How long a store that does not answer, or answers that it cannot just now, is asked again.
 pub const PATIENCE: Duration = Duration::from_secs(10);

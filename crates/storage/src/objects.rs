@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use dayfly_protocol::error::{Code, Failure};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
-use mayfly_protocol::error::{Code, Failure};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpError;
 use object_store::local::LocalFileSystem;

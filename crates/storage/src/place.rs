@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use url::Url;
 
 /// What a store is.

@@ -1,7 +1,7 @@
 //! What becomes of a task after an execution, or when whoever executed it is gone.
 
-use mayfly_protocol::error::Code;
-use mayfly_protocol::tasks::MOST_RETRY_WAIT_MS;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::tasks::MOST_RETRY_WAIT_MS;
 
 /// What a task's owner allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use mayfly_protocol::ids::TenantId;
+use dayfly_protocol::ids::TenantId;
 
 /// What a task is taken to cost before one of its tenant has ended, in microseconds.
 const FIRST_GUESS_US: u64 = 1_000;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
@@ -72,7 +72,7 @@ where
         .with_resource(resource.build())
         .build();
     let layer = tracing_opentelemetry::layer()
-        .with_tracer(provider.tracer("mayfly"))
+        .with_tracer(provider.tracer("dayfly"))
         .with_location(false)
         .with_threads(false)
         .with_tracked_inactivity(false)

@@ -18,7 +18,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 pub const TRACEPARENT: &str = "traceparent";
 
 /// Marks the spans that are steps of a trace. Logs leave them out below the level `trace`.
-pub const TARGET: &str = "mayfly::trace";
+pub const TARGET: &str = "dayfly::trace";
 
 /// A step of a trace. Its name, then its fields as in [`tracing::span!`]; fields of names in quotes have OpenTelemetry's meaning, such as
 /// `"otel.kind" = "client"`.
@@ -51,7 +51,7 @@ pub fn follow(span: &Span, traceparent: Option<&str>) {
 }
 
 /// Says how a step ended.
-pub fn ended<T>(span: &Span, result: &Result<T, mayfly_protocol::error::Failure>) {
+pub fn ended<T>(span: &Span, result: &Result<T, dayfly_protocol::error::Failure>) {
     if let Err(failure) = result {
         span.set_status(opentelemetry::trace::Status::error(failure.message.clone()));
         span.set_attribute("error.type", failure.code.name());

@@ -8,52 +8,52 @@ use serde_json::Value;
 
 /// Each crate's level. A crate depends on lower levels only.
 const LEVELS: &[(&str, u8)] = &[
-    ("mayfly-protocol", 0),
-    ("mayfly-fabric", 1),
-    ("mayfly-lease", 1),
-    ("mayfly-link", 1),
-    ("mayfly-harvest", 1),
-    ("mayfly-sandbox", 1),
-    ("mayfly-telemetry", 1),
-    ("mayfly-storage", 1),
-    ("mayfly-tasks", 1),
-    ("mayfly-client", 2),
-    ("mayfly-executor", 2),
-    ("mayfly-comm", 2),
-    ("mayfly-node", 3),
-    ("mayfly-endpoint", 3),
-    ("mayfly-manager", 3),
-    ("mayfly-frame", 4),
-    ("mayfly-bench", 4),
-    ("mayfly-cli", 5),
-    ("mayfly-c", 5),
-    ("mayfly-python", 5),
-    ("mayfly-examples", 6),
-    ("mayfly-testkit", 6),
+    ("dayfly-protocol", 0),
+    ("dayfly-fabric", 1),
+    ("dayfly-lease", 1),
+    ("dayfly-link", 1),
+    ("dayfly-harvest", 1),
+    ("dayfly-sandbox", 1),
+    ("dayfly-telemetry", 1),
+    ("dayfly-storage", 1),
+    ("dayfly-tasks", 1),
+    ("dayfly-client", 2),
+    ("dayfly-executor", 2),
+    ("dayfly-comm", 2),
+    ("dayfly-node", 3),
+    ("dayfly-endpoint", 3),
+    ("dayfly-manager", 3),
+    ("dayfly-frame", 4),
+    ("dayfly-bench", 4),
+    ("dayfly-cli", 5),
+    ("dayfly-c", 5),
+    ("dayfly-python", 5),
+    ("dayfly-examples", 6),
+    ("dayfly-testkit", 6),
 ];
 
 /// Other people's crates that would break a promise of the crate on the left: the hot path is synchronous and ends in
 /// other people's programs, and policy has neither I/O nor a clock.
 const FORBIDDEN: &[(&str, &[&str])] = &[
     (
-        "mayfly-protocol",
+        "dayfly-protocol",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (
-        "mayfly-lease",
+        "dayfly-lease",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (
-        "mayfly-tasks",
+        "dayfly-tasks",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (
-        "mayfly-harvest",
+        "dayfly-harvest",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
-    ("mayfly-fabric", &["tokio", "axum", "tracing"]),
-    ("mayfly-client", &["tokio", "axum", "tracing"]),
-    ("mayfly-executor", &["tokio", "axum", "tracing"]),
+    ("dayfly-fabric", &["tokio", "axum", "tracing"]),
+    ("dayfly-client", &["tokio", "axum", "tracing"]),
+    ("dayfly-executor", &["tokio", "axum", "tracing"]),
 ];
 
 /// Dependencies of one crate, by kind: what is linked into it, and what only its tests use.
@@ -65,7 +65,7 @@ struct Dependencies {
 fn workspace() -> BTreeMap<String, Dependencies> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(mayfly_testkit::root())
+        .current_dir(dayfly_testkit::root())
         .output()
         .expect("cargo runs");
     assert!(
@@ -110,7 +110,7 @@ fn every_crate_depends_on_lower_levels_only() {
     let mut wrong = Vec::new();
     for (name, dependencies) in workspace() {
         let own = level(&name);
-        for other in dependencies.linked.iter().filter(|other| other.starts_with("mayfly-")) {
+        for other in dependencies.linked.iter().filter(|other| other.starts_with("dayfly-")) {
             if level(other) >= own {
                 wrong.push(format!(
                     "{name} (level {own}) depends on {other} (level {})",
@@ -130,10 +130,10 @@ fn every_crate_depends_on_lower_levels_only() {
 fn tests_may_use_any_crate_but_nothing_links_the_testkit() {
     for (name, dependencies) in workspace() {
         assert!(
-            !dependencies.linked.contains("mayfly-testkit"),
-            "{name} links mayfly-testkit, which is for tests"
+            !dependencies.linked.contains("dayfly-testkit"),
+            "{name} links dayfly-testkit, which is for tests"
         );
-        for other in dependencies.tests.iter().filter(|other| other.starts_with("mayfly-")) {
+        for other in dependencies.tests.iter().filter(|other| other.starts_with("dayfly-")) {
             level(other);
         }
     }
@@ -157,7 +157,7 @@ fn the_hot_path_has_no_runtime_and_policy_has_no_io() {
 
 #[test]
 fn cryptography_has_one_provider() {
-    let lock = std::fs::read_to_string(mayfly_testkit::root().join("Cargo.lock")).expect("Cargo.lock is committed");
+    let lock = std::fs::read_to_string(dayfly_testkit::root().join("Cargo.lock")).expect("Cargo.lock is committed");
     assert!(
         !lock.contains("name = \"aws-lc-rs\""),
         "rustls is to use ring alone; something pulled in aws-lc-rs"
@@ -194,10 +194,10 @@ fn built_for(packages: &[&str]) -> BTreeSet<String> {
 
 #[test]
 fn what_the_programs_and_the_python_module_share_is_built_once() {
-    let programs = built_for(&["mayfly-cli", "mayfly-executor", "mayfly-c"]);
+    let programs = built_for(&["dayfly-cli", "dayfly-executor", "dayfly-c"]);
     let name = |line: &str| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
     let shared: BTreeSet<_> = programs.iter().map(|line| name(line)).collect();
-    for line in built_for(&["mayfly-python"]) {
+    for line in built_for(&["dayfly-python"]) {
         assert!(
             programs.contains(&line) || !shared.contains(&name(&line)),
             "the Python module has `{line}`, and the programs have other features of it: name those in bindings/python/Cargo.toml"

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use mayfly_protocol::error::{Code, Retry};
+use dayfly_protocol::error::{Code, Retry};
 
 /// The page's sections by heading: `## 17 output_overflow`.
 fn sections() -> Vec<(String, String)> {
-    let page = std::fs::read_to_string(mayfly_testkit::root().join("docs/errors.md")).expect("docs/errors.md is there");
+    let page = std::fs::read_to_string(dayfly_testkit::root().join("docs/errors.md")).expect("docs/errors.md is there");
     let mut sections = Vec::new();
     for part in page.split("\n## ").skip(1) {
         let (heading, body) = part.split_once('\n').unwrap_or((part, ""));

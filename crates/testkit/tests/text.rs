@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use mayfly_protocol::text::is_unsafe;
+use dayfly_protocol::text::is_unsafe;
 
 /// Prints the characters that the Python package escapes, as numbers.
 const LIST_PYTHON: &str = "
@@ -16,10 +16,10 @@ fn unsafe_in_rust() -> BTreeSet<u32> {
 }
 
 fn unsafe_in_python() -> BTreeSet<u32> {
-    let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
+    let python = std::env::var("DAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     let output = Command::new(python)
         .args(["-c", LIST_PYTHON])
-        .arg(mayfly_testkit::root().join("bindings/python/python/mayfly/_text.py"))
+        .arg(dayfly_testkit::root().join("bindings/python/python/dayfly/_text.py"))
         .output()
         .expect("Python runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -32,7 +32,7 @@ fn unsafe_in_python() -> BTreeSet<u32> {
 
 /// What stands in the class of the page's regular expression: characters `\uXXXX`, and ranges of them.
 fn unsafe_in_page() -> BTreeSet<u32> {
-    let page = mayfly_testkit::root().join("crates/manager/page/page.js");
+    let page = dayfly_testkit::root().join("crates/manager/page/page.js");
     let page = std::fs::read_to_string(page).expect("the page's script is there");
     let (_, rest) = page.split_once("const UNSAFE = /[").expect("the page has the class");
     let (class, _) = rest.split_once("]/g;").expect("the class ends");

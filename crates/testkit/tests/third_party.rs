@@ -45,7 +45,7 @@ fn packages(platform: &str) -> Vec<Value> {
             "--filter-platform",
             platform,
         ])
-        .current_dir(mayfly_testkit::root())
+        .current_dir(dayfly_testkit::root())
         .output()
         .expect("cargo runs");
     assert!(
@@ -87,7 +87,7 @@ fn third_party_list(packages: &[Value]) -> String {
         })
         .collect();
     format!(
-        "# Third-party crates\n\nWhat Mayfly is built of on Linux, or built and tested with, and under which licences. \
+        "# Third-party crates\n\nWhat Dayfly is built of on Linux, or built and tested with, and under which licences. \
          Cargo.lock has the versions.\nGenerated from what cargo says: `make generate` rewrites it.\n\n| crate | licence |\n|---|---|\n{}\n",
         Vec::from_iter(rows).join("\n")
     )
@@ -97,8 +97,8 @@ fn third_party_list(packages: &[Value]) -> String {
 fn the_committed_list_of_third_parties_is_what_cargo_says() {
     // On every machine the same one.
     let now = third_party_list(&packages("x86_64-unknown-linux-gnu"));
-    let path = mayfly_testkit::root().join("THIRD-PARTY.md");
-    if std::env::var_os("MAYFLY_REGENERATE").is_some() {
+    let path = dayfly_testkit::root().join("THIRD-PARTY.md");
+    if std::env::var_os("DAYFLY_REGENERATE").is_some() {
         std::fs::write(&path, &now).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();

@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use mayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Region, Target, Wait, is_from_peer};
-use mayfly_fabric::{Choice, Transport};
+use dayfly_fabric::libfabric::ffi::{Endpoint, Entry, Library, Region, Target, Wait, is_from_peer};
+use dayfly_fabric::{Choice, Transport};
 
 use super::Baseline;
 use super::peer::{Mapping, PATIENCE, Peer};

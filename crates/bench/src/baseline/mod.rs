@@ -1,4 +1,4 @@
-//! What the machine itself can do, measured with no Mayfly code on the way.
+//! What the machine itself can do, measured with no Dayfly code on the way.
 //!
 //! Each baseline has a real other process as its peer, pinned to another core than the caller, and makes its calls in
 //! blocks ([`Block`]) so that it can be measured in turns with an invocation. Between blocks the peers sleep.
@@ -23,7 +23,7 @@ pub use spawn::Spawn;
 pub use tcp::{TcpEcho, TcpSink};
 pub use tls::TlsEcho;
 
-use mayfly_client::Transport;
+use dayfly_client::Transport;
 
 use crate::alternate::Block;
 use crate::error::Error;

@@ -5,13 +5,13 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use mayfly_comm::connect::plan::Ways;
-use mayfly_comm::cost::{self, Measured, Prediction, Prices};
-use mayfly_comm::rendezvous::server::{ServeOptions, Server};
-use mayfly_comm::stored::pause;
-use mayfly_comm::table::Table as Algorithms;
-use mayfly_comm::{Channel, JoinOptions, Options, World, join};
-use mayfly_storage::Place;
+use dayfly_comm::connect::plan::Ways;
+use dayfly_comm::cost::{self, Measured, Prediction, Prices};
+use dayfly_comm::rendezvous::server::{ServeOptions, Server};
+use dayfly_comm::stored::pause;
+use dayfly_comm::table::Table as Algorithms;
+use dayfly_comm::{Channel, JoinOptions, Options, World, join};
+use dayfly_storage::Place;
 use serde::Serialize;
 
 use super::{Op, Pace, Result, complete, failed, forked, measure, median};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dayfly_protocol::api::Connection;
 use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use mayfly_protocol::api::Connection;
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;

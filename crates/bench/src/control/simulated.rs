@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
+use dayfly_protocol::ids::{NodeId, PublicKey};
 use futures_util::{SinkExt, StreamExt};
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMessage};
-use mayfly_protocol::ids::{NodeId, PublicKey};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;

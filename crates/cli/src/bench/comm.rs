@@ -1,13 +1,13 @@
-//! `mayfly bench comm`: messages and collectives between ranks.
+//! `dayfly bench comm`: messages and collectives between ranks.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use mayfly_bench::{comm, tune};
-use mayfly_comm::cost::Prices;
-use mayfly_comm::table::{Table, Tables};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_storage::{Kind, Place};
+use dayfly_bench::{comm, tune};
+use dayfly_comm::cost::Prices;
+use dayfly_comm::table::{Table, Tables};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_storage::{Kind, Place};
 
 use super::{Language, failure, print};
 use crate::values;
@@ -56,8 +56,8 @@ pub struct CommArguments {
     /// What they are called from: python for NumPy's arrays, beside mpi4py over Open MPI
     #[arg(long, value_enum, default_value = "c")]
     language: Language,
-    /// Python interpreter that has the mayfly module and mpi4py
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    /// Python interpreter that has the dayfly module and mpi4py
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     python: String,
     /// How many there are
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
@@ -86,7 +86,7 @@ pub struct CommArguments {
     /// Measure instead at which sizes collectives of so many ranks should change their algorithms here
     #[arg(long, conflicts_with_all = ["op", "language", "store"])]
     tune: bool,
-    /// With --tune: where to write that, for `mayfly run --tables FILE`; what the file says of other numbers of ranks stays
+    /// With --tune: where to write that, for `dayfly run --tables FILE`; what the file says of other numbers of ranks stays
     #[arg(long, value_name = "FILE", requires = "tune")]
     output: Option<PathBuf>,
 }
@@ -199,8 +199,8 @@ fn stored_plan(options: &CommArguments, kind: Kind) -> Result<comm::stored::Plan
 
 fn comm_plan(options: &CommArguments) -> comm::Plan {
     let op = comm_op(options.op);
-    let cache = std::env::var_os("MAYFLY_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/mayfly")));
+    let cache = std::env::var_os("DAYFLY_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/dayfly")));
     comm::Plan {
         op,
         ranks: options.ranks.into(),

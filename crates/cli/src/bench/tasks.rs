@@ -1,11 +1,11 @@
-//! `mayfly bench tasks`: durable tasks from Python, beside Parsl's high-throughput executor in the same run.
+//! `dayfly bench tasks`: durable tasks from Python, beside Parsl's high-throughput executor in the same run.
 
 use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_bench::busy::Watch;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_bench::busy::Watch;
+use dayfly_protocol::error::{Code, Failure};
 use serde::{Deserialize, Serialize};
 
 use super::{ask, failure, python};
@@ -27,17 +27,17 @@ pub struct TasksArguments {
     /// Bytes of each task's argument
     #[arg(long, default_value_t = 0)]
     size: usize,
-    /// Workers of Parsl's; Mayfly has one for each core
+    /// Workers of Parsl's; Dayfly has one for each core
     #[arg(long, default_value_t = 2)]
     workers: u16,
-    /// Python interpreter that has Parsl; without one, Mayfly alone is measured
-    #[arg(long, value_name = "PYTHON", env = "MAYFLY_PARSL_PYTHON")]
+    /// Python interpreter that has Parsl; without one, Dayfly alone is measured
+    #[arg(long, value_name = "PYTHON", env = "DAYFLY_PARSL_PYTHON")]
     parsl: Option<String>,
     /// Report although the machine was busy
     #[arg(long)]
     force: bool,
-    /// Python interpreter that has the mayfly module
-    #[arg(long, env = "MAYFLY_PYTHON", default_value = "python3")]
+    /// Python interpreter that has the dayfly module
+    #[arg(long, env = "DAYFLY_PYTHON", default_value = "python3")]
     python: String,
 }
 
@@ -86,7 +86,7 @@ impl fmt::Display for TasksReport {
                 "  {who:<24} {p50:>8.2} ms p50 {p99:>9.2} ms p99 {rate:>10.0} tasks/s"
             )
         };
-        line("mayfly", self.latency_p50_ms, self.latency_p99_ms, self.tasks_per_s)?;
+        line("dayfly", self.latency_p50_ms, self.latency_p99_ms, self.tasks_per_s)?;
         if let Some(parsl) = &self.parsl {
             let who = format!("parsl {} (not durable)", parsl.parsl_version);
             line(
@@ -108,7 +108,7 @@ pub fn run(options: &TasksArguments) -> Result<TasksReport, Failure> {
     // What is measured has too many processes to tell them from others': so others are looked for before.
     Watch::look(LOOK, &[])
         .judge(options.force)
-        .map_err(|busy| failure(&mayfly_bench::Error::from(busy)))?;
+        .map_err(|busy| failure(&dayfly_bench::Error::from(busy)))?;
     let mut command = python(&options.python, "tasks");
     for (name, value) in [
         ("--tasks", options.tasks),

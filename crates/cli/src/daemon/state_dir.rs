@@ -5,9 +5,9 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_sandbox::private::is_unchangeable;
-use mayfly_sandbox::umask;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_sandbox::private::is_unchangeable;
+use dayfly_sandbox::umask;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -123,7 +123,7 @@ fn make_private_for(
     if found.mode() & OTHERS != 0 {
         if let Some(why) = not_ours(path, &found).map_err(failed)? {
             let text = format!(
-                "{why}; name a directory below it by --state-dir, or run `chmod 700 {}` if it is for Mayfly alone",
+                "{why}; name a directory below it by --state-dir, or run `chmod 700 {}` if it is for Dayfly alone",
                 path.display()
             );
             return Err(exposed(path, found.mode(), &text));
@@ -191,7 +191,7 @@ fn not_ours(path: &Path, found: &Metadata) -> std::io::Result<Option<&'static st
         }
         is_empty &= name == LOST_AND_FOUND;
     }
-    Ok((!is_empty).then_some("it holds other things than Mayfly's"))
+    Ok((!is_empty).then_some("it holds other things than Dayfly's"))
 }
 
 /// Takes the rights of others away from a file or directory of this user's.

@@ -12,13 +12,13 @@ use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
-use mayfly_client::Client;
-use mayfly_endpoint::connection::{self, State};
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::ids::TenantId;
-use mayfly_protocol::tasks::{AccountRequest, NewEndpoint};
+use dayfly_client::Client;
+use dayfly_endpoint::connection::{self, State};
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::tasks::{AccountRequest, NewEndpoint};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -311,7 +311,7 @@ const BUSY: &str = "busy";
 /// Runs the daemon of this account, which another process has started that runs as root.
 pub fn run(name: &str, parent: u32, global: &Global) -> Result<(), Failure> {
     if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
-        let text = "the daemon of an account does not run as root; it is started by `mayfly endpoint run`";
+        let text = "the daemon of an account does not run as root; it is started by `dayfly endpoint run`";
         return Err(Failure::new(Code::Forbidden, text));
     }
     let directory = Directory::of(name)?;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mayfly_lease::ledger::MAX_WORKERS;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::EndpointSpec;
-use mayfly_tasks::BlockTerms;
+use dayfly_lease::ledger::MAX_WORKERS;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::EndpointSpec;
+use dayfly_tasks::BlockTerms;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
@@ -82,11 +82,11 @@ pub struct BlockConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
-    /// `mayfly` there; this program if it is empty.
+    /// `dayfly` there; this program if it is empty.
     pub program: PathBuf,
-    /// Python interpreters there that have the mayfly package, for tasks whose client's own is not there.
+    /// Python interpreters there that have the dayfly package, for tasks whose client's own is not there.
     pub python: Vec<String>,
-    /// More arguments of `mayfly node`.
+    /// More arguments of `dayfly node`.
     pub arguments: Vec<String>,
 }
 

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_client::Client;
-use mayfly_endpoint::connection::{self, State};
-use mayfly_endpoint::{Dispatcher, Invites, Places, blocks};
-use mayfly_manager::Manager;
-use mayfly_protocol::api::{Connection, Sandbox};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_client::Client;
+use dayfly_endpoint::connection::{self, State};
+use dayfly_endpoint::{Dispatcher, Invites, Places, blocks};
+use dayfly_manager::Manager;
+use dayfly_protocol::api::{Connection, Sandbox};
+use dayfly_protocol::error::{Code, Failure};
 use serde_json::json;
 
 use super::accounts;
@@ -66,7 +66,7 @@ async fn serve(name: &str, state: StateDir, parent: Option<u32>, global: &Global
         spec: parent.is_none().then(|| config.spec()),
     })?;
     let lasting = Arc::new(Lasting::new(manager.clone(), config.blocks.clone()));
-    let options = mayfly_endpoint::Options {
+    let options = dayfly_endpoint::Options {
         places: Some(Arc::clone(&lasting) as Arc<dyn Places>),
         tenants: up::tenants(&manager),
         invites: Some(invites(&manager, config.is_shared())),
@@ -173,7 +173,7 @@ fn credential(directory: &Path) -> Result<Connection, Failure> {
 }
 
 /// The manager of this site's nodes, where those that it had before look for it.
-async fn site_manager(config: &Config, directory: &Path) -> Result<mayfly_manager::Handle, Failure> {
+async fn site_manager(config: &Config, directory: &Path) -> Result<dayfly_manager::Handle, Failure> {
     let path = directory.join(PORT);
     let known: Option<u16> = std::fs::read_to_string(&path)
         .ok()
@@ -181,7 +181,7 @@ async fn site_manager(config: &Config, directory: &Path) -> Result<mayfly_manage
     let started = match known {
         None => Manager::start(options(config, directory, 0)).await,
         Some(port) => match Manager::start(options(config, directory, port)).await {
-            Err(mayfly_manager::Error::AddressInUse(address)) => {
+            Err(dayfly_manager::Error::AddressInUse(address)) => {
                 tracing::warn!(%address, "another program listens where nodes look for this endpoint: those that run are lost");
                 Manager::start(options(config, directory, 0)).await
             }
@@ -197,7 +197,7 @@ async fn site_manager(config: &Config, directory: &Path) -> Result<mayfly_manage
 }
 
 /// Who leases from the site's own manager.
-fn invites(manager: &mayfly_manager::Handle, is_shared: bool) -> Invites {
+fn invites(manager: &dayfly_manager::Handle, is_shared: bool) -> Invites {
     let manager = manager.clone();
     Box::new(move |tenant, name, guest| {
         let manager = manager.clone();
@@ -212,14 +212,14 @@ fn invites(manager: &mayfly_manager::Handle, is_shared: bool) -> Invites {
     })
 }
 
-fn options(config: &Config, directory: &Path, port: u16) -> mayfly_manager::Options {
+fn options(config: &Config, directory: &Path, port: u16) -> dayfly_manager::Options {
     let ip: Option<IpAddr> = config.address.parse().ok();
     let loopback = ip.is_some_and(|ip| ip.is_loopback());
     let listen = match ip {
         Some(ip) if loopback => ip,
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
-    let mut options = mayfly_manager::Options::new(directory.join("manager"));
+    let mut options = dayfly_manager::Options::new(directory.join("manager"));
     options.listen = SocketAddr::new(listen, port);
     options.names = if loopback {
         Vec::new()

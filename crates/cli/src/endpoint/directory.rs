@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::BlockStatus;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::BlockStatus;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ impl Directory {
         if directory.path.join(config::FILE).exists() {
             return Ok(directory);
         }
-        let text = format!("there is no endpoint `{name}` on this machine; make one by `mayfly endpoint setup {name}`");
+        let text = format!("there is no endpoint `{name}` on this machine; make one by `dayfly endpoint setup {name}`");
         Err(Failure::new(Code::NotFound, text))
     }
 
@@ -182,7 +182,7 @@ pub fn start(name: &str, global: &Global, limit: Duration) -> Result<(), Failure
             };
             format!(
                 "The endpoint {name} runs, as process {}, and {connected}.\n\n  \
-                 mayfly endpoint status {name}\n  mayfly endpoint logs {name} --follow\n  mayfly endpoint stop {name}",
+                 dayfly endpoint status {name}\n  dayfly endpoint logs {name} --follow\n  dayfly endpoint stop {name}",
                 status.pid
             )
         }
@@ -230,7 +230,7 @@ pub fn stop(name: &str, keep_blocks: bool, global: &Global, limit: Duration) -> 
     while holder(&directory)?.is_some() {
         if Instant::now() > until {
             let text = format!(
-                "process {} has not ended within {} s; see `mayfly endpoint logs {name}`",
+                "process {} has not ended within {} s; see `dayfly endpoint logs {name}`",
                 process.as_raw_nonzero(),
                 limit.as_secs()
             );
@@ -264,7 +264,7 @@ pub fn status(name: &str, global: &Global) -> Result<(), Failure> {
     let Some(status) = status else {
         output::line(&match running {
             Some(pid) => format!("The endpoint {name} is starting, as process {pid}."),
-            None => format!("The endpoint {name} does not run; start it by `mayfly endpoint start {name}`."),
+            None => format!("The endpoint {name} does not run; start it by `dayfly endpoint start {name}`."),
         });
         return Ok(());
     };

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_client::Client;
-use mayfly_endpoint::blocks::{Site, SiteNode};
-use mayfly_endpoint::provider::{Local, Program, Provider, Trouble};
-use mayfly_endpoint::{Most, Places, Suits};
-use mayfly_node::runtimes;
-use mayfly_protocol::api::{JoinToken, NodeStatus};
-use mayfly_protocol::dispatch::FromDispatcher;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::NodeId;
-use mayfly_protocol::tasks::BlockStatus;
-use mayfly_tasks::Demand;
+use dayfly_client::Client;
+use dayfly_endpoint::blocks::{Site, SiteNode};
+use dayfly_endpoint::provider::{Local, Program, Provider, Trouble};
+use dayfly_endpoint::{Most, Places, Suits};
+use dayfly_node::runtimes;
+use dayfly_protocol::api::{JoinToken, NodeStatus};
+use dayfly_protocol::dispatch::FromDispatcher;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::tasks::BlockStatus;
+use dayfly_tasks::Demand;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -29,7 +29,7 @@ pub const LOCAL: &str = "local";
 /// Those whose nodes see nothing of this machine's files.
 pub const APART: [&str; 4] = ["kubernetes", "aws", "google", "azure"];
 /// The module of the Python package that speaks for batch systems and clouds.
-const PROVIDERS: &str = "mayfly._providers";
+const PROVIDERS: &str = "dayfly._providers";
 /// A job may wait long for its turn, and its nodes join only then.
 const JOIN_WITHIN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A node whose endpoint has not been there for so long goes by itself.
@@ -156,7 +156,7 @@ impl Board {
 
 /// For how long nodes are there, by when their blocks end.
 pub struct Lasting {
-    manager: mayfly_manager::Handle,
+    manager: dayfly_manager::Handle,
     blocks: BlockConfig,
     seen: Mutex<Seen>,
 }
@@ -180,7 +180,7 @@ impl Seen {
 
 impl Lasting {
     /// Of the nodes of a manager, in such blocks.
-    pub fn new(manager: mayfly_manager::Handle, blocks: BlockConfig) -> Self {
+    pub fn new(manager: dayfly_manager::Handle, blocks: BlockConfig) -> Self {
         Self {
             manager,
             blocks,
@@ -241,7 +241,7 @@ pub struct Nodes {
     pub config: Config,
     pub directory: PathBuf,
     /// The manager that they join, and a way to ask it.
-    pub manager: mayfly_manager::Handle,
+    pub manager: dayfly_manager::Handle,
     pub client: Client,
     pub runtime: tokio::runtime::Handle,
     /// What there is to do.
@@ -265,7 +265,7 @@ impl Nodes {
         let program = match (node.program.as_os_str().is_empty(), token) {
             (false, _) => node.program.clone(),
             // From its own `PATH`.
-            (true, Some(_)) => "mayfly".into(),
+            (true, Some(_)) => "dayfly".into(),
             (true, None) => std::env::current_exe().map_err(|error| {
                 let text = format!("this program does not know where it is: {error}");
                 Failure::new(Code::Internal, text)
@@ -275,9 +275,9 @@ impl Nodes {
         let join = self.directory.join(BLOCKS).join(block);
         words.push(match token {
             Some(_) => "--join -".into(),
-            None => format!("--join {}.\"$MAYFLY_RANK\".json", quoted(&join.to_string_lossy())),
+            None => format!("--join {}.\"$DAYFLY_RANK\".json", quoted(&join.to_string_lossy())),
         });
-        words.push(format!("--name {}.\"$MAYFLY_RANK\"", quoted(block)));
+        words.push(format!("--name {}.\"$DAYFLY_RANK\"", quoted(block)));
         words.push(format!("--state-dir \"$state\" --ephemeral --alone-for {ALONE_FOR}"));
         if !node.arguments.iter().any(|argument| argument.starts_with("--workers")) {
             words.push(format!("--workers {}", self.config.blocks.workers_per_node));
@@ -296,12 +296,12 @@ impl Nodes {
         words.extend(node.arguments.iter().map(|argument| quoted(argument)));
         let (words, state) = (
             words.join(" "),
-            "state=$(mktemp -d \"${TMPDIR:-/tmp}/mayfly-XXXXXXXX\")",
+            "state=$(mktemp -d \"${TMPDIR:-/tmp}/dayfly-XXXXXXXX\")",
         );
         Ok(match token {
             None => format!("{state} && exec {words}"),
             Some(token) => format!(
-                "addresses=$(hostname -I) && {state} && exec {words} <<'MAYFLY'\n{}\nMAYFLY\n",
+                "addresses=$(hostname -I) && {state} && exec {words} <<'DAYFLY'\n{}\nDAYFLY\n",
                 output::json(token)?
             ),
         })

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use mayfly_client::encoded;
-use mayfly_protocol::api::{Connection, ManagerStatus};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
+use dayfly_client::encoded;
+use dayfly_protocol::api::{Connection, ManagerStatus};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{EndpointRegistration, EndpointStatus, NewEndpoint};
 use serde_json::json;
 use toml::Value;
 
@@ -23,15 +23,15 @@ use crate::{Global, connect, output, values};
 #[command(
     name = "setup",
     after_help = "Examples:
-  mayfly endpoint setup mine                      nodes are processes of this machine
-  mayfly endpoint setup cluster --provider slurm --option partition=idle --walltime 1h --nodes-per-block 2 --max-blocks 4
-  mayfly endpoint setup shared --share-with alice --share-with bob
-  mayfly endpoint setup site --account '*@example.org=*' --provider slurm      each as oneself; as root
+  dayfly endpoint setup mine                      nodes are processes of this machine
+  dayfly endpoint setup cluster --provider slurm --option partition=idle --walltime 1h --nodes-per-block 2 --max-blocks 4
+  dayfly endpoint setup shared --share-with alice --share-with bob
+  dayfly endpoint setup site --account '*@example.org=*' --provider slurm      each as oneself; as root
 
 Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
-change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'mayfly[providers]'`;
---option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install 'mayfly[aws]'` for Amazon's EC2,
-`'mayfly[google]'` for Google's Compute Engine, `'mayfly[azure]'` for Microsoft's Azure."
+change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'dayfly[providers]'`;
+--option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install 'dayfly[aws]'` for Amazon's EC2,
+`'dayfly[google]'` for Google's Compute Engine, `'dayfly[azure]'` for Microsoft's Azure."
 )]
 pub struct Arguments {
     /// What others call it
@@ -46,7 +46,7 @@ pub struct Arguments {
     #[arg(
         long,
         value_name = "EXE",
-        env = "MAYFLY_PYTHON",
+        env = "DAYFLY_PYTHON",
         hide_env_values = true,
         default_value = "python3"
     )]
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
     let directory = Directory::of(&arguments.name)?;
     if directory.path().join(config::FILE).exists() {
         let text = format!(
-            "the endpoint `{}` is set up already: change {}, or remove it by `mayfly endpoint remove {}`",
+            "the endpoint `{}` is set up already: change {}, or remove it by `dayfly endpoint remove {}`",
             arguments.name,
             directory.path().join(config::FILE).display(),
             arguments.name
@@ -152,7 +152,7 @@ pub fn run(arguments: &Arguments, global: &Global) -> Result<(), Failure> {
         true => output::json(&json!({ "endpoint": new.status, "configuration": file }))?,
         false => format!(
             "The endpoint {0} is set up, for the manager {1}.\n\n  configuration  {2}\n\n\
-             Start it:\n  mayfly endpoint start {0}",
+             Start it:\n  dayfly endpoint start {0}",
             arguments.name,
             connection.manager,
             file.display()
@@ -220,11 +220,11 @@ impl Arguments {
              # One that has nothing to do for so long goes.\n\
              idle = \"{idle}s\"\n\n\
              [node]\n\
-             # Where mayfly is on the nodes, if it is elsewhere than here (for pods and instances: if it is not in their PATH).\n\
+             # Where dayfly is on the nodes, if it is elsewhere than here (for pods and instances: if it is not in their PATH).\n\
              program = \"\"\n\
-             # Interpreters there that have the mayfly package, for clients whose own is not there.\n\
+             # Interpreters there that have the dayfly package, for clients whose own is not there.\n\
              python = [{interpreter}]\n\
-             # More arguments of `mayfly node`.\n\
+             # More arguments of `dayfly node`.\n\
              arguments = []\n\n\
              # Whose tasks run as which account of this machine, each in a daemon of that account's own; empty for all as the\n\
              # owner of this endpoint. `*` stands for the same in both: \"*@example.org\" = \"*\".\n\
@@ -260,7 +260,7 @@ pub fn remove(name: &str, global: &Global) -> Result<(), Failure> {
     let directory = Directory::of(name)?;
     if let Some(pid) = directory::holder(&directory)? {
         let text =
-            format!("the endpoint `{name}` runs, as process {pid}; stop it first, by `mayfly endpoint stop {name}`");
+            format!("the endpoint `{name}` runs, as process {pid}; stop it first, by `dayfly endpoint stop {name}`");
         return Err(Failure::new(Code::InvalidRequest, text));
     }
     let client = connect::manager(global)?;

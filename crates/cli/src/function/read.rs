@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::MOST_BODY_BYTES;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::MOST_BODY_BYTES;
 
 /// Names that an error lists.
 const SHOWN_NAMES: usize = 8;

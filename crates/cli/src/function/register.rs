@@ -1,15 +1,15 @@
-//! `mayfly function register`: a function without a program that registers it.
+//! `dayfly function register`: a function without a program that registers it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use mayfly_client::{Form, Placement, Runtime};
-use mayfly_protocol::entry_point::Words;
-use mayfly_protocol::environment::Environment;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{FunctionRegistration, FunctionStatus, Resources};
+use dayfly_client::{Form, Placement, Runtime};
+use dayfly_protocol::entry_point::Words;
+use dayfly_protocol::environment::Environment;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{FunctionRegistration, FunctionStatus, Resources};
 
 use super::read;
 use crate::{Global, connect, output, values};
@@ -20,11 +20,11 @@ const COMMAND: &str = "command";
 /// Keep a function, to be run by its name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly function register extract.py:extract --name extract --memory 2G --walltime 10m
-  mayfly function register extract.py:extract --require 'numpy>=2' --require scipy
-  mayfly function register --library ./area.so --symbol area
-  mayfly function register --command 'convert {source} -resize 64x64 {target}' --name resize
-  mayfly function register --image registry.example.org/align:2 --words '--threads {threads} {reads}' --name align --cores 4
+  dayfly function register extract.py:extract --name extract --memory 2G --walltime 10m
+  dayfly function register extract.py:extract --require 'numpy>=2' --require scipy
+  dayfly function register --library ./area.so --symbol area
+  dayfly function register --command 'convert {source} -resize 64x64 {target}' --name resize
+  dayfly function register --image registry.example.org/align:2 --words '--threads {threads} {reads}' --name align --cores 4
 
 A Python function goes along as the text of its file, which must need nothing beside it but packages, and runs in whatever Python its
 workers have; it is called in JSON, and so are commands and entry points. What stands in braces in these is an argument; a
@@ -39,7 +39,7 @@ pub struct Register {
     /// The function in it
     #[arg(long, value_name = "NAME", requires = "library", value_parser = NonEmptyStringValueParser::new())]
     symbol: Option<String>,
-    /// It is of the form that is told how much room there is and can report an error, as mayfly_function.h declares it
+    /// It is of the form that is told how much room there is and can report an error, as dayfly_function.h declares it
     #[arg(long, requires = "library")]
     checked: bool,
     /// Command for the shell, instead: answers what it writes on standard output
@@ -90,7 +90,7 @@ pub struct Register {
     /// Package that it imports, as a line of a requirements file; may be repeated [default: what the workers' Python has]
     #[arg(long, value_name = "REQUIREMENT", conflicts_with_all = ["library", "image"])]
     require: Vec<String>,
-    /// Requirements file of such packages, as `mayfly env lock` and `mayfly env capture` write it
+    /// Requirements file of such packages, as `dayfly env lock` and `dayfly env capture` write it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["library", "image"])]
     requirements: Option<PathBuf>,
 }
@@ -227,14 +227,14 @@ fn of_library(file: &Path, symbol: &str, checked: bool) -> Result<Kind, Failure>
     })
 }
 
-/// A command for the shell: the source of a `mayfly.Command`.
+/// A command for the shell: the source of a `dayfly.Command`.
 fn of_command(command: &str) -> Result<Kind, Failure> {
     let first = command.split_whitespace().next();
     let first = first.ok_or_else(|| wrong("--command is empty"))?;
     let quoted = output::json(&command)?;
     // Braces mean the same in the words of an entry point.
     Words::read(format!("[{quoted}]").as_bytes()).map_err(|why| wrong(format!("--command: {why}")))?;
-    let text = format!("import mayfly\n\n{COMMAND} = mayfly.Command({quoted})\n");
+    let text = format!("import dayfly\n\n{COMMAND} = dayfly.Command({quoted})\n");
     Ok(Kind {
         form: Form::Source { entry: COMMAND.into() },
         runtime: Runtime::any_python(),
@@ -274,13 +274,13 @@ fn of_file(file: &Path) -> Result<Vec<String>, Failure> {
         .extension()
         .is_some_and(|extension| extension == "toml" || extension == "lock")
     {
-        let text = format!("{name} is no requirements file; `mayfly env lock {name}` makes one of it");
+        let text = format!("{name} is no requirements file; `dayfly env lock {name}` makes one of it");
         return Err(wrong(text));
     }
     let requirements = read::requirements(&read::text(file)?);
     match requirements.iter().find(|line| line.starts_with('-')) {
         Some(option) => Err(wrong(format!(
-            "{name} has the option `{option:.80}`, which nodes do not take; `mayfly env lock` makes a file of packages alone"
+            "{name} has the option `{option:.80}`, which nodes do not take; `dayfly env lock` makes a file of packages alone"
         ))),
         None => Ok(requirements),
     }
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(kind.name, "convert");
         assert_eq!(
             kind.source,
-            "import mayfly\n\ncommand = mayfly.Command(\"/usr/bin/convert {source} -comment \\\"ä\\\\n\\\" {target}\")\n"
+            "import dayfly\n\ncommand = dayfly.Command(\"/usr/bin/convert {source} -comment \\\"ä\\\\n\\\" {target}\")\n"
         );
         for wrong in ["", "  ", "echo {", "echo {0}", "echo {a!r}"] {
             let refused = of_command(wrong).unwrap_err();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use mayfly_client::encoded;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_client::encoded;
+use dayfly_protocol::error::{Code, Failure};
 use sha2::{Digest, Sha256};
 
 use super::{Provider, tell};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use serde::Deserialize;
 
 use super::{Provider, tell};

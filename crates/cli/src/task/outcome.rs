@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mayfly_client::{Client, Form};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::short::GivenId;
-use mayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
-use mayfly_protocol::text;
+use dayfly_client::{Client, Form};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::TaskId;
+use dayfly_protocol::short::GivenId;
+use dayfly_protocol::tasks::{FunctionStatus, JSON_ANSWER, TaskOutcome, TaskStatus};
+use dayfly_protocol::text;
 
 use crate::{Global, invoke, output, values};
 
@@ -22,9 +22,9 @@ const SHOWN_BYTES: usize = 1024;
 /// Show how a task ended; fails as the task did.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
-  mayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
+  dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207
+  dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --wait 90
+  dayfly task result 019a51c3e0f07d2c9b64f1a85be3d207 --raw > answer
 
 Fails with `timed_out` while the task has not ended, and with the task's own error if it did not end well: on standard error,
 with the traceback as the worker saw it where the function raised. What a Python

@@ -1,11 +1,11 @@
 //! What a task prints.
 
 use clap::Args;
-use mayfly_client::Client;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::short::GivenId;
-use mayfly_protocol::tasks::TaskPrinted;
+use dayfly_client::Client;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::short::GivenId;
+use dayfly_protocol::tasks::TaskPrinted;
 
 use super::outcome::ASK;
 use crate::{Global, output, values};
@@ -13,9 +13,9 @@ use crate::{Global, output, values};
 /// Show what a task prints on standard output and error: the last 64 KiB, kept with its outcome.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
-  mayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --follow      until it has ended
+  dayfly task output 019a51c3e0f07d2c9b64f1a85be3d207 --stream err  of the two streams this one")]
 pub struct Printed {
     /// Its id, or six digits or more of its beginning or end
     #[arg(value_name = "ID", value_parser = values::id)]
@@ -50,7 +50,7 @@ pub fn printed(wanted: &Printed, client: &Client, global: &Global) -> Result<(),
         let answer: TaskPrinted = client.get(&path).map_err(|error| error.0)?;
         if answer.from > from {
             eprintln!(
-                "mayfly task: {} bytes before this are not kept any more",
+                "dayfly task: {} bytes before this are not kept any more",
                 answer.from - from
             );
         }

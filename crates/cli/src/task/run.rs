@@ -1,14 +1,14 @@
-//! `mayfly task run`: one call of a function, by its name.
+//! `dayfly task run`: one call of a function, by its name.
 
 use std::io::{IsTerminal, Read};
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use mayfly_client::{Client, Form, encoded};
-use mayfly_protocol::contents::INLINE_BYTES;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::tasks::{Accepted, FunctionStatus, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
+use dayfly_client::{Client, Form, encoded};
+use dayfly_protocol::contents::INLINE_BYTES;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::tasks::{Accepted, FunctionStatus, JsonCall, TaskInput, TaskOptions, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 
 use super::outcome::wait;
@@ -21,15 +21,15 @@ const FOR_EVER: &str = "for-ever";
 /// Submit a task: one call of a function, by its name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mayfly task run extract report.pdf 3                      prints the task's id
-  mayfly task run extract report.pdf --keyword pages='[1, 2]' --endpoint cluster --tag reports
-  mayfly task run extract report.pdf --wait                 prints its result, in JSON
-  mayfly task run convert photo.jpg small.png --wait --raw  a text as it is
-  mayfly task run simulate wing --follow                    shows what it prints, and fails as it does
-  mayfly task run area --input sides.bin --wait > area.bin  a function of a shared library
+  dayfly task run extract report.pdf 3                      prints the task's id
+  dayfly task run extract report.pdf --keyword pages='[1, 2]' --endpoint cluster --tag reports
+  dayfly task run extract report.pdf --wait                 prints its result, in JSON
+  dayfly task run convert photo.jpg small.png --wait --raw  a text as it is
+  dayfly task run simulate wing --follow                    shows what it prints, and fails as it does
+  dayfly task run area --input sides.bin --wait > area.bin  a function of a shared library
 
 Arguments are JSON, or texts that are none: 3 is a number, and '\"3\"' a text; behind `--` they may begin with a dash. Whoever
-does not wait, or stops waiting, finds the task by its id: `mayfly task result ID --wait 10m`.")]
+does not wait, or stops waiting, finds the task by its id: `dayfly task result ID --wait 10m`.")]
 pub struct Run {
     /// What to call: its name for its last version, OWNER/NAME for another tenant's, with @ID behind it for exactly that version, or an id
     #[arg(value_name = "NAME_OR_ID", value_parser = NonEmptyStringValueParser::new())]
@@ -43,7 +43,7 @@ pub struct Run {
     /// Input of a function of a shared library: a file, or - for standard input [default: none]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["arguments", "keyword"])]
     input: Option<String>,
-    /// Where, of those that `mayfly endpoint list` shows [default: the manager's own, or the only one]
+    /// Where, of those that `dayfly endpoint list` shows [default: the manager's own, or the only one]
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
     /// Name of yours for all that belongs together

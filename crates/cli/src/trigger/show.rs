@@ -1,9 +1,9 @@
 //! Triggers and their histories, for people and for programs.
 
-use mayfly_client::Client;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::tasks::TaskState;
-use mayfly_protocol::triggers::{EventSource, EventStatus, NewTrigger, TriggerStatus};
+use dayfly_client::Client;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::tasks::TaskState;
+use dayfly_protocol::triggers::{EventSource, EventStatus, NewTrigger, TriggerStatus};
 use serde_json::Value;
 
 use super::path;
@@ -33,7 +33,7 @@ pub fn made(new: &NewTrigger) -> String {
         text += &format!(" It is due at {} UTC.", output::time(status.next_at_ms));
     }
     if status.spec.paused {
-        text += &format!(" It is paused; `mayfly trigger resume {name}` has it begin.");
+        text += &format!(" It is paused; `dayfly trigger resume {name}` has it begin.");
     }
     text
 }
@@ -209,9 +209,9 @@ fn id(event: &EventStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::error::Code;
-    use mayfly_protocol::ids::TaskId;
-    use mayfly_protocol::triggers::EventState;
+    use dayfly_protocol::error::Code;
+    use dayfly_protocol::ids::TaskId;
+    use dayfly_protocol::triggers::EventState;
     use serde_json::json;
 
     use super::*;

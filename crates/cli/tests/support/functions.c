@@ -34,21 +34,21 @@ uint32_t announce(void *in, uint32_t size, void *out) {
     return 4;
 }
 
-typedef struct mf_context {
+typedef struct dfly_context {
     uint32_t version, reserved;
-    void (*set_error)(struct mf_context *, const char *);
-    void *(*grow_output)(struct mf_context *, size_t, size_t);
-    uint64_t (*time_left_us)(struct mf_context *);
-} mf_context;
+    void (*set_error)(struct dfly_context *, const char *);
+    void *(*grow_output)(struct dfly_context *, size_t, size_t);
+    uint64_t (*time_left_us)(struct dfly_context *);
+} dfly_context;
 
-int32_t fails(mf_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
+int32_t fails(dfly_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
     (void)in; (void)n; (void)out; (void)cap; (void)len; c->set_error(c, "the matrix is singular"); return 3;
 }
-int32_t too_long(mf_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
+int32_t too_long(dfly_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
     (void)c; (void)in; (void)n; (void)out; *len = cap + 1; return 0;
 }
 /* Writes as many bytes as its input says, growing its output as needed. */
-int32_t produce(mf_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
+int32_t produce(dfly_context *c, const void *in, size_t n, void *out, size_t cap, size_t *len) {
     uint64_t want; (void)n; memcpy(&want, in, 8);
     if (want > cap) out = c->grow_output(c, 0, want);
     if (!out) { c->set_error(c, "no room"); return 1; }

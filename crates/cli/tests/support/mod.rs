@@ -6,22 +6,22 @@ use std::process::Command;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use mayfly_client::Client;
+use dayfly_client::Client;
 
-/// The `mayfly` binary of this build. The executor's binary belongs beside it; `cargo test -p mayfly-cli` alone would
+/// The `dayfly` binary of this build. The executor's binary belongs beside it; `cargo test -p dayfly-cli` alone would
 /// not have built it.
-pub fn mayfly() -> PathBuf {
+pub fn dayfly() -> PathBuf {
     static EXECUTOR: Once = Once::new();
-    let mayfly = PathBuf::from(env!("CARGO_BIN_EXE_mayfly"));
+    let dayfly = PathBuf::from(env!("CARGO_BIN_EXE_dayfly"));
     EXECUTOR.call_once(|| {
         let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "-p", "mayfly-executor"]);
-        if mayfly.components().any(|part| part.as_os_str() == "release") {
+        command.args(["build", "--quiet", "-p", "dayfly-executor"]);
+        if dayfly.components().any(|part| part.as_os_str() == "release") {
             command.arg("--release");
         }
         assert!(command.status().unwrap().success(), "the executor did not build");
     });
-    mayfly
+    dayfly
 }
 
 /// Compiles C source to a shared library.

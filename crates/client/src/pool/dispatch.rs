@@ -9,12 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
-use mayfly_protocol::error::{Code, Retry};
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
-use mayfly_protocol::node_api::Fate;
-use mayfly_protocol::slot::Status;
+use dayfly_fabric::{Allocator, Buffer, Link, LinkError, Payload, Received, Sleeper};
+use dayfly_protocol::error::{Code, Retry};
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{CodeHash, FunctionIndex, WorkerIndex};
+use dayfly_protocol::node_api::Fate;
+use dayfly_protocol::slot::Status;
 
 use super::repair::{Broken, Repair, verdict};
 use super::{CallId, CallOptions, FunctionId, Input, Outcome, Output, PoolOptions};

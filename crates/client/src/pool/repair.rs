@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::LinkError;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::WorkerIndex;
-use mayfly_protocol::node_api::{End, Fate};
+use dayfly_fabric::LinkError;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::WorkerIndex;
+use dayfly_protocol::node_api::{End, Fate};
 
 use super::CallId;
 use super::dispatch::InFlight;

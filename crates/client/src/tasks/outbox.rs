@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, INLINE_BYTES};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{FunctionId, TaskId};
-use mayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, INLINE_BYTES};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::{FunctionId, TaskId};
+use dayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
 
 use super::{Inner, PATIENCE, RETRY, State, Tasks, refused, wait};
 use crate::Error;
@@ -184,7 +184,7 @@ impl Inner {
     pub(super) fn start_storing(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
         if !std::mem::replace(&mut state.storing, true) {
             for _ in 0..STORED_AT_ONCE {
-                self.spawn("mayfly-store", Self::store)?;
+                self.spawn("dayfly-store", Self::store)?;
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::gather::{copy, outside};
 use super::{Run, block};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::Run;
 use super::start::{Algorithm, Plan};
@@ -35,10 +35,10 @@ pub fn drive<T>(
     }
 }
 
-/// All of these return [`mayfly_protocol::error::Code::Mismatch`] when the ranks called different things or with arguments that do
-/// not fit together, [`mayfly_protocol::error::Code::RankLost`] when a rank of the communicator is gone,
-/// [`mayfly_protocol::error::Code::TimedOut`] when it takes longer than [`crate::Options::deadline`], and
-/// [`mayfly_protocol::error::Code::InvalidRequest`] when this rank's own arguments make no sense. After an error buffers hold
+/// All of these return [`dayfly_protocol::error::Code::Mismatch`] when the ranks called different things or with arguments that do
+/// not fit together, [`dayfly_protocol::error::Code::RankLost`] when a rank of the communicator is gone,
+/// [`dayfly_protocol::error::Code::TimedOut`] when it takes longer than [`crate::Options::deadline`], and
+/// [`dayfly_protocol::error::Code::InvalidRequest`] when this rank's own arguments make no sense. After an error buffers hold
 /// anything, and further collectives on this communicator may fail.
 impl Communicator {
     pub(crate) fn run<'a, A: Algorithm<'a>>(&'a self, plan: Result<Plan<A>, Failure>) -> Result<(), Failure> {

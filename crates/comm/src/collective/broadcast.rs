@@ -1,6 +1,6 @@
 //! Barrier and broadcast.
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::{Run, apart, share};
 use crate::table::Table;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use super::{Op, Run};
 

@@ -4,7 +4,7 @@
 //! them is faster by far. Karonis et al., "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation
 //! Performance", 2000.
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::{Reduction, Run};
 use crate::table::Table;

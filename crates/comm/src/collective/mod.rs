@@ -25,7 +25,7 @@ mod start;
 
 use std::ops::Range;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 pub use call::{Call, Kind};
 pub use op::{Op, Run};

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::AtomicPtr;
 use std::task::{Context, Poll};
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use crate::book::{RequestId, Status};
 use crate::engine::{Address, Core, Engine, Started};

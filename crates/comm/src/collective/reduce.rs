@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::{Run, share};
 use crate::datatype::Datatype;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::gather::{copy, outside, scatter};
 use super::{Reduction, Run, reduce};

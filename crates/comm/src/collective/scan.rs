@@ -1,6 +1,6 @@
 //! Reductions over the ranks up to one's own.
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::{Reduction, Run};
 

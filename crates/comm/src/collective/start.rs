@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::ops::Range;
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use super::{Call, Kind, Reduction, Run, block, levels};
 use crate::datatype::Datatype;

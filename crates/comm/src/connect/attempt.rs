@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use mayfly_fabric::tls::{self, Identity};
+use dayfly_fabric::tls::{self, Identity};
 use rustls::Connection;
 
 use super::Trust;

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 use rustix::event::epoll;
 
 use super::{Loop, Pair, Places, STOP, Setting, WISHES, lost};

@@ -2,7 +2,7 @@
 
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 64;
-const MAGIC: [u8; 4] = *b"MFRK";
+const MAGIC: [u8; 4] = *b"DFRK";
 const VERSION: u8 = 1;
 
 /// How a connection came about, as the end that says so knows it.

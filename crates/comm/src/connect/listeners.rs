@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::attempt::Socket;
 use super::{failed, socket};

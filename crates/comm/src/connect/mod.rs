@@ -18,8 +18,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::tls::Identity;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::tls::Identity;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 
 use self::attempt::{Attempt, Common, Progress, Socket};

@@ -1,4 +1,4 @@
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::ids::PublicKey;
 
 use super::*;
 

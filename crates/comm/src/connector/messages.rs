@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use mayfly_fabric::descriptors;
-use mayfly_protocol::error::Failure;
+use dayfly_fabric::descriptors;
+use dayfly_protocol::error::Failure;
 use serde::{Deserialize, Serialize};
 
 use crate::invitation::Invitation;

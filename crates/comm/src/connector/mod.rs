@@ -27,4 +27,4 @@ pub use permit::Orders;
 pub use serve::serve;
 
 /// Where a sandbox finds its connector.
-pub const SOCKET: &str = "/mayfly/code/group.sock";
+pub const SOCKET: &str = "/dayfly/code/group.sock";

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use mayfly_lease::rendezvous::is_vouched;
-use mayfly_protocol::api::{MOST_RANKS, RendezvousAddress};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
+use dayfly_lease::rendezvous::is_vouched;
+use dayfly_protocol::api::{MOST_RANKS, RendezvousAddress};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
 use crate::invitation::Invitation;
@@ -49,7 +49,7 @@ impl Orders {
         if let Some((what, _)) = beyond.into_iter().find(|(_, wanted)| *wanted) {
             let text = format!(
                 "a rank without a network cannot exchange through {what}, for its node does not go there in its place: ask for the host's \
-                 network (`network=True` of a lease, `--network` of `mayfly run`), or do without"
+                 network (`network=True` of a lease, `--network` of `dayfly run`), or do without"
             );
             return Err(Failure::new(Code::Forbidden, text));
         }
@@ -69,8 +69,8 @@ impl Orders {
             Code::Forbidden,
             format!(
                 "ranks in a sandbox without a network meet at their manager's rendezvous only, and no manager of this site vouches \
-                 for {:?}; use what it answers to `GET /v1/rendezvous`, voucher included, as mayfly.run does, or have the node's \
-                 owner allow this one (`mayfly node --rendezvous`)",
+                 for {:?}; use what it answers to `GET /v1/rendezvous`, voucher included, as dayfly.run does, or have the node's \
+                 owner allow this one (`dayfly node --rendezvous`)",
                 invitation.rendezvous.chars().take(100).collect::<String>()
             ),
         ))
@@ -116,8 +116,8 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mayfly_lease::SigningKey;
-    use mayfly_lease::rendezvous::vouch;
+    use dayfly_lease::SigningKey;
+    use dayfly_lease::rendezvous::vouch;
 
     fn invitation(address: &str, key: PublicKey, voucher: Option<String>) -> Invitation {
         let text = serde_json::json!({

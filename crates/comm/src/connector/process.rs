@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use mayfly_fabric::descriptors;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::MAX_PACKET_BYTES;
+use dayfly_fabric::descriptors;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::MAX_PACKET_BYTES;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 
 use super::permit::Orders;

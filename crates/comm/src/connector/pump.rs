@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
+use dayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
 use rustix::net::{RecvFlags, SendFlags};
 
 /// What the other host may take to acknowledge what was said last.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -67,7 +67,7 @@ pub fn serve(listener: &OwnedFd, orders: Orders, until: BorrowedFd<'_>) -> io::R
             Ok(socket) => admit(socket, &orders, &served, &mut pace),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(error) => {
-                eprintln!("mayfly connector: a rank could not be taken in: {error}; raise `ulimit -n`?");
+                eprintln!("dayfly connector: a rank could not be taken in: {error}; raise `ulimit -n`?");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
         }
@@ -89,7 +89,7 @@ fn admit(socket: OwnedFd, orders: &Arc<Orders>, served: &Arc<AtomicU32>, pace: &
     });
     if let Err(error) = spawned {
         // The socket went with the closure, so the rank hears the end of it.
-        eprintln!("mayfly connector: no thread for a rank: {error}");
+        eprintln!("dayfly connector: no thread for a rank: {error}");
     }
 }
 

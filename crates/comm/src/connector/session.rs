@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::stream::wire::Wire;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::stream::wire::Wire;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::epoll;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, socketpair};
@@ -65,7 +65,7 @@ pub fn refuse(socket: &OwnedFd, failure: Failure) {
 fn violation(text: impl std::fmt::Display) -> Failure {
     Failure::new(
         Code::ProtocolViolation,
-        format!("the node did not understand what a rank asked of it: {text}; use one release of Mayfly"),
+        format!("the node did not understand what a rank asked of it: {text}; use one release of Dayfly"),
     )
 }
 
@@ -79,7 +79,7 @@ fn first_word(socket: &OwnedFd) -> Result<Option<Invitation>, Failure> {
         Ok(Some((FromRank::Join { version, .. }, _))) => Err(Failure::new(
             Code::VersionMismatch,
             format!(
-                "the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Mayfly"
+                "the node joins groups in version {VERSION} and the rank asks in {version}; use one release of Dayfly"
             ),
         )),
         Ok(Some(_)) => Err(violation("its first word was not which group it wants")),

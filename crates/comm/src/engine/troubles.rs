@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use super::{Address, Engine};
 use crate::book::{ANY_SOURCE, Note, NoteKind, RequestId};

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::clock::{ticks, ticks_of_us};
-use mayfly_fabric::stream::wire::poll;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::clock::{ticks, ticks_of_us};
+use dayfly_fabric::stream::wire::poll;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Engine, Held};

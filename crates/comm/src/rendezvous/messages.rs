@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 
 /// What both sides must agree on.
@@ -25,7 +25,7 @@ pub const MOST_MISSING: usize = 16;
 /// Bytes of a ticket for the relay.
 pub const TICKET_BYTES: usize = 64;
 /// What a connection to the relay begins with, before its ticket; by its first byte it is told from TLS.
-pub const RELAY_MAGIC: [u8; 4] = *b"MFRL";
+pub const RELAY_MAGIC: [u8; 4] = *b"DFRL";
 /// The relay's answer once both halves are there.
 pub const RELAY_JOINED: u8 = b'+';
 

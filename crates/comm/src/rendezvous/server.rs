@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_fabric::tls::{Identity, presented, server_config_for_all};
-use mayfly_lease::admission::{Admission, Place, place_of};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
+use dayfly_fabric::tls::{Identity, presented, server_config_for_all};
+use dayfly_lease::admission::{Admission, Place, place_of};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -583,7 +583,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves until the process is asked to end (SIGINT, SIGTERM); `ready` hears the key and the addresses. What `mayfly rendezvous` does.
+/// Serves until the process is asked to end (SIGINT, SIGTERM); `ready` hears the key and the addresses. What `dayfly rendezvous` does.
 pub fn serve(options: ServeOptions, ready: impl FnOnce(PublicKey, &[SocketAddr])) -> Result<(), Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error| Failure::new(Code::Internal, format!("the rendezvous cannot start: {error}"));

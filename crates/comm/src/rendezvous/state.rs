@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::PublicKey;
 
 use super::messages::{Join, MOST_MISSING, MOST_NAME, MOST_RANKS, MOST_REASON, Sealed, Seat, ToRank, VERSION};
 
@@ -81,7 +81,7 @@ fn cut(text: &str) -> String {
 fn check(join: &Join) -> Result<(), Failure> {
     if join.version != VERSION {
         let text = format!(
-            "this rendezvous speaks version {VERSION} and the rank {}: use the same release of Mayfly on both",
+            "this rendezvous speaks version {VERSION} and the rank {}: use the same release of Dayfly on both",
             join.version
         );
         return refused(Code::VersionMismatch, text);

@@ -2,7 +2,7 @@
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 24;
-const MAGIC: [u8; 4] = *b"MFST";
+const MAGIC: [u8; 4] = *b"DFST";
 const VERSION: u8 = 1;
 const LAST: u8 = 1;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mayfly_protocol::error::Failure;
-use mayfly_storage::{Kind, Objects, Place, Streams};
+use dayfly_protocol::error::Failure;
+use dayfly_storage::{Kind, Objects, Place, Streams};
 
 /// Between two looks for an object that is not there, at least: about what the store takes to answer. None where it tells of them by
 /// itself.
@@ -140,7 +140,7 @@ impl Mailbox {
 /// Deletes what the runs of a group have left in a store, which is nothing unless all their ranks ended by force.
 pub fn clear(place: &Place, group: &str) -> Result<(), Failure> {
     let stem = super::stem(group);
-    mayfly_storage::runtime(place)?.block_on(async {
+    dayfly_storage::runtime(place)?.block_on(async {
         match place.kind() {
             Kind::Redis => Streams::open(place)?.clear(&format!("{stem}/")).await,
             Kind::S3 | Kind::File => Objects::open(place)?.clear(&stem).await,

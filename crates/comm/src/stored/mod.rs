@@ -19,8 +19,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::error::Failure;
-use mayfly_storage::Place;
+use dayfly_protocol::error::Failure;
+use dayfly_storage::Place;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::road::Lost;
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Stored {
 /// Below which name in a store the runs of a group are. Whoever starts ranks under a name of its own may clear it when they have ended.
 pub fn stem(group: &str) -> String {
     // A `/` would make two names of one.
-    format!("mayfly/{}", group.replace('/', "%2F"))
+    format!("dayfly/{}", group.replace('/', "%2F"))
 }
 
 impl Stored {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_storage::Place;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_storage::Place;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -31,7 +31,7 @@ pub type Arrival = (u64, Bytes);
 
 /// Runs until the rank leaves or the store fails.
 pub fn run(shared: &Arc<Shared>, place: &Place, run: String, size: u32, commands: UnboundedReceiver<Command>) {
-    let runtime = match mayfly_storage::runtime(place) {
+    let runtime = match dayfly_storage::runtime(place) {
         Ok(runtime) => runtime,
         Err(failure) => return shared.fail(&failure),
     };

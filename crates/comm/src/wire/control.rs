@@ -1,6 +1,6 @@
 //! What messages about messages mean, on every kind of link.
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 use zerocopy::FromBytes;
 
 use super::envelope::{Dissent, EXTRA_BYTES, Envelope, Offer, kind};

@@ -13,7 +13,7 @@ mod way;
 
 use std::os::fd::BorrowedFd;
 
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use crate::book::{Book, RequestId};
 use envelope::EXTRA_BYTES;

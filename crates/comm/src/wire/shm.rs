@@ -2,7 +2,7 @@
 //!
 //! Each direction has a ring of slots and a ring of data. A slot is four cache lines: envelope and, of a short message, the bytes.
 //! A longer message lies in the data ring, at the place where the previous one ended, which both sides work out for themselves.
-//! The sequence word of a slot is stored last (see [`mayfly_fabric::ring`]). The receiver counts what it is done with in a line
+//! The sequence word of a slot is stored last (see [`dayfly_fabric::ring`]). The receiver counts what it is done with in a line
 //! of its own, which the sender reads only when it believes a ring to be full.
 //!
 //! A message beyond that is offered, and then copied once between the processes (see [`super::reach`]): piece by piece, each
@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mayfly_fabric::memory::Mapping;
-use mayfly_fabric::ring;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::memory::Mapping;
+use dayfly_fabric::ring;
+use dayfly_protocol::error::{Code, Failure};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use zerocopy::IntoBytes;

@@ -8,8 +8,8 @@ use std::net::TcpStream;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use mayfly_fabric::libfabric::Choice;
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::libfabric::Choice;
+use dayfly_protocol::error::{Code, Failure};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::control::{self, Answer, retract, withdrawal};

@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use mayfly_fabric::libfabric::{Choice, Opened, Pipe};
-use mayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::libfabric::{Choice, Opened, Pipe};
+use dayfly_fabric::stream::wire::{Wire, unacknowledged_bytes};
+use dayfly_protocol::error::{Code, Failure};
 
 /// How the bytes of a stream travel.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use mayfly_comm::road::Road;
+use dayfly_comm::road::Road;
 
 const BLOCK: usize = 256 << 10;
 const TOTAL: usize = 512 << 20;

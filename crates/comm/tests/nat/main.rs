@@ -12,10 +12,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{exchange, vias};
+use dayfly_comm::connect::Trust;
+use dayfly_comm::road::{Road, Via};
+use dayfly_comm::{JoinOptions, Joined, Options, World, join};
 use lab::{Habits, Host, Kind, Lab, join_on, unavailable, world_on};
-use mayfly_comm::connect::Trust;
-use mayfly_comm::road::{Road, Via};
-use mayfly_comm::{JoinOptions, Joined, Options, World, join};
 use slow::{Sea, Weather};
 
 /// Joins a rank on each host, and says how each pair is connected, once bytes have passed both ways.
@@ -455,7 +455,7 @@ fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
                 None => assert!(begun.elapsed() < common::PATIENCE, "it does not listen"),
             }
         };
-        let addresses = first.net.within(mayfly_comm::connect::host::addresses);
+        let addresses = first.net.within(dayfly_comm::connect::host::addresses);
         let door = SocketAddr::new(addresses[0], port);
         let callers: Vec<TcpStream> = stranger.net.within(|| {
             let call = |at: usize| {
@@ -463,7 +463,7 @@ fn strangers_at_a_ranks_door_do_not_keep_the_ranks_from_each_other() {
                 // Silent ones, half a hello, and what is none.
                 socket
                     .write_all(
-                        &b"MFRK\x01\x01 no hello of ours, but as long as one has to be............."[..at % 3 * 32],
+                        &b"DFRK\x01\x01 no hello of ours, but as long as one has to be............."[..at % 3 * 32],
                     )
                     .expect("it takes that");
                 socket

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mayfly_comm::Joined;
-use mayfly_comm::rendezvous::server::{ServeOptions, Server};
+use dayfly_comm::Joined;
+use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::common;

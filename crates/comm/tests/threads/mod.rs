@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_comm::road::{Lost, Road, Via};
-use mayfly_comm::{Communicator, Options};
+use dayfly_comm::road::{Lost, Road, Via};
+use dayfly_comm::{Communicator, Options};
 
 /// How the ranks of a test reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     CallError, CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Outcome, Output, Pool, Printed, Reader,
     WorkerIndex,
 };
-use mayfly_protocol::api::RendezvousAddress;
-use mayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
-use mayfly_protocol::ids::{self, NodeId};
-use mayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
+use dayfly_protocol::api::RendezvousAddress;
+use dayfly_protocol::dispatch::{Attempt, FromDispatcher, Program, TaskOutput};
+use dayfly_protocol::ids::{self, NodeId};
+use dayfly_protocol::tasks::{ANSWERS_OF_RANKS, CALL_OF_RANK, JSON_ANSWER, join};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -466,9 +466,9 @@ impl Lane for Gang {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_client::Status;
-    use mayfly_protocol::error::Failure;
-    use mayfly_protocol::tasks::parts;
+    use dayfly_client::Status;
+    use dayfly_protocol::error::Failure;
+    use dayfly_protocol::tasks::parts;
 
     use super::*;
 
@@ -504,7 +504,7 @@ mod tests {
 
     #[test]
     fn a_failure_of_a_ranks_own_is_the_cause_of_those_that_were_left_alone() {
-        let alone = || raised(b"mayfly._errors GroupError");
+        let alone = || raised(b"dayfly._errors GroupError");
         let cause = of_all(vec![(0, alone()), (3, raised(b"mine")), (1, well(b"a")), (2, alone())]);
         assert_eq!(cause.unwrap_err().payload, b"mine");
         let cause = of_all(vec![(0, well(b"a")), (1, alone())]);

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mayfly_client::{Printed, Reader};
-use mayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
+use dayfly_client::{Printed, Reader};
+use dayfly_protocol::dispatch::{FromDispatcher, TaskOutput};
 
 use crate::crew::Shared;
 
@@ -47,7 +47,7 @@ pub fn listen<T: Send + Sync + 'static>(
             std::thread::sleep(pause);
         }
     };
-    let thread = std::thread::Builder::new().name("mayfly-output".into());
+    let thread = std::thread::Builder::new().name("dayfly-output".into());
     if let Err(error) = thread.spawn(listening) {
         tracing::error!(%error, "no thread to read what tasks print");
     }

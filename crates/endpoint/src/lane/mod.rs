@@ -9,13 +9,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_client::{
+use dayfly_client::{
     CallError, ChannelOptions, Code, Error, Geometry, Lease, Outcome, Output, Pool, PoolOptions, Status,
 };
-use mayfly_protocol::contents::{INLINE_BYTES, Payload};
-use mayfly_protocol::dispatch::{Attempt, Ended, Program};
-use mayfly_protocol::ids::NodeId;
-use mayfly_protocol::tasks::{JSON_ANSWER, MOST_ANSWER_BYTES};
+use dayfly_protocol::contents::{INLINE_BYTES, Payload};
+use dayfly_protocol::dispatch::{Attempt, Ended, Program};
+use dayfly_protocol::ids::NodeId;
+use dayfly_protocol::tasks::{JSON_ANSWER, MOST_ANSWER_BYTES};
 
 use crate::crew::{Crew, Task};
 

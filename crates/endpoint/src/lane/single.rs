@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
-use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
-use mayfly_protocol::ids::NodeId;
-use mayfly_tasks::{Busy, Cost, gives};
+use dayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
+use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
+use dayfly_protocol::ids::NodeId;
+use dayfly_tasks::{Busy, Cost, gives};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told};
@@ -28,7 +28,7 @@ struct Running {
 #[derive(Default)]
 struct Calls {
     running: HashMap<CallId, Running>,
-    functions: HashMap<mayfly_protocol::ids::FunctionId, Known>,
+    functions: HashMap<dayfly_protocol::ids::FunctionId, Known>,
     /// What all that runs is expected to take.
     ahead_us: u64,
     /// What its workers did.

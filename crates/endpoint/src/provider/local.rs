@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
-use mayfly_protocol::tasks::BlockState;
-use mayfly_sandbox::umask;
+use dayfly_protocol::tasks::BlockState;
+use dayfly_sandbox::umask;
 use rustix::process::{Pid, Signal};
 
 use super::{Job, JobState, Provider, Trouble};
@@ -94,7 +94,7 @@ impl Local {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", &job.command])
-            .env("MAYFLY_RANK", rank.to_string())
+            .env("DAYFLY_RANK", rank.to_string())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -186,7 +186,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mut first = Local::new(directory.path().into());
         let name = first
-            .submit(&job("echo rank $MAYFLY_RANK; exec sleep 60"))
+            .submit(&job("echo rank $DAYFLY_RANK; exec sleep 60"))
             .expect("a job");
         let said = || std::fs::read_to_string(directory.path().join("job.out")).unwrap_or_default();
         let both = |_: &JobState| said().contains("rank 0") && said().contains("rank 1");

@@ -1,6 +1,6 @@
 //! A program that speaks for a batch system, a JSON object on a line for each question and each answer.
 //!
-//! `mayfly._providers` of the Python package is one: it has Parsl's providers.
+//! `dayfly._providers` of the Python package is one: it has Parsl's providers.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use mayfly_protocol::tasks::BlockState;
-use mayfly_sandbox::umask;
+use dayfly_protocol::tasks::BlockState;
+use dayfly_sandbox::umask;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -143,7 +143,7 @@ impl Program {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("mayfly-provider".into()).spawn(read);
+        let thread = std::thread::Builder::new().name("dayfly-provider".into()).spawn(read);
         let running = Running {
             child,
             questions,

@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::triggers::{FileSeen, Watch};
+use dayfly_storage::{Objects, Place};
 use globset::{GlobBuilder, GlobMatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::triggers::{FileSeen, Watch};
-use mayfly_storage::{Objects, Place};
 use tokio::runtime::Runtime;
 
 /// What one look goes through at most.

@@ -1,6 +1,6 @@
 //! Which provider and domain of libfabric's: as somebody asks for them, and as they are shown.
 
-use mayfly_protocol::fabric::{NAME_BYTES, name, text};
+use dayfly_protocol::fabric::{NAME_BYTES, name, text};
 
 /// A provider and one of its domains, such as `verbs/mlx5_0`; either may be left open.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

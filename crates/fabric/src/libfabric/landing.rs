@@ -1,7 +1,7 @@
 //! What lands: slots, parts of large payloads, and grants; and the memory that large payloads land in.
 
-use mayfly_protocol::fabric::{ASKS, GRANT_BYTES, Grant, PLACEMENT_BYTES, Placement, most_grants, notice};
-use mayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
+use dayfly_protocol::fabric::{ASKS, GRANT_BYTES, Grant, PLACEMENT_BYTES, Placement, most_grants, notice};
+use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::ffi::{Entry, Target, is_from_peer};

@@ -18,8 +18,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::fabric::{GRANT_BYTES, PLACEMENT_BYTES, Placement, most_grants};
-use mayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
+use dayfly_protocol::fabric::{GRANT_BYTES, PLACEMENT_BYTES, Placement, most_grants};
+use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header, flags};
 use rustix::event::{PollFd, PollFlags};
 use zerocopy::IntoBytes;
 
@@ -125,7 +125,7 @@ pub struct FabricLink {
     pub(super) large: Box<[Option<Large>]>,
     pub(super) unsent: VecDeque<Item>,
     /// Memory that the peer granted in advance.
-    pub(super) grants: Vec<(u32, mayfly_protocol::fabric::Grant)>,
+    pub(super) grants: Vec<(u32, dayfly_protocol::fabric::Grant)>,
     /// Where the replies of our own requests may be written.
     pub(super) rooms: Box<[Option<Room>]>,
     pub(super) current: Now,
@@ -292,7 +292,7 @@ impl FabricLink {
     ) -> Result<u32, LinkError> {
         let (sequence, empty) = (self.next_out, large.length() == 0);
         if large.target.is_none() && !empty {
-            placement.grant = mayfly_protocol::fabric::ASKS;
+            placement.grant = dayfly_protocol::fabric::ASKS;
         }
         let sends = large.target.is_some() && !empty;
         self.place(placement);

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, most_grants, name, text};
-use mayfly_protocol::slot::Geometry;
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::fabric::{CARD_BYTES, Card, ENDPOINT_BYTES, MAGIC, most_grants, name, text};
+use dayfly_protocol::slot::Geometry;
 use rustix::event::PollFlags;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

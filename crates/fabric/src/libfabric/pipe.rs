@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::fabric::{Card, notice};
+use dayfly_protocol::fabric::{Card, notice};
 use rustix::event::epoll;
 
 use super::choice::Choice;

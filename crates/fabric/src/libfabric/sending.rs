@@ -1,7 +1,7 @@
 //! What leaves: slots, parts of large payloads, and grants of memory; now, or as soon as the provider and the peer take it.
 
-use mayfly_protocol::fabric::{GRANT_BYTES, Grant, notice};
-use mayfly_protocol::slot::{Geometry, HEADER_BYTES};
+use dayfly_protocol::fabric::{GRANT_BYTES, Grant, notice};
+use dayfly_protocol::slot::{Geometry, HEADER_BYTES};
 
 use super::ffi::{Context, Target};
 use super::link::FabricLink;

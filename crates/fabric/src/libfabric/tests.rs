@@ -3,8 +3,8 @@
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::fabric::notice;
-use mayfly_protocol::slot::{Geometry, HEADER_BYTES, Header};
+use dayfly_protocol::fabric::notice;
+use dayfly_protocol::slot::{Geometry, HEADER_BYTES, Header};
 use zerocopy::IntoBytes;
 
 use super::ffi::Library;
@@ -120,7 +120,7 @@ fn what_contradicts_the_channel_is_malformed_or_a_violation() {
         (header(1, 0, 5000), notice::SLOT, 1, true),
         (header(1, 0x4000, 1), notice::SLOT, 1, true),
         (
-            header(1, mayfly_protocol::slot::flags::IN_ROOM, 0),
+            header(1, dayfly_protocol::slot::flags::IN_ROOM, 0),
             notice::SLOT,
             1,
             true,

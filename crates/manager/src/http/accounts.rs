@@ -4,12 +4,12 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Shared};
 use axum::http::StatusCode;
-use mayfly_protocol::accounts::{
+use dayfly_protocol::accounts::{
     AuditEntry, BillPage, NewToken, Prices, RevokedToken, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::LeaseId;
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::LeaseId;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

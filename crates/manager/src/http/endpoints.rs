@@ -9,12 +9,12 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::{Connection, ErrorBody};
-use mayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::TenantId;
-use mayfly_protocol::tasks::{AccountRequest, EndpointRegistration, EndpointStatus, NewEndpoint};
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::{Connection, ErrorBody};
+use dayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::TenantId;
+use dayfly_protocol::tasks::{AccountRequest, EndpointRegistration, EndpointStatus, NewEndpoint};
 
 use super::Api;
 use super::tasks::submitter;

@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::extract::State as Shared;
 use axum::http::StatusCode;
-use mayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
-use mayfly_protocol::api::ErrorBody;
+use dayfly_protocol::accounts::{LoginInfo, LoginRequest, NewToken};
+use dayfly_protocol::api::ErrorBody;
 
 use super::Api;
 use crate::requests::{Body, Refusal};

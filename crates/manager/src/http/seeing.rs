@@ -7,10 +7,10 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::{ErrorBody, Moment};
-use mayfly_protocol::error::Code;
-use mayfly_telemetry as telemetry;
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::{ErrorBody, Moment};
+use dayfly_protocol::error::Code;
+use dayfly_telemetry as telemetry;
 use serde::Deserialize;
 use tracing::Instrument;
 use utoipa::IntoParams;

@@ -5,9 +5,9 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Shared};
 use axum::response::Response;
 use axum::routing::{get, put};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::tasks::{Team, TeamSpec, UsageLine};
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::tasks::{Team, TeamSpec, UsageLine};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

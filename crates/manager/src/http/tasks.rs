@@ -8,13 +8,13 @@ use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::bounds;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FunctionId, TaskId};
-use mayfly_protocol::short::GivenId;
-use mayfly_protocol::tasks::{
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::bounds;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FunctionId, TaskId};
+use dayfly_protocol::short::GivenId;
+use dayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, FunctionSharing, FunctionStatus,
     MAX_SHARING_BODY_BYTES, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
     TaskStatus, TaskSubmission,

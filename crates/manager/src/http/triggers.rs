@@ -8,12 +8,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::api::ErrorBody;
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::TriggerId;
-use mayfly_protocol::triggers::{
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::api::ErrorBody;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::TriggerId;
+use dayfly_protocol::triggers::{
     EventStatus, EventTaken, MOST_EVENT_BYTES, NewTrigger, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use serde::Deserialize;

@@ -10,10 +10,10 @@ use axum::extract::{Request, State as Shared};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use dayfly_protocol::error::Code;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use hyper::body::{Frame, SizeHint};
-use mayfly_protocol::error::Code;
 
 use super::Api;
 use crate::bearers::Validity;

@@ -4,7 +4,7 @@ use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use mayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
+use dayfly_protocol::version::{VERSION_HEADER, check_version, own_version};
 
 use crate::requests::refuse;
 

@@ -10,11 +10,11 @@ use axum::http::header::{
 };
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use dayfly_protocol::error::Code;
+use dayfly_telemetry::{self as telemetry, TRACEPARENT};
 use hyper::client::conn::http1::SendRequest;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use mayfly_protocol::error::Code;
-use mayfly_telemetry::{self as telemetry, TRACEPARENT};
 
 use super::{CONNECT_DEADLINE, MOVE_TICK, PASSED_ON, Passed, open};
 use crate::bearers::Validity;

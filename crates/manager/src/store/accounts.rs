@@ -1,7 +1,7 @@
 //! What must survive of who shares with whom, and of what tasks cost.
 
-use mayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
-use mayfly_protocol::tasks::TeamSpec;
+use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
+use dayfly_protocol::tasks::TeamSpec;
 
 use super::Pending;
 

@@ -1,11 +1,11 @@
 //! What a change makes of a lease's record, where records are not changed by SQL.
 
-use mayfly_lease::State;
+use dayfly_lease::State;
 
 use super::{Change, LeaseRecord};
 
 /// The lease that a change is about.
-pub fn lease_of(change: &Change) -> mayfly_protocol::ids::LeaseId {
+pub fn lease_of(change: &Change) -> dayfly_protocol::ids::LeaseId {
     match change {
         Change::Offered(record) => record.lease,
         Change::Taken { lease, .. }

@@ -1,8 +1,8 @@
 //! What must survive of flows: what they are, and how they ended. How far they are stands in their tasks.
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
-use mayfly_protocol::ids::{FlowId, TenantId};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
+use dayfly_protocol::ids::{FlowId, TenantId};
 
 use super::Pending;
 

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, Metered, NodeAddress};
-use mayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
+use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
+use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
 
 use super::apply::{apply, lease_of};
 use super::{

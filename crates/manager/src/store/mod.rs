@@ -20,13 +20,13 @@ pub(crate) mod conformance;
 
 use std::time::Duration;
 
-use mayfly_lease::billing::merge;
-use mayfly_lease::quota::{Held, QuotaError};
-use mayfly_lease::{Cost, State};
-use mayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
-use mayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_lease::billing::merge;
+use dayfly_lease::quota::{Held, QuotaError};
+use dayfly_lease::{Cost, State};
+use dayfly_protocol::accounts::{AuditEntry, Prices, Role, TenantSpec};
+use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 

@@ -1,8 +1,8 @@
 //! What managers over one store tell each other.
 
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::{Capacity, Event};
-use mayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api::{Capacity, Event};
+use dayfly_protocol::ids::{PublicKey, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::{Bearer, LeaseRecord, NodeRecord, Snapshot, TenantRecord};

@@ -1,12 +1,12 @@
 //! What must survive of functions and tasks. All of it is on the disk before anybody hears that it is.
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::dispatch::Attempt;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::dispatch::Attempt;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece};
 use serde::{Deserialize, Serialize};
 
 use super::Pending;
@@ -32,7 +32,7 @@ pub struct FunctionSpec {
     /// What the code is.
     pub form: Form,
     /// What runs it.
-    pub runtime: mayfly_protocol::api::Runtime,
+    pub runtime: dayfly_protocol::api::Runtime,
     /// The container image that it runs in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,

@@ -1,8 +1,8 @@
 //! What must survive of triggers: what they are, and what happened, before anybody hears that it is known.
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::triggers::{EventState, TriggerSpec};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
+use dayfly_protocol::triggers::{EventState, TriggerSpec};
 
 use super::Pending;
 

@@ -6,10 +6,10 @@
 
 use std::collections::HashSet;
 
-use mayfly_protocol::dispatch::ToDispatcher;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TenantId};
-use mayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
+use dayfly_protocol::dispatch::ToDispatcher;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TenantId};
+use dayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
 
 use super::submit::Submitter;
 use super::{Endpoint, State, Tasks, Tenants};

@@ -5,9 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{MOST_AFTER, TaskInput};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{MOST_AFTER, TaskInput};
 
 use super::{Place, State, Tasks};
 

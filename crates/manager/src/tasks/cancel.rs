@@ -7,10 +7,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_protocol::dispatch::{Attempt, ToDispatcher};
-use mayfly_protocol::error::Code;
-use mayfly_protocol::ids::{EndpointId, TaskId};
-use mayfly_protocol::tasks::{Cancellation, Cancelled};
+use dayfly_protocol::dispatch::{Attempt, ToDispatcher};
+use dayfly_protocol::error::Code;
+use dayfly_protocol::ids::{EndpointId, TaskId};
+use dayfly_protocol::tasks::{Cancellation, Cancelled};
 use tokio::sync::oneshot;
 
 use super::finish::instead;

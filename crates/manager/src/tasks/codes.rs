@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::ids::FunctionId;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::ids::FunctionId;
 
 /// So many bytes, each with what keeping it takes.
 const MOST_BYTES: usize = 64 << 20;

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, ContentUsage};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{ContentHash, TenantId};
+use dayfly_storage::{Objects, Reading, Writing};
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, ContentUsage};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{ContentHash, TenantId};
-use mayfly_storage::{Objects, Reading, Writing};
 use tokio::sync::RwLock;
 
 use super::{Tasks, told};
@@ -174,7 +174,7 @@ impl Contents {
         if more > most {
             let text = format!(
                 "the content store holds {most} bytes for a tenant, and yours has {used}; forget results that you have fetched, \
-                 by `mayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
+                 by `dayfly task forget`: else they are kept for {} after their tasks' ends. Contents go once no task has them, \
                  an hour after their last use, and arguments when their tasks end",
                 told(self.kept)
             );
@@ -411,7 +411,7 @@ pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_storage::Place;
+    use dayfly_storage::Place;
 
     use super::*;
     use crate::store::SqliteTasks;

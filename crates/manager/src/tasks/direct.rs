@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::api::Connection;
-use mayfly_protocol::dispatch::ToDispatcher;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::EndpointId;
+use dayfly_protocol::api::Connection;
+use dayfly_protocol::dispatch::ToDispatcher;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::EndpointId;
 use tokio::sync::oneshot;
 
 use super::endpoints::is_guest;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TenantId};
-use mayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TenantId};
+use dayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
 
 use super::submit::{Submitter, plainly_named};
 use super::{Endpoint, State, Tasks, Tenants, Whose};
@@ -122,7 +122,7 @@ impl Tasks {
             let waiting = state.live.values().filter(|live| all.contains(&live.endpoint)).count();
             if waiting > 0 {
                 let text = format!(
-                    "{waiting} tasks at the endpoint have not ended; cancel them, by `mayfly task cancel --endpoint NAME \
+                    "{waiting} tasks at the endpoint have not ended; cancel them, by `dayfly task cancel --endpoint NAME \
                      --everybody`, or wait"
                 );
                 return Err(Failure::new(Code::InvalidRequest, text));
@@ -166,7 +166,7 @@ impl Tasks {
         let state = self.state();
         let found = endpoint.map(|wanted| {
             state.endpoint_named(wanted).ok_or_else(|| {
-                let text = format!("there is no endpoint `{wanted:.80}`; `mayfly endpoint list` shows those there are");
+                let text = format!("there is no endpoint `{wanted:.80}`; `dayfly endpoint list` shows those there are");
                 Failure::new(Code::NotFound, text)
             })
         });
@@ -261,7 +261,7 @@ impl State {
             let found = self.endpoint_named(wanted).filter(usable);
             return found.map(|endpoint| endpoint.record.id).ok_or_else(|| {
                 let text = format!(
-                    "there is no endpoint `{wanted:.80}` that you may use; `mayfly endpoint list` shows those there are"
+                    "there is no endpoint `{wanted:.80}` that you may use; `dayfly endpoint list` shows those there are"
                 );
                 Failure::new(Code::NotFound, text)
             });
@@ -278,11 +278,11 @@ impl State {
             (Some(only), None) => Ok(only.record.id),
             (None, _) => Err(Failure::new(
                 Code::NotFound,
-                "this manager has no endpoint that you may run tasks at; set one up by `mayfly endpoint setup`",
+                "this manager has no endpoint that you may run tasks at; set one up by `dayfly endpoint setup`",
             )),
             _ => Err(Failure::new(
                 Code::InvalidRequest,
-                "this manager has several endpoints: name one of those that `mayfly endpoint list` shows",
+                "this manager has several endpoints: name one of those that `dayfly endpoint list` shows",
             )),
         }
     }

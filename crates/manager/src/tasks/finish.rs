@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::dispatch::{Attempt, Ended};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TaskId};
-use mayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
-use mayfly_tasks::MOST_FAULTS;
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::dispatch::{Attempt, Ended};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TaskId};
+use dayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
+use dayfly_tasks::MOST_FAULTS;
 use tokio::sync::mpsc;
 
 use super::memo::Key;

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::error::{Code, Failure, Retry};
+use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
+use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
+use dayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
 use futures_util::future::try_join_all;
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::error::{Code, Failure, Retry};
-use mayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
-use mayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
-use mayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -365,7 +365,7 @@ fn calls(step: &FlowStep, arguments: &[Arc<Value>]) -> Result<Vec<Vec<Value>>, F
 /// The task of a call of a step's.
 fn task_of(flow: &FlowRecord, step: usize, call: usize) -> TaskId {
     let mut hash = Sha256::new();
-    hash.update(b"mayfly flow");
+    hash.update(b"dayfly flow");
     hash.update(flow.id.0);
     hash.update((step as u64).to_le_bytes());
     hash.update((call as u64).to_le_bytes());

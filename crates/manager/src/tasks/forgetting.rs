@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{Forgetting, Forgotten};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{Forgetting, Forgotten};
 
 use super::memo::Key;
 use super::triggers::to_its_end;

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 
 use super::triggers::to_its_end;
 use super::{State, Tasks};

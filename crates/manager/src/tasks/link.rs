@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use mayfly_protocol::bounds::MAX_MESSAGE_BYTES;
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::EndpointId;
-use mayfly_protocol::text;
-use mayfly_tasks::{Fate, Terms, fate, next_wait};
+use dayfly_protocol::bounds::MAX_MESSAGE_BYTES;
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::EndpointId;
+use dayfly_protocol::text;
+use dayfly_tasks::{Fate, Terms, fate, next_wait};
 use tokio::sync::mpsc;
 
 use super::endpoints::own;

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::short::{GivenId, MAX_CANDIDATES, MIN_DIGITS};
-use mayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::short::{GivenId, MAX_CANDIDATES, MIN_DIGITS};
+use dayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
 
 use super::{Live, Place, State, Tasks};
 use crate::control::since_boot_ms;

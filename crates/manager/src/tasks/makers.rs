@@ -3,9 +3,9 @@
 //! Either can answer what they like, also what runs code in whoever unpickles it. So whoever reads an answer is told of those who are
 //! not the task's own tenant, by the manager, and not by the answer. The manager's own endpoint is nobody's, and trusted as it is.
 
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::ids::{EndpointId, TenantId};
-use mayfly_protocol::tasks::{MAKERS_OF_ANSWERS, Ran, TaskOutcome};
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::ids::{EndpointId, TenantId};
+use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, Ran, TaskOutcome};
 use sha2::{Digest, Sha256};
 
 use super::endpoints::NOBODY;

@@ -7,10 +7,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::TaskId;
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::TaskId;
 use sha2::{Digest, Sha256};
 
 use super::{Place, State, Tasks};
@@ -268,8 +268,8 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::contents::Content;
-    use mayfly_protocol::ids::ContentHash;
+    use dayfly_protocol::contents::Content;
+    use dayfly_protocol::ids::ContentHash;
 
     use super::*;
     use crate::store::conformance::tasks::{function, task as new_task};
@@ -382,7 +382,7 @@ mod tests {
         );
         assert_ne!(same, Key::of(computes(&one), &new, &Payload::default()));
         let others = TaskSpec {
-            tenant: mayfly_protocol::ids::TenantId([9; 16]),
+            tenant: dayfly_protocol::ids::TenantId([9; 16]),
             ..new.clone()
         };
         assert_ne!(same, key(&one, &others));

@@ -55,14 +55,14 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{BlockStatus, TaskCounts, TaskState, TaskStatus, TaskTimes};
-use mayfly_tasks::Queue;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::tasks::{BlockStatus, TaskCounts, TaskState, TaskStatus, TaskTimes};
+use dayfly_tasks::Queue;
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 
 use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};

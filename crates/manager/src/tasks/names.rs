@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FunctionId, TenantId};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FunctionId, TenantId};
 
 use super::submit::Submitter;
 use super::{Tasks, may_run};
@@ -143,7 +143,7 @@ fn pinned(named: &str, digits: &str, versions: Functions) -> Result<Functions, F
     let digits = digits.to_ascii_lowercase();
     if digits.len() < MIN_DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         let text = format!(
-            "`{VERSION}{digits:.80}` pins no version of `{named:.80}`: take the id that `mayfly function show` tells, or \
+            "`{VERSION}{digits:.80}` pins no version of `{named:.80}`: take the id that `dayfly function show` tells, or \
              {MIN_DIGITS} digits of it"
         );
         return refused(Code::InvalidRequest, text);
@@ -155,14 +155,14 @@ fn pinned(named: &str, digits: &str, versions: Functions) -> Result<Functions, F
         0 if versions.iter().any(|one| one.hash.to_string().starts_with(&digits)) => {
             let text = format!(
                 "`{digits:.80}` is the hash of the code of `{named:.80}` alone, which says nothing of what that runs in: pin it by \
-                 its id, which `mayfly function show` tells"
+                 its id, which `dayfly function show` tells"
             );
             refused(Code::InvalidRequest, text)
         }
         0 => {
             let text = format!(
                 "there is no function `{named:.80}{VERSION}{digits:.80}` any more that you may run: its owner removed that version, \
-                 or shares it no longer. Look at what there is now (`mayfly function show {named:.80}`) before you run it"
+                 or shares it no longer. Look at what there is now (`dayfly function show {named:.80}`) before you run it"
             );
             refused(Code::NotFound, text)
         }
@@ -176,7 +176,7 @@ fn pinned(named: &str, digits: &str, versions: Functions) -> Result<Functions, F
 
 fn unknown(wanted: &str) -> Failure {
     let text = format!(
-        "there is no function `{wanted:.120}` that you may run; `mayfly function list` shows those there are, and whose"
+        "there is no function `{wanted:.120}` that you may run; `dayfly function list` shows those there are, and whose"
     );
     Failure::new(Code::NotFound, text)
 }

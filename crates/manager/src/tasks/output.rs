@@ -6,12 +6,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Weak;
 use std::time::Duration;
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::dispatch::TaskOutput;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{EndpointId, TaskId};
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::dispatch::TaskOutput;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{EndpointId, TaskId};
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
 use tokio::time::Instant;
 
 use super::{State, Tasks};

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mayfly_protocol::contents::Payload;
-use mayfly_protocol::dispatch::{Assigned, Program, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::contents::Payload;
+use dayfly_protocol::dispatch::{Assigned, Program, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
 use tokio::sync::Notify;
 
 use super::after::forgotten;

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use mayfly_lease::Cost;
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api;
-use mayfly_protocol::bounds;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TenantId};
-use mayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
+use dayfly_lease::Cost;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api;
+use dayfly_protocol::bounds;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TenantId};
+use dayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
 
 use super::submit::plainly_named;
 use super::triggers::to_its_end;
@@ -112,7 +112,7 @@ impl State {
     pub(super) fn unknown_team(&self, shared_with: &[String]) -> Option<Failure> {
         let mut named = shared_with.iter().filter_map(|with| with.strip_prefix(TEAM));
         let unknown = named.find(|team| !self.teams.all.contains_key(*team))?;
-        let text = format!("there is no team `{unknown:.80}` to share with; `mayfly team set` makes one");
+        let text = format!("there is no team `{unknown:.80}` to share with; `dayfly team set` makes one");
         Some(Failure::new(Code::NotFound, text))
     }
 

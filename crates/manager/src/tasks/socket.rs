@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::ws::{Message, WebSocket};
+use dayfly_protocol::WIRE_VERSION;
+use dayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::EndpointId;
+use dayfly_protocol::version::RELEASE;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use mayfly_protocol::WIRE_VERSION;
-use mayfly_protocol::dispatch::{FromDispatcher, ToDispatcher};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::EndpointId;
-use mayfly_protocol::version::RELEASE;
 use tokio::sync::{mpsc, watch};
 
 use super::Tasks;
@@ -87,7 +87,7 @@ async fn converse(
     };
     if *version != WIRE_VERSION {
         let text = format!(
-            "the endpoint speaks wire version {version} and this manager {WIRE_VERSION} (Mayfly {RELEASE}); install the same release on both"
+            "the endpoint speaks wire version {version} and this manager {WIRE_VERSION} (Dayfly {RELEASE}); install the same release on both"
         );
         return Over::Refused(Failure::new(Code::VersionMismatch, text));
     }

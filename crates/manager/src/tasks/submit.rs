@@ -3,15 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use mayfly_protocol::api::{MOST_RANKS, Runtime};
-use mayfly_protocol::bounds::{self, MAX_FUNCTION_BYTES, MAX_TAG_BYTES};
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::dispatch::Ended;
-use mayfly_protocol::entry_point::Words;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
-use mayfly_protocol::tasks::{
+use dayfly_protocol::api::{MOST_RANKS, Runtime};
+use dayfly_protocol::bounds::{self, MAX_FUNCTION_BYTES, MAX_TAG_BYTES};
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::dispatch::Ended;
+use dayfly_protocol::entry_point::Words;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, time_first};
+use dayfly_protocol::tasks::{
     Accepted, FunctionRegistration, JSON_CALL, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
 };
 use sha2::{Digest, Sha256};
@@ -302,7 +302,7 @@ fn runs(given: &FunctionRegistration) -> Result<(), Failure> {
         return Err(Failure::new(Code::TooLarge, text));
     }
     if ranks > 0 && !matches!(given.form, Form::Python { .. } | Form::Source { .. }) {
-        let text = "ranks are called through Python: register a Python function, or a `mayfly.Command` for a program";
+        let text = "ranks are called through Python: register a Python function, or a `dayfly.Command` for a program";
         return Err(Failure::new(Code::LoadFailed, text));
     }
     if let Form::EntryPoint { .. } = given.form {
@@ -598,7 +598,7 @@ fn ids_of(tenant: TenantId, tasks: &[TaskInput]) -> Result<Vec<TaskId>, Failure>
 
 fn of_key(tenant: TenantId, key: &str) -> TaskId {
     let mut hash = Sha256::new();
-    hash.update(b"mayfly task key");
+    hash.update(b"dayfly task key");
     hash.update(tenant.0);
     hash.update(key);
     TaskId(first_half(hash))

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::dispatch::ToDispatcher;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{EndpointId, FunctionId};
+use dayfly_protocol::dispatch::ToDispatcher;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{EndpointId, FunctionId};
 use tokio::sync::oneshot;
 
 use super::submit::Submitter;

@@ -4,9 +4,9 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{Outcomes, TaskOutcome};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{Outcomes, TaskOutcome};
 use tokio::sync::Notify;
 
 use super::Tasks;

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::dispatch::{Assigned, FromDispatcher, TaskOutput};
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::short::GivenId;
-use mayfly_protocol::tasks::{
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::dispatch::{Assigned, FromDispatcher, TaskOutput};
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::short::GivenId;
+use dayfly_protocol::tasks::{
     Accepted, Cancellation, Cancelled, Forgetting, Forgotten, FunctionRegistration, Resources, TaskInput, TaskOptions,
     TaskOutcome, TaskSubmission,
 };
-use mayfly_storage::Place as Where;
+use dayfly_storage::Place as Where;
 
 use super::*;
 use crate::store::SqliteTasks;

@@ -15,11 +15,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use mayfly_protocol::bounds::{self, MAX_TAG_BYTES};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
-use mayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
-use mayfly_tasks::Timer;
+use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
+use dayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
+use dayfly_tasks::Timer;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
@@ -150,7 +150,7 @@ impl Heard {
 /// The task that an event becomes.
 fn task_of(trigger: TriggerId, number: u64, at_ms: u64) -> TaskId {
     let mut hash = Sha256::new();
-    hash.update(b"mayfly event");
+    hash.update(b"dayfly event");
     hash.update(trigger.0);
     hash.update(number.to_le_bytes());
     TaskId(time_first(at_ms, first_half(hash)))

@@ -1,9 +1,9 @@
 //! Tenants, tokens, quotas, budgets, bills and the audit log, over the real API.
 
-use mayfly_protocol::accounts::{
+use dayfly_protocol::accounts::{
     AuditEntry, BillPage, NewToken, Prices, Quota, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
-use mayfly_protocol::error::Failure;
+use dayfly_protocol::error::Failure;
 
 use super::*;
 use crate::store::{SqliteStore, Store};
@@ -346,7 +346,7 @@ async fn lease_follows_a_token_that_is_replaced_while_its_node_is_asked() {
     let kept = kept.leases.iter().find(|kept| kept.lease == lease).unwrap();
     assert_eq!(
         (kept.state, kept.bearer),
-        (mayfly_lease::State::Granted, Some(hash(&third)))
+        (dayfly_lease::State::Granted, Some(hash(&third)))
     );
 }
 

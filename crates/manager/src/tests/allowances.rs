@@ -1,11 +1,11 @@
 //! Leases that nodes grant under allowances: what the manager believes, counts and tells.
 
-use mayfly_lease::SigningKey;
-use mayfly_lease::token::Opening;
-use mayfly_protocol::accounts::Role;
-use mayfly_protocol::hello::Hello;
-use mayfly_protocol::ids::{AllowanceId, ChannelId};
-use mayfly_protocol::node_api::DirectStart;
+use dayfly_lease::SigningKey;
+use dayfly_lease::token::Opening;
+use dayfly_protocol::accounts::Role;
+use dayfly_protocol::hello::Hello;
+use dayfly_protocol::ids::{AllowanceId, ChannelId};
+use dayfly_protocol::node_api::DirectStart;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::accounts::member;

@@ -1,6 +1,6 @@
 //! Several managers over one real PostgreSQL, with fake nodes.
 
-use mayfly_protocol::accounts::{Quota, TenantSpec};
+use dayfly_protocol::accounts::{Quota, TenantSpec};
 
 use super::*;
 use crate::options::StoreKind;

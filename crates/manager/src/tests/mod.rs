@@ -12,12 +12,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use dayfly_lease::token::check_token;
+use dayfly_protocol::api::*;
+use dayfly_protocol::error::Code;
+use dayfly_protocol::hello::Token;
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use futures_util::StreamExt;
-use mayfly_lease::token::check_token;
-use mayfly_protocol::api::*;
-use mayfly_protocol::error::Code;
-use mayfly_protocol::hello::Token;
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -391,7 +391,7 @@ async fn nobody_gets_in_without_the_right_token() {
     }
     assert_eq!(
         client.get::<VersionInfo>("/v1/version").await.wire_version,
-        mayfly_protocol::WIRE_VERSION
+        dayfly_protocol::WIRE_VERSION
     );
     assert_eq!(client.get::<Health>("/v1/health").await.status, "ok");
     let operator = manager.connection().token.clone();
@@ -740,7 +740,7 @@ async fn a_damaged_key_is_named_and_not_replaced() {
     assert_eq!(std::fs::read(directory.path().join("signing.p8")).unwrap(), b"garbage");
 }
 
-/// Prints what a grant takes on this machine: `cargo test -p mayfly-manager -- --ignored --nocapture latency`.
+/// Prints what a grant takes on this machine: `cargo test -p dayfly-manager -- --ignored --nocapture latency`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures, and says nothing on a busy machine"]
 async fn latency_of_a_grant() {

@@ -1,10 +1,10 @@
 //! Functions, tasks and endpoints of several tenants, over the real API.
 
-use mayfly_protocol::accounts::{AuditEntry, Role};
-use mayfly_protocol::dispatch::{Ended, FromDispatcher, TaskOutput, ToDispatcher};
-use mayfly_protocol::ids::TaskId;
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskPrinted, TaskStatus};
+use dayfly_protocol::accounts::{AuditEntry, Role};
+use dayfly_protocol::dispatch::{Ended, FromDispatcher, TaskOutput, ToDispatcher};
+use dayfly_protocol::ids::TaskId;
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::tasks::{Accepted, Cancelled, Forgotten, FunctionStatus, TaskPrinted, TaskStatus};
 use serde_json::{Value, json};
 
 use super::accounts::member;

@@ -1,7 +1,7 @@
 //! Channels to a lease's workers: opened, ended, and what became of them.
 
-use mayfly_fabric::Choice;
-use mayfly_protocol::slot::{MAX_SLOTS, has_begun};
+use dayfly_fabric::Choice;
+use dayfly_protocol::slot::{MAX_SLOTS, has_begun};
 
 use super::*;
 
@@ -160,7 +160,7 @@ impl Run {
     }
 
     fn attach(&self, hello: &Hello, fabrics: &[Choice]) -> Result<ToExecutor, Failure> {
-        use mayfly_protocol::hello::transport::{LIBFABRIC, TLS};
+        use dayfly_protocol::hello::transport::{LIBFABRIC, TLS};
         let tls = matches!(hello.transport, TLS | LIBFABRIC);
         let fabrics = fabrics.iter().map(Choice::to_string).collect();
         let never_sleeps = if self.never_sleeps() {

@@ -1,6 +1,6 @@
 //! Parts of a lease in other hands: who may use which workers, and what is taken back.
 
-use mayfly_lease::delegation::Part;
+use dayfly_lease::delegation::Part;
 
 use super::*;
 

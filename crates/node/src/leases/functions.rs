@@ -3,7 +3,7 @@
 //! It only says how the lease's usage is made up, which is what is paid for and is believed no further than the clock allows: a worker
 //! that lies here moves its own tenant's costs from one line to another.
 
-use mayfly_protocol::api::{MOST_FUNCTIONS, OTHER_FUNCTIONS};
+use dayfly_protocol::api::{MOST_FUNCTIONS, OTHER_FUNCTIONS};
 
 use super::*;
 
@@ -20,7 +20,7 @@ pub(super) fn entry(all: &mut BTreeMap<String, FunctionUsage>, name: Option<Stri
 impl Run {
     /// By function, no more than `believed` in all.
     pub(super) fn functions_of(&self, inner: &Inner, believed: &Usage) -> Vec<FunctionUsage> {
-        use mayfly_fabric::clock::{ticks, us_of_ticks};
+        use dayfly_fabric::clock::{ticks, us_of_ticks};
         let mut all = inner.lost.clone();
         for (slot, meter) in inner.slots.iter().zip(&self.meters) {
             for (name, counted) in meter.functions() {

@@ -1,7 +1,7 @@
 //! What the clock demands of a lease, and what its workers' meters say.
 
-use mayfly_protocol::durations::DURATION_BUCKETS;
-use mayfly_protocol::slot::has_begun;
+use dayfly_protocol::durations::DURATION_BUCKETS;
+use dayfly_protocol::slot::has_begun;
 
 use super::*;
 
@@ -32,7 +32,7 @@ impl Run {
     /// What time demands.
     pub fn tick(&self) -> Tick {
         let now = clock::now_ms();
-        let ticks = mayfly_fabric::clock::ticks();
+        let ticks = dayfly_fabric::clock::ticks();
         let mut inner = self.inner();
         Self::expire_delegations(&mut inner, now);
         let Inner {
@@ -60,8 +60,8 @@ impl Run {
             stuck |= slot.kill.is_some_and(|(_, since)| since.elapsed() > KILL_DEADLINE);
         }
         match life.tick(now, busy) {
-            Some(mayfly_lease::Step::End(_)) => return Tick::Over,
-            Some(mayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut inner),
+            Some(dayfly_lease::Step::End(_)) => return Tick::Over,
+            Some(dayfly_lease::Step::Drain { .. }) => self.begin_draining(&mut inner),
             None => {}
         }
         if inner.life.is_draining() {
@@ -141,7 +141,7 @@ impl Run {
     }
 
     fn usage_of(&self, inner: &mut Inner) -> Usage {
-        use mayfly_fabric::clock::{ticks, us_of_ticks};
+        use dayfly_fabric::clock::{ticks, us_of_ticks};
         let wall_us = inner.life.allocated_ms(clock::now_ms()) * 1000;
         let mut total = Usage::default();
         for (slot, meter) in inner.slots.iter_mut().zip(&self.meters) {

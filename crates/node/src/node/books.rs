@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use mayfly_protocol::api::Runtime;
-use mayfly_sandbox::isolation::Shown;
+use dayfly_protocol::api::Runtime;
+use dayfly_sandbox::isolation::Shown;
 use tracing::{Instrument, Span};
 
 use super::*;
@@ -37,7 +37,7 @@ impl Node {
         };
         match (found, ended) {
             (Some(run), _) => run.part_of(&token.holder).map(|_| run),
-            (None, Some(state)) => Err(mayfly_lease::state::LeaseError::Ended(state).into()),
+            (None, Some(state)) => Err(dayfly_lease::state::LeaseError::Ended(state).into()),
             (None, None) => Err(Failure::new(
                 Code::NotFound,
                 format!(
@@ -173,10 +173,10 @@ impl Node {
             return Ok(None);
         }
         let image = self.images.wanted(request.image.as_deref(), rights.sees_all());
-        let image = image.instrument(mayfly_telemetry::span!("make an image ready")).await?;
+        let image = image.instrument(dayfly_telemetry::span!("make an image ready")).await?;
         let own = match &request.runtime {
             Runtime::Native => {
-                let found = mayfly_sandbox::find(&self.options.executor_path());
+                let found = dayfly_sandbox::find(&self.options.executor_path());
                 let from = found.map_err(|error| Failure::new(Code::ExecutorFailed, error.to_string()))?;
                 vec![Shown {
                     path: policy::EXECUTOR.into(),
@@ -188,7 +188,7 @@ impl Node {
                 let theirs = executable.as_ref().filter(|_| rights.sees_all());
                 let python = self.options.pythons.first().cloned().or(theirs.map(PathBuf::from)).ok_or_else(|| {
                     let text = "this node has no Python package to show an image; start it with --python PATH of an interpreter \
-                                that has the mayfly module";
+                                that has the dayfly module";
                     Failure::new(Code::ExecutorFailed, text)
                 })?;
                 let packages = self.packages.clone();
@@ -200,7 +200,7 @@ impl Node {
         Ok(Some(Container { image, own }))
     }
 
-    /// Shows an isolated executor in an interpreter of this node's what it imports of Mayfly, where that lies elsewhere than the
+    /// Shows an isolated executor in an interpreter of this node's what it imports of Dayfly, where that lies elsewhere than the
     /// interpreter, such as in the home of the node's user.
     pub(crate) async fn show_packages(&self, kind: &mut Kind) {
         let (Language::Python { executable, path, .. }, Some(opening)) = (&mut kind.language, &mut kind.opening) else {
@@ -254,7 +254,7 @@ impl Node {
         let theirs = theirs.filter(|_| rights.sandboxes().contains(&Sandbox::Process));
         let pythons: Vec<PathBuf> = self.options.pythons.iter().cloned().chain(theirs).collect();
         let built = self.environments.wanted(environment, version, pythons);
-        let step = mayfly_telemetry::span!("make an environment ready");
+        let step = dayfly_telemetry::span!("make an environment ready");
         built.instrument(step).await.map(Some)
     }
 

@@ -1,9 +1,9 @@
 //! Leases that this node grants under its manager's allowances.
 
-use mayfly_lease::quota::Held;
-use mayfly_lease::{Reservation, direct, token};
-use mayfly_protocol::hello::Hello;
-use mayfly_protocol::node_api::DirectStart;
+use dayfly_lease::quota::Held;
+use dayfly_lease::{Reservation, direct, token};
+use dayfly_protocol::hello::Hello;
+use dayfly_protocol::node_api::DirectStart;
 
 use super::*;
 

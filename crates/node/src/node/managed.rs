@@ -47,7 +47,7 @@ impl Node {
         let books = self.books();
         match (books.leases.get(&lease), books.ended.get(&lease)) {
             (Some(run), _) => Ok(run.clone()),
-            (None, Some(ended)) => Err(mayfly_lease::state::LeaseError::Ended(ended.state).into()),
+            (None, Some(ended)) => Err(dayfly_lease::state::LeaseError::Ended(ended.state).into()),
             (None, None) => Err(Failure::new(
                 Code::NotFound,
                 format!("this node holds no lease {lease}"),

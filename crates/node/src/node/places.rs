@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use mayfly_protocol::node_api::End;
+use dayfly_protocol::node_api::End;
 use rustix::process::{Pid, Signal};
 
 use super::*;

@@ -1,6 +1,6 @@
 //! What this node signs: grants of its leases, and the allowance to lease.
 
-use mayfly_sandbox::isolation::CODE_DIR;
+use dayfly_sandbox::isolation::CODE_DIR;
 
 use super::*;
 

@@ -10,18 +10,18 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mayfly_fabric::{AnyLink, Link, LinkError, StreamLink, descriptors, shm, tls};
-use mayfly_lease::SigningKey;
-use mayfly_lease::ledger::Resources;
-use mayfly_lease::token::{Opening, check_verdict};
-use mayfly_node::{Handle, Node, Options};
-use mayfly_protocol::api::{Grant, LeaseRequest, Mode, Usage};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::executor::{Form, LoadFunction};
-use mayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
-use mayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, NodeId, WorkerIndex};
-use mayfly_protocol::node_api::{Fate, Request, Response};
-use mayfly_protocol::slot::{Geometry, Status};
+use dayfly_fabric::{AnyLink, Link, LinkError, StreamLink, descriptors, shm, tls};
+use dayfly_lease::SigningKey;
+use dayfly_lease::ledger::Resources;
+use dayfly_lease::token::{Opening, check_verdict};
+use dayfly_node::{Handle, Node, Options};
+use dayfly_protocol::api::{Grant, LeaseRequest, Mode, Usage};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::executor::{Form, LoadFunction};
+use dayfly_protocol::hello::{Hello, Token, VERDICT_BYTES, Verdict, transport};
+use dayfly_protocol::ids::{ChannelId, CodeHash, FunctionIndex, NodeId, WorkerIndex};
+use dayfly_protocol::node_api::{Fate, Request, Response};
+use dayfly_protocol::slot::{Geometry, Status};
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -41,7 +41,7 @@ pub fn executor() -> PathBuf {
     BUILT
         .get_or_init(|| {
             let tests = std::env::current_exe().unwrap();
-            let binary = tests.ancestors().nth(2).unwrap().join("mayfly-executor");
+            let binary = tests.ancestors().nth(2).unwrap().join("dayfly-executor");
             let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
             let newest = ["executor", "fabric", "protocol"].map(|name| newest_in(&crates.join(name)));
             let built = std::fs::metadata(&binary).and_then(|found| found.modified());
@@ -49,7 +49,7 @@ pub fn executor() -> PathBuf {
                 return binary;
             }
             let status = Command::new(env!("CARGO"))
-                .args(["build", "--quiet", "-p", "mayfly-executor", "--bin", "mayfly-executor"])
+                .args(["build", "--quiet", "-p", "dayfly-executor", "--bin", "dayfly-executor"])
                 .args(if cfg!(debug_assertions) {
                     &[][..]
                 } else {

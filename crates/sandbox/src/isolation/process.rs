@@ -119,7 +119,7 @@ impl Plan {
             {
                 return false;
             }
-            let name = c"mayfly";
+            let name = c"dayfly";
             libc::sethostname(name.as_ptr(), name.count_bytes());
             if !self.network {
                 kernel::loopback_up();

@@ -14,7 +14,7 @@ const MACHINE: &str = "/sys/devices/system";
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
 /// What is not an image's to say: the kernel's files, memory, and ours.
-const NOT_AN_IMAGES: [&str; 5] = ["/dev", "/mayfly", "/proc", "/sys", "/tmp"];
+const NOT_AN_IMAGES: [&str; 5] = ["/dev", "/dayfly", "/proc", "/sys", "/tmp"];
 /// Entries of an image that are shown one by one: those of its root directory, and of the directories into which something else is
 /// shown. The root directory in memory has room for these.
 const MOST_ENTRIES: usize = 2048;

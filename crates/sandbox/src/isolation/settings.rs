@@ -37,7 +37,7 @@ pub fn make_settings(dir: &Path) -> std::io::Result<()> {
         copy(&from.canonicalize()?, &to)?;
     }
     let (user, group) = super::inner_ids();
-    let passwd = format!("root:x:0:0:root:/:/bin/false\nworker:x:{user}:{group}:Mayfly worker:/tmp:/bin/sh\n");
+    let passwd = format!("root:x:0:0:root:/:/bin/false\nworker:x:{user}:{group}:Dayfly worker:/tmp:/bin/sh\n");
     std::fs::write(dir.join("passwd"), passwd)?;
     std::fs::write(dir.join("group"), format!("root:x:0:\nworker:x:{group}:\n"))?;
     open_to_all(dir)

@@ -5,8 +5,8 @@ use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use mayfly_sandbox::isolation::{Base, make_settings};
-use mayfly_sandbox::{Child, Isolation, Program, SandboxError, Spawner};
+use dayfly_sandbox::isolation::{Base, make_settings};
+use dayfly_sandbox::{Child, Isolation, Program, SandboxError, Spawner};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{WaitId, WaitIdOptions};
 
@@ -105,7 +105,7 @@ impl Ended {
             let ended = !waiting[0].revents().is_empty();
             drop(waiting);
             if asked {
-                match child.watch.as_mut().and_then(mayfly_sandbox::Watch::answer) {
+                match child.watch.as_mut().and_then(dayfly_sandbox::Watch::answer) {
                     Some(refusal) if refusal.is_hostile => refused.push(refusal.call),
                     Some(_) => {}
                     None => child.watch = None,

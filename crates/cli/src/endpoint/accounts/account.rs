@@ -71,7 +71,7 @@ impl Account {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
         // What it starts for its user is made with the usual mask; its own files are private by themselves.
-        mayfly_sandbox::umask::hand_back(command);
+        dayfly_sandbox::umask::hand_back(command);
         // SAFETY: between fork and exec some system calls are made, which allocate nothing. There is one thread then.
         unsafe {
             command.pre_exec(move || {

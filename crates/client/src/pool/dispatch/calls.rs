@@ -1,6 +1,6 @@
 //! What a pool's users ask of their calls, and say about them.
 
-use mayfly_protocol::node_api::Printer;
+use dayfly_protocol::node_api::Printer;
 
 use super::*;
 

@@ -8,16 +8,16 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use mayfly_fabric::memory::{Mapping, check_sealed, sealed_memory};
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_fabric::memory::{Mapping, check_sealed, sealed_memory};
+use dayfly_protocol::error::{Code, Failure};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{BOARDS, MEMORY_BYTES, Ring, ShmLink, at};
 use crate::wire::reach::Reach;
 
-/// "mayfly" and the version of what is in the memory.
-const MAGIC: u64 = u64::from_le_bytes(*b"mayfly\x01\x00");
+/// "dayfly" and the version of what is in the memory.
+const MAGIC: u64 = u64::from_le_bytes(*b"dayfly\x01\x00");
 
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -54,7 +54,7 @@ impl Greeting {
     pub fn send(rank: u32, peer: u32, socket: UnixStream, sleeps: bool) -> Result<Self, Failure> {
         let probe = Box::new(RandomState::new().hash_one(rank));
         let memory = match rank < peer {
-            true => Some(sealed_memory("mayfly-comm", MEMORY_BYTES as u64).map_err(|e| failed(peer, "making it", e))?),
+            true => Some(sealed_memory("dayfly-comm", MEMORY_BYTES as u64).map_err(|e| failed(peer, "making it", e))?),
             false => None,
         };
         let packet = Packet {
@@ -107,7 +107,7 @@ impl Greeting {
             );
             return Err(Failure::new(
                 Code::VersionMismatch,
-                format!("rank {peer} greets as another version or rank ({found}); use the same Mayfly in all ranks"),
+                format!("rank {peer} greets as another version or rank ({found}); use the same Dayfly in all ranks"),
             ));
         }
         let memory = match (self.memory, received) {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::error::{Code, Failure};
 
 use super::{BOARDS, EAGER_BYTES, ShmLink, at};
 use crate::book::{Book, Request, RequestId, State, truncated};

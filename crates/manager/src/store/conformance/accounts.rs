@@ -1,7 +1,7 @@
 //! What every store of teams, and of what tasks cost, does.
 
-use mayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
-use mayfly_protocol::tasks::TeamSpec;
+use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
+use dayfly_protocol::tasks::TeamSpec;
 
 use crate::store::accounts::{TeamRecord, Usage, UsageKey};
 use crate::store::tasks::TaskStore;

@@ -1,8 +1,8 @@
 //! What every store of flows does.
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
-use mayfly_protocol::ids::{FlowId, TenantId};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
+use dayfly_protocol::ids::{FlowId, TenantId};
 
 use crate::store::flows::FlowRecord;
 use crate::store::tasks::TaskStore;

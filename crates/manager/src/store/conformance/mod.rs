@@ -25,9 +25,9 @@ mod triggers;
 
 use std::path::Path;
 
-use mayfly_lease::State;
-use mayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_lease::State;
+use dayfly_protocol::api::{Capacity, FunctionUsage, MOST_FUNCTIONS, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 
 use super::*;
 

@@ -1,14 +1,14 @@
 //! What every store of tasks does.
 
-use mayfly_protocol::api::Runtime;
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::exception::Exception;
-use mayfly_protocol::executor::Form;
-use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::node_api::Stream;
-use mayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece, TaskTimes};
+use dayfly_protocol::api::Runtime;
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::exception::Exception;
+use dayfly_protocol::executor::Form;
+use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::node_api::Stream;
+use dayfly_protocol::tasks::{EndpointSpec, Ran, Resources, TaskCounts, TaskOutcome, TaskPiece, TaskTimes};
 
 use crate::store::tasks::{
     EndedTask, EndpointRecord, FunctionRecord, FunctionSpec, Given, Gone, How, KeptOutput, LOOK, Like, Memoized,

@@ -1,9 +1,9 @@
 //! What every store of triggers does.
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, FunctionId, TenantId, TriggerId};
-use mayfly_protocol::tasks::TaskOptions;
-use mayfly_protocol::triggers::{EventSource, EventState, TriggerSpec};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId, TriggerId};
+use dayfly_protocol::tasks::TaskOptions;
+use dayfly_protocol::triggers::{EventSource, EventState, TriggerSpec};
 
 use crate::store::tasks::TaskStore;
 use crate::store::triggers::{EventRecord, NewEvent, TriggerRecord};

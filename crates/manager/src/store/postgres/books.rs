@@ -7,10 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dayfly_lease::quota::{self, Held};
+use dayfly_protocol::api::Metered;
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use futures_util::future::{join, maybe_done, try_join_all};
-use mayfly_lease::quota::{self, Held};
-use mayfly_protocol::api::Metered;
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio_postgres::types::ToSql;
 
 use super::connect::Link;

@@ -24,7 +24,7 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(5);
 
 /// What every session says first. A manager that stops in the middle of a transaction must not hold its locks for long.
-const SESSION: &str = "SET search_path = mayfly; SET statement_timeout = '8s'; SET lock_timeout = '5s';
+const SESSION: &str = "SET search_path = dayfly; SET statement_timeout = '8s'; SET lock_timeout = '5s';
     SET idle_in_transaction_session_timeout = '5s'; SET client_min_messages = warning";
 
 /// Where the database is.
@@ -53,7 +53,7 @@ impl Address {
             ));
         }
         config
-            .application_name("mayfly")
+            .application_name("dayfly")
             .connect_timeout(CONNECT_DEADLINE)
             .tcp_user_timeout(SILENT)
             .keepalives_idle(SILENT)
@@ -294,10 +294,10 @@ mod tests {
     #[test]
     fn clear_text_is_for_sockets_and_the_loopback() {
         for near in [
-            "postgresql://a@localhost/mayfly",
-            "postgresql://a@127.0.0.1:5433/mayfly",
-            "postgresql://a@[::1]/mayfly",
-            "postgresql:///mayfly?host=/run/postgresql",
+            "postgresql://a@localhost/dayfly",
+            "postgresql://a@127.0.0.1:5433/dayfly",
+            "postgresql://a@[::1]/dayfly",
+            "postgresql:///dayfly?host=/run/postgresql",
         ] {
             assert!(
                 Address::parse(near).is_ok_and(|address| address.tls.is_none()),
@@ -305,16 +305,16 @@ mod tests {
             );
         }
         for far in [
-            "postgresql://a:secret@db.example.org/mayfly",
-            "postgresql://a:secret@10.0.0.7/mayfly?sslmode=disable",
+            "postgresql://a:secret@db.example.org/dayfly",
+            "postgresql://a:secret@10.0.0.7/dayfly?sslmode=disable",
         ] {
             let error = Address::parse(far).err().expect("no authority is named").to_string();
             assert!(error.contains("sslrootcert") && !error.contains("secret"), "{error}");
         }
-        let error = Address::parse("postgresql://a:secret@h/mayfly?sslrootcert=/no%20such").err();
+        let error = Address::parse("postgresql://a:secret@h/dayfly?sslrootcert=/no%20such").err();
         let error = error.expect("no such file").to_string();
         assert!(error.contains("/no such") && !error.contains("secret"), "{error}");
-        for nonsense in ["", "mayfly", "postgresql://", "postgresql://h/d?nonsense=1"] {
+        for nonsense in ["", "dayfly", "postgresql://", "postgresql://h/d?nonsense=1"] {
             assert!(
                 matches!(Address::parse(nonsense), Err(StoreError::Address { .. })),
                 "{nonsense}"

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::ids::PublicKey;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -14,7 +14,7 @@ use super::{FIRST_WAIT, LAST_WAIT};
 use crate::store::News;
 
 /// Sends a payload.
-pub const NOTIFY: &str = "SELECT pg_notify('mayfly', $1)";
+pub const NOTIFY: &str = "SELECT pg_notify('dayfly', $1)";
 /// PostgreSQL takes less than 8,000 bytes.
 const MOST_BYTES: usize = 7_900;
 /// How often a quiet connection is tried.
@@ -73,7 +73,7 @@ pub async fn listen(address: Address, me: PublicKey, news: mpsc::Sender<News>) {
 async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Result<(), Fault> {
     let (heard, mut payloads) = mpsc::unbounded_channel();
     let link = Link::open(address, Some(heard)).await?;
-    link.batch("LISTEN mayfly").await?;
+    link.batch("LISTEN dayfly").await?;
     // From here on nothing is missed, and what was before is read.
     let mut everything = true;
     loop {
@@ -116,7 +116,7 @@ async fn hear(address: &Address, me: PublicKey, news: &mpsc::Sender<News>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use mayfly_protocol::ids::TenantId;
+    use dayfly_protocol::ids::TenantId;
 
     use super::*;
 
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn what_is_too_long_is_read_by_everybody_instead() {
         let long = News::Event(
-            mayfly_protocol::api::Event::NodeSuspended {
-                node: mayfly_protocol::ids::NodeId([1; 16]),
+            dayfly_protocol::api::Event::NodeSuspended {
+                node: dayfly_protocol::ids::NodeId([1; 16]),
                 for_ms: 1,
                 why: "x".repeat(10_000),
             },

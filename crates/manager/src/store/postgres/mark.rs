@@ -17,11 +17,11 @@ use crate::store::mark::{Count, Known, Mark, SYNC_PERIOD};
 macro_rules! mark_table {
     () => {
         "
-CREATE TABLE mayfly.mark (
+CREATE TABLE dayfly.mark (
     one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), store BYTEA NOT NULL, commits BIGINT NOT NULL DEFAULT 0,
     at TIMESTAMPTZ NOT NULL DEFAULT now()
 );
-INSERT INTO mayfly.mark (store) VALUES (decode(md5(random()::TEXT || clock_timestamp()::TEXT), 'hex'));
+INSERT INTO dayfly.mark (store) VALUES (decode(md5(random()::TEXT || clock_timestamp()::TEXT), 'hex'));
 "
     };
 }

@@ -24,12 +24,12 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use dayfly_lease::quota::Held;
+use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
+use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mayfly_lease::quota::Held;
-use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, Metered, NodeAddress};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;

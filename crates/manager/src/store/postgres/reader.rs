@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use dayfly_lease::quota::Held;
+use dayfly_protocol::accounts::{AuditEntry, Prices};
+use dayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
 use futures_util::future::BoxFuture;
-use mayfly_lease::quota::Held;
-use mayfly_protocol::accounts::{AuditEntry, Prices};
-use mayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::Instant;
 

@@ -1,10 +1,10 @@
 //! Rows as records, and records as parameters.
 
-use mayfly_lease::State;
-use mayfly_lease::quota::Held;
-use mayfly_protocol::accounts::Prices;
-use mayfly_protocol::api::{Mode, Sandbox, Usage};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_lease::State;
+use dayfly_lease::quota::Held;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api::{Mode, Sandbox, Usage};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -51,14 +51,14 @@ pub const REBIND_LEASE: &str = "UPDATE leases SET bearer = $2 WHERE id = $1";
 pub const REBIND_LEASES: &str = "UPDATE leases SET bearer = $2 WHERE id IN (SELECT id FROM leases WHERE bearer = $1 \
     AND ended_at_ms = 0 ORDER BY id FOR UPDATE)";
 
-/// PostgreSQL's integers are signed; nothing that Mayfly counts honestly comes near the difference.
+/// PostgreSQL's integers are signed; nothing that Dayfly counts honestly comes near the difference.
 pub fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 fn damaged(what: impl std::fmt::Display) -> Fault {
     Fault::Refused(StoreError::Broken(format!(
-        "the database holds something that is not Mayfly's: {what}"
+        "the database holds something that is not Dayfly's: {what}"
     )))
 }
 

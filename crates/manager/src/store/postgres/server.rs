@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use mayfly_protocol::ids::PublicKey;
+use dayfly_protocol::ids::PublicKey;
 use tokio_postgres::NoTls;
 
 use super::{PostgresStore, PostgresTasks, SharedTasks};
@@ -85,7 +85,7 @@ impl Database {
     pub fn on(server: &Server) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("test{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let url = |name: &str| format!("postgresql://mayfly@/{name}?host={}", server.directory);
+        let url = |name: &str| format!("postgresql://dayfly@/{name}?host={}", server.directory);
         let (to, command) = (url("postgres"), format!("CREATE DATABASE {name}"));
         // Tests are on runtimes of their own, some of which are busy with this very call.
         let made = std::thread::spawn(move || {

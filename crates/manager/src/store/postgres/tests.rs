@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mayfly_protocol::accounts::Quota;
+use dayfly_protocol::accounts::Quota;
 
 use super::server::{Server, database};
 use super::*;
@@ -41,11 +41,11 @@ async fn tables_of_an_earlier_release_are_changed_once_and_keep_what_is_in_them(
         Ok(vec![Noted::Kept])
     );
     drop(store);
-    let earlier = "ALTER TABLE mayfly.leases DROP COLUMN functions; ALTER TABLE mayfly.leases DROP COLUMN bearer;
-        ALTER TABLE mayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE mayfly.tasks_owner, mayfly.functions,
-        mayfly.endpoints, mayfly.tasks, mayfly.contents, mayfly.triggers, mayfly.events, mayfly.flows, mayfly.teams, mayfly.usage, mayfly.costs,
-        mayfly.mark, mayfly.printed;
-        ALTER TABLE mayfly.tenants DROP COLUMN spent_on_tasks; UPDATE mayfly.version SET version = 1;";
+    let earlier = "ALTER TABLE dayfly.leases DROP COLUMN functions; ALTER TABLE dayfly.leases DROP COLUMN bearer;
+        ALTER TABLE dayfly.leases DROP COLUMN gpus_per_worker; DROP TABLE dayfly.tasks_owner, dayfly.functions,
+        dayfly.endpoints, dayfly.tasks, dayfly.contents, dayfly.triggers, dayfly.events, dayfly.flows, dayfly.teams, dayfly.usage, dayfly.costs,
+        dayfly.mark, dayfly.printed;
+        ALTER TABLE dayfly.tenants DROP COLUMN spent_on_tasks; UPDATE dayfly.version SET version = 1;";
     database.execute(earlier).await;
     let (one, other) = tokio::join!(database.store(1), database.store(2));
     // What an earlier release knew nothing of it had none of.
@@ -72,7 +72,7 @@ async fn a_node_that_moves_takes_its_leases_along_and_its_last_manager_changes_n
     assert_eq!((moved.epoch, moved.leases), (2, Some(vec![record()])));
     let ended = Change::Ended {
         lease: LEASE,
-        state: mayfly_lease::State::Lost,
+        state: dayfly_lease::State::Lost,
         at_ms: 5,
     };
     assert_eq!(
@@ -196,7 +196,7 @@ async fn managers_hear_what_the_others_change() {
     a.note(under(1, vec![offered()])).wait().await.unwrap();
     a.book(NODE, 1, vec![(LEASE, used(10, 1).into())]).wait().await.unwrap();
     heard(&mut news, |news| *news == News::Spent(TENANT, 10)).await;
-    let event = News::Event(mayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
+    let event = News::Event(dayfly_protocol::api::Event::NodeUp { node: NODE }, Some(TENANT));
     Store::tell(&a, vec![event.clone()]);
     heard(&mut news, |news| *news == event).await;
 }
@@ -455,10 +455,10 @@ async fn what_cannot_be_written_fails_alone() {
     let tasks = database.tasks(1).await;
     // PostgreSQL's texts hold no zero; names of endpoints are checked before they come here.
     let broken = EndpointRecord {
-        id: mayfly_protocol::ids::EndpointId([1; 16]),
+        id: dayfly_protocol::ids::EndpointId([1; 16]),
         name: "\0".into(),
         tenant: TENANT,
-        spec: mayfly_protocol::tasks::EndpointSpec::default(),
+        spec: dayfly_protocol::tasks::EndpointSpec::default(),
         of: None,
     };
     let first = tasks.enqueue(vec![task(1, "a")]);
@@ -477,7 +477,7 @@ async fn database_that_is_older_or_another_is_refused() {
     for _ in 0..3 {
         open(false).await.unwrap();
     }
-    database.execute("UPDATE mayfly.mark SET commits = 1").await;
+    database.execute("UPDATE dayfly.mark SET commits = 1").await;
     let older = open(false).await.unwrap_err();
     assert!(
         matches!(&older, StoreError::Lost(what) if what.contains("commit 1 of 3")),
@@ -485,7 +485,7 @@ async fn database_that_is_older_or_another_is_refused() {
     );
     open(true).await.unwrap();
     open(false).await.unwrap();
-    database.execute("DROP SCHEMA mayfly CASCADE").await;
+    database.execute("DROP SCHEMA dayfly CASCADE").await;
     let another = open(false).await.unwrap_err();
     assert!(
         matches!(&another, StoreError::Lost(what) if what.contains("another one")),

@@ -1,6 +1,6 @@
 //! Teams, and what tasks cost.
 
-use mayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
+use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use rusqlite::{Row, Transaction, params};
 
 use super::tasks::SqliteTasks;

@@ -1,8 +1,8 @@
 //! Flows, beside their tasks.
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::flows::{FlowState, StepStatus};
-use mayfly_protocol::ids::{FlowId, TenantId};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::flows::{FlowState, StepStatus};
+use dayfly_protocol::ids::{FlowId, TenantId};
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row, params};
 

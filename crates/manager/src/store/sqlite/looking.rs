@@ -1,7 +1,7 @@
 //! Lists and numbers of tasks, some at a time: whoever writes waits for one step, and not for all of it.
 
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{TaskCounts, TaskTimes};
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{TaskCounts, TaskTimes};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::tasks::{TASK, task_of};

@@ -13,10 +13,10 @@ mod writer;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mayfly_lease::State;
-use mayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
-use mayfly_protocol::api::{Capacity, Metered, Mode, NodeAddress, Sandbox, Usage};
-use mayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_lease::State;
+use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
+use dayfly_protocol::api::{Capacity, Metered, Mode, NodeAddress, Sandbox, Usage};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{
@@ -638,7 +638,7 @@ fn lease_of(row: &Row<'_>) -> rusqlite::Result<LeaseRecord> {
     })
 }
 
-/// SQLite's integers are signed; nothing that Mayfly counts honestly comes near the difference.
+/// SQLite's integers are signed; nothing that Dayfly counts honestly comes near the difference.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

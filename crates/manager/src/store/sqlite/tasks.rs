@@ -6,12 +6,12 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::exception::Exception;
-use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::exception::Exception;
+use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use zerocopy::IntoBytes;
@@ -811,7 +811,7 @@ fn blob(row: &Row<'_>, column: usize) -> rusqlite::Result<Blob> {
 mod tests {
     use super::*;
     use crate::store::conformance::tasks::{ENDPOINT, ended, function, task};
-    use mayfly_protocol::tasks::EndpointSpec;
+    use dayfly_protocol::tasks::EndpointSpec;
 
     #[tokio::test]
     async fn all_of_it_is_there_when_the_file_is_opened_again() {

@@ -1,8 +1,8 @@
 //! Triggers and their events, beside the tasks that they become.
 
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::triggers::EventState;
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
+use dayfly_protocol::triggers::EventState;
 use rusqlite::{OptionalExtension, Row, Rows, Transaction, params};
 
 use super::tasks::SqliteTasks;

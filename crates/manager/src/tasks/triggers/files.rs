@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mayfly_protocol::dispatch::ToDispatcher;
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TriggerId};
-use mayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MOST_FILES, MOST_WAITING_EVENTS, Watch};
+use dayfly_protocol::dispatch::ToDispatcher;
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TriggerId};
+use dayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MOST_FILES, MOST_WAITING_EVENTS, Watch};
 use serde_json::Map;
 
 use super::{Heard, State, Tasks, Trigger, too_many};

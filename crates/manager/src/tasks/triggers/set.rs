@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use mayfly_protocol::error::{Code, Failure};
-use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::tasks::{MOST_NAME_BYTES, TaskState};
-use mayfly_protocol::triggers::{
+use dayfly_protocol::error::{Code, Failure};
+use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
+use dayfly_protocol::tasks::{MOST_NAME_BYTES, TaskState};
+use dayfly_protocol::triggers::{
     EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
-use mayfly_tasks::Timer;
+use dayfly_tasks::Timer;
 use serde_json::Value;
 
 use super::{Submitter, Tasks, Trigger, files, flow_of, gone, task_of, to_its_end};
@@ -232,7 +232,7 @@ impl Tasks {
         let state = self.state();
         let found = state.triggers.find(tenant, wanted);
         found.map(|found| state.trigger_status(found, owner)).ok_or_else(|| {
-            let text = format!("you have no trigger `{wanted:.80}`; `mayfly trigger list` shows those there are");
+            let text = format!("you have no trigger `{wanted:.80}`; `dayfly trigger list` shows those there are");
             Failure::new(Code::NotFound, text)
         })
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mayfly_protocol::error::{Failure, Retry};
-use mayfly_protocol::flows::FlowRequest;
-use mayfly_protocol::ids::TriggerId;
-use mayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
+use dayfly_protocol::error::{Failure, Retry};
+use dayfly_protocol::flows::FlowRequest;
+use dayfly_protocol::ids::TriggerId;
+use dayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
 use serde_json::{Map, Value};
 
 use super::{AGAIN, Tasks, flow_of, gone, task_of};

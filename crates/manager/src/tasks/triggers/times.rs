@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use mayfly_protocol::ids::TriggerId;
-use mayfly_protocol::triggers::EventSource;
-use mayfly_tasks::{Due, Timer};
+use dayfly_protocol::ids::TriggerId;
+use dayfly_protocol::triggers::EventSource;
+use dayfly_tasks::{Due, Timer};
 use serde_json::Map;
 
 use super::{AGAIN, Heard, Tasks, Trigger};

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use dayfly_protocol::blob::Blob;
+use dayfly_protocol::contents::{Content, Payload};
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::exception::Exception;
+use dayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
 use futures_util::{FutureExt, TryStreamExt};
-use mayfly_protocol::blob::Blob;
-use mayfly_protocol::contents::{Content, Payload};
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::exception::Exception;
-use mayfly_protocol::ids::{CodeHash, ContentHash, EndpointId, FunctionId, TaskId, TenantId};
-use mayfly_protocol::tasks::{Ran, TaskCounts, TaskOutcome, TaskPiece};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use zerocopy::IntoBytes;

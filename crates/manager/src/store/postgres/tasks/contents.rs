@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use mayfly_protocol::contents::Content;
-use mayfly_protocol::ids::{ContentHash, TenantId};
+use dayfly_protocol::contents::Content;
+use dayfly_protocol::ids::{ContentHash, TenantId};
 
 use crate::store::postgres::connect::Link;
 use crate::store::postgres::faults::Fault;

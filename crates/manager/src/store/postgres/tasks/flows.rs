@@ -1,9 +1,9 @@
 //! Flows, beside their tasks.
 
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
+use dayfly_protocol::ids::{FlowId, TenantId};
 use futures_util::FutureExt;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::flows::{FlowRequest, FlowState, StepStatus};
-use mayfly_protocol::ids::{FlowId, TenantId};
 use tokio_postgres::Row;
 
 use super::{PostgresTasks, missing, text, told};

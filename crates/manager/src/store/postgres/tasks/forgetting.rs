@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
 use tokio_postgres::Row;
 
 use super::books::ids;

@@ -1,7 +1,7 @@
 //! Lists and numbers of tasks, some at a time.
 
-use mayfly_protocol::ids::{TaskId, TenantId};
-use mayfly_protocol::tasks::{TaskCounts, TaskTimes};
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{TaskCounts, TaskTimes};
 
 use super::books::{ids, task, task_of};
 use super::missing;

@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
+use dayfly_protocol::ids::PublicKey;
 use futures_util::future::try_join3;
-use mayfly_protocol::ids::PublicKey;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 

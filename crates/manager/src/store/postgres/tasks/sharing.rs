@@ -1,7 +1,7 @@
 //! Teams, and what tasks cost.
 
+use dayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use futures_util::FutureExt;
-use mayfly_protocol::ids::{EndpointId, FunctionId, TenantId};
 use tokio_postgres::Row;
 
 use super::{PostgresTasks, missing};

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use dayfly_protocol::error::Failure;
+use dayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
+use dayfly_protocol::triggers::EventState;
 use futures_util::FutureExt;
-use mayfly_protocol::error::Failure;
-use mayfly_protocol::ids::{EndpointId, TenantId, TriggerId};
-use mayfly_protocol::triggers::EventState;
 use tokio_postgres::Row;
 
 use super::{PostgresTasks, missing, optional, text, told};

@@ -1,0 +1,151 @@
+"""``python -m dayfly._bench``: the Python part of ``dayfly bench``, which runs it and holds it against raw baselines.
+
+``invoke`` prints one JSON object: round trips of a function that does nothing (``samples_ns``), how many a second go
+through futures (``futures_per_s``), and with ``--items`` the rate of `Lease.map` with no chunk size beside that of the
+standard library's ``Pool.map`` with its best one. ``describe`` prints what a Rust program needs to call a Python
+function. ``tasks`` measures durable tasks (see `dayfly._bench_tasks`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: Warm round trips take this many times as long as hot ones.
+HOT_CALLS, WARM_CALLS = 50_000, 5_000
+FUTURES = 100_000
+#: From a thousand, which costs a fifth in overhead, to as many as leave each process two chunks.
+CHUNKS = (1_000, 10_000, 50_000, 100_000)
+
+
+def noop(argument: object) -> None:
+    """Does nothing."""
+
+
+def increment(number: int) -> int:
+    """As little as a map's function can do that gives a result."""
+    return number + 1
+
+
+def _round_trips(call: Callable[..., Any], argument: bytes, calls: int) -> list[int]:
+    clock = time.perf_counter_ns
+    for _ in range(max(calls // 10, 100)):
+        call(noop, argument)
+    samples = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(calls):
+            start = clock()
+            call(noop, argument)
+            samples.append(clock() - start)
+    finally:
+        gc.enable()
+    return samples
+
+
+def _best(repeats: int, work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def invoke(options: argparse.Namespace) -> dict[str, Any]:
+    """Round trips, futures and maps on a lease of its own."""
+    import dayfly
+
+    calls = options.calls or (HOT_CALLS if options.mode == "hot" else WARM_CALLS)
+    found: dict[str, Any] = {}
+    with (
+        dayfly.Client._own() as client,
+        client.lease(
+            sandbox=options.sandbox,
+            workers=options.workers,
+            mode=options.mode,
+            transport=options.transport,
+            spin=None if options.mode == "hot" else 50e-6,
+        ) as lease,
+    ):
+        argument = b"x" * options.size
+        found["samples_ns"] = _round_trips(lease.call, argument, calls)
+        futures = FUTURES if options.mode == "hot" else FUTURES // 10
+
+        def through_futures() -> None:
+            for future in [lease.submit(noop, argument) for _ in range(futures)]:
+                future.result()
+
+        found["futures_per_s"] = futures / _best(3, through_futures)
+        if options.items:
+            items = range(options.items)
+            found["map_per_s"] = options.items / _best(3, lambda: list(lease.map(increment, items)))
+    if options.items:
+        with multiprocessing.get_context("fork").Pool(options.workers) as pool:
+            rates = {
+                chunk: options.items / _best(2, lambda chunk=chunk: pool.map(increment, items, chunksize=chunk))  # type: ignore[misc]
+                for chunk in CHUNKS
+            }
+        found["pool_map_chunk"], found["pool_map_per_s"] = max(rates.items(), key=lambda each: each[1])
+    return found
+
+
+def describe(_: argparse.Namespace) -> dict[str, Any]:
+    """A function that does nothing, as it travels, and what runs it."""
+    import cloudpickle
+
+    from dayfly._client import runtime
+
+    wanted = runtime()
+    # The last byte says that what is before it is the only argument (`codec.rs`).
+    return {
+        "runtime": wanted,
+        "form": {"form": "python", "python": wanted["version"], "cloudpickle": wanted["cloudpickle"]},
+        "code": cloudpickle.dumps(noop, protocol=5).hex(),
+        "input": (b"x" * 64 + b"\x04").hex(),
+    }
+
+
+def tasks(options: argparse.Namespace) -> dict[str, Any]:
+    """Durable tasks, beside Parsl's."""
+    from dayfly._bench_tasks import measure
+
+    return measure(options)
+
+
+def main() -> None:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m dayfly._bench", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("invoke", help="latencies and rates of Python functions")
+    command.set_defaults(run=invoke)
+    command.add_argument("--transport", default="shm")
+    command.add_argument("--mode", default="hot", choices=["hot", "warm"])
+    command.add_argument("--size", type=int, default=1024)
+    command.add_argument("--workers", type=int, default=1)
+    command.add_argument("--calls", type=int, default=0)
+    command.add_argument("--items", type=int, default=0)
+    command.add_argument("--sandbox", default="process", choices=["process", "isolated", "container"])
+    commands.add_parser("describe", help="a function as it travels").set_defaults(run=describe)
+    command = commands.add_parser("tasks", help="durable tasks")
+    command.set_defaults(run=tasks)
+    command.add_argument("--tasks", type=int, default=20_000)
+    command.add_argument("--calls", type=int, default=500)
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--size", type=int, default=0)
+    command.add_argument("--workers", type=int, default=2)
+    command.add_argument("--parsl", default="")
+    options = parser.parse_args()
+    json.dump(options.run(options), sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()

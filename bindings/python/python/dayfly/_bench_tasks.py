@@ -1,0 +1,216 @@
+"""Durable tasks, measured: the Python part of ``dayfly bench tasks``.
+
+With ``--parsl PYTHON`` this file also runs by itself in another interpreter, which has Parsl and not Dayfly, and
+measures the same there in turns, a line of JSON for each line that it is sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import dayfly
+
+#: What is measured in one turn; there are several, in turns with the peer.
+WARM_UP = 50
+
+
+def noop(argument: bytes) -> None:
+    """Does nothing."""
+
+
+def latencies(call: Callable[[], object], count: int) -> list[float]:
+    """Milliseconds from the submission to the result, one after the other."""
+    for _ in range(WARM_UP):
+        call()
+    samples = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - start) / 1e6)
+    finally:
+        gc.enable()
+    return samples
+
+
+def answered(submit: Callable[[], Any]) -> object:
+    """The result of one task."""
+    return submit().result()
+
+
+def rate(submit: Callable[[], Any], count: int) -> float:
+    """Tasks a second, from the first submission to the last result."""
+    start = time.perf_counter()
+    for future in [submit() for _ in range(count)]:
+        future.result()
+    return count / (time.perf_counter() - start)
+
+
+def repeated(client: dayfly.Client, argument: bytes, count: int) -> float:
+    """Answers a second to tasks that are all the same, and may be answered by what one of them answered."""
+    start = time.perf_counter()
+    batch = client.map(noop, [argument] * count, memoize=True)
+    for _ in batch.results():
+        pass
+    return count / (time.perf_counter() - start)
+
+
+def first(client: dayfly.Client) -> float:
+    """Milliseconds until the first result of a function that nobody knew before, where there are workers for it."""
+    namespace: dict[str, Any] = {}
+    exec(f"def fresh():\n    return {time.perf_counter_ns()}", namespace)
+    start = time.perf_counter()
+    client.run(namespace["fresh"]).result()
+    return (time.perf_counter() - start) * 1e3
+
+
+def arguments(size: int) -> Callable[[], bytes]:
+    """Makes arguments of so many bytes, each another, so that none is sent for several tasks."""
+    rest = os.urandom(max(0, size - 8))
+    return lambda: os.urandom(min(size, 8)) + rest
+
+
+def quantile(samples: list[float], part: float) -> float:
+    """The value that this part of the samples does not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+class Parsl:
+    """The peer, in its own interpreter."""
+
+    def __init__(self, python: str, workers: int) -> None:
+        self.process = subprocess.Popen(
+            [python, __file__, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.version = self.ask("version", 0)
+
+    def ask(self, what: str, count: int, size: int = 0) -> Any:
+        """Has it measured there."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what} {count} {size}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("Parsl ended before it had measured; what it said stands above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """What ``dayfly bench tasks`` prints."""
+    import dayfly
+
+    fresh = arguments(options.size)
+    own: dict[str, list[float]] = {"latency": [], "rate": []}
+    other: dict[str, list[float]] = {"latency": [], "rate": []}
+    peer = Parsl(options.parsl, options.workers) if options.parsl else None
+    try:
+        # As a person would have it: a manager, its node and its dispatcher in one process, on this machine's disk.
+        with dayfly.Client._own() as client, dayfly.Executor(client=client) as executor:
+
+            def submit() -> Any:
+                return executor.submit(noop, fresh())
+
+            for _ in range(options.rounds):
+                own["latency"] += latencies(functools.partial(answered, submit), options.calls)
+                own["rate"].append(rate(submit, options.tasks))
+                if peer is not None:
+                    other["latency"] += peer.ask("latency", max(20, options.calls // 4), options.size)
+                    other["rate"].append(peer.ask("rate", max(50, options.tasks // 20), options.size))
+            workers = max(endpoint["workers"] for endpoint in client.endpoints())
+            repeats = [repeated(client, fresh(), options.tasks) for _ in range(options.rounds)]
+            firsts = [first(client) for _ in range(options.rounds)]
+    finally:
+        if peer is not None:
+            peer.close()
+    found: dict[str, Any] = {
+        "durable": True,
+        "workers": workers,
+        "argument_bytes": options.size,
+        "tasks": options.tasks,
+        "rounds": options.rounds,
+        "latency_p50_ms": quantile(own["latency"], 0.5),
+        "latency_p99_ms": quantile(own["latency"], 0.99),
+        "tasks_per_s": quantile(own["rate"], 0.5),
+        "tasks_per_s_rounds": own["rate"],
+        "memoized_per_s": quantile(repeats, 0.5),
+        "first_task_ms": quantile(firsts, 0.5),
+    }
+    if peer is not None:
+        found |= {
+            "parsl_version": peer.version,
+            "parsl_durable": False,
+            "parsl_latency_p50_ms": quantile(other["latency"], 0.5),
+            "parsl_latency_p99_ms": quantile(other["latency"], 0.99),
+            "parsl_tasks_per_s": quantile(other["rate"], 0.5),
+            "parsl_tasks_per_s_rounds": other["rate"],
+        }
+    return found
+
+
+def serve(workers: int) -> None:
+    """Measures Parsl's high-throughput executor, as it is asked on standard input."""
+    # Of the other interpreter; ours has none.
+    import parsl
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.providers import LocalProvider
+
+    # Its programs are found by their names.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    executor = HighThroughputExecutor(
+        label="peer",
+        address="127.0.0.1",
+        loopback_address="127.0.0.1",
+        max_workers_per_node=workers,
+        encrypted=False,
+        provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        config = Config(
+            executors=[executor], run_dir=directory, usage_tracking=0, strategy="none", initialize_logging=False
+        )
+        with parsl.load(config):
+            nothing = parsl.python_app(noop)
+            for line in sys.stdin:
+                what, count, size = line.split()
+                fresh = arguments(int(size))
+
+                def submit(fresh: Callable[[], bytes] = fresh) -> Any:
+                    return nothing(fresh())
+
+                if what == "version":
+                    answer: Any = parsl.__version__
+                elif what == "latency":
+                    answer = latencies(functools.partial(answered, submit), int(count))
+                else:
+                    answer = rate(submit, int(count))
+                print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    # Beside this file there are modules with names of others' packages.
+    del sys.path[0]
+    serve(int(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""Functions that know where their tasks run: a decorator."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+if TYPE_CHECKING:
+    from dayfly._batch import Batch
+    from dayfly._client import Client
+    from dayfly._future import Future
+    from dayfly._tasks import Executor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Durable(Generic[P, T]):
+    """A function that can be called here, and submitted as a durable task. Made by `durable`."""
+
+    def __init__(self, fn: Callable[P, T], options: dict[str, Any]) -> None:
+        self._fn = fn
+        self._given: Client | None = options.pop("client", None)
+        self._options = options
+        self._lock = threading.Lock()
+        # A child of a fork has connections of its own.
+        self._pid = 0
+        self._client: Client | None = None
+        self._executor: Executor | None = None
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls it here."""
+        return self._fn(*args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submits a task, and answers its future."""
+        return self._running()[1].submit(self._fn, *args, **kwargs)
+
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Submits a task, and awaits its result."""
+        return await self._running()[1].asubmit(self._fn, *args, **kwargs)
+
+    def map(self, *iterables: Iterable[Any], tag: str | None = None, extend: bool = False) -> Batch:
+        """A task for every item: see `Client.map`."""
+        return self._running()[0].map(self._fn, *iterables, tag=tag, extend=extend, **self._options)
+
+    def _running(self) -> tuple[Client, Executor]:
+        with self._lock:
+            if self._client is None or self._executor is None or self._pid != os.getpid():
+                from dayfly._client import connect
+                from dayfly._tasks import Executor
+
+                self._pid, self._client = os.getpid(), self._given or connect()
+                self._executor = Executor(client=self._client, **self._options)
+            return self._client, self._executor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What it is connected to stays here.
+        return Durable, (self._fn, dict(self._options))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        # As a method, it is called here like every other.
+        return self if instance is None else self._fn.__get__(instance, owner)
+
+    def __repr__(self) -> str:
+        return f"<dayfly.durable {getattr(self._fn, '__qualname__', self._fn)!r}>"
+
+
+@overload
+def durable(fn: Callable[P, T], /) -> Durable[P, T]: ...
+@overload
+def durable(**options: Any) -> Callable[[Callable[P, T]], Durable[P, T]]: ...
+def durable(fn: Callable[P, T] | None = None, /, **options: Any) -> Any:
+    """Makes a function one that can be submitted, where its tasks are to run and how.
+
+    >>> @durable(endpoint="cluster", walltime=60, repeatable=True)
+    ... def area(width, height):
+    ...     return width * height
+    >>> area(6, 7)
+    42
+    >>> area.submit(6, 7).result()  # doctest: +SKIP
+    42
+    >>> list(area.map(range(3), range(3)))  # doctest: +SKIP
+    [0, 1, 4]
+
+    Args:
+        fn: the function, where the decorator is used without options.
+        options: as of `Executor`.
+    """
+    if fn is not None:
+        return Durable(fn, {})
+    return lambda fn: Durable(fn, dict(options))

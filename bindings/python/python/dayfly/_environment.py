@@ -1,0 +1,299 @@
+"""What functions import where they run: named, read from a lock file, or captured from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+#: What every worker has.
+GIVEN = frozenset({"dayfly"})
+#: What builds environments, and is in none.
+TOOLS = frozenset({"pip", "setuptools", "uv", "wheel"})
+#: A lock file that only `uv` itself understands.
+UV_LOCK = "uv.lock"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Python packages that functions import: nodes build it with ``uv``, once for the same content, and share it.
+
+    Packages come as wheels from where the node's ``uv`` finds them. Those without exact versions get what is newest
+    when a node builds it; `locked` and `captured` are the same everywhere.
+
+    Args:
+        requirements: one package each, as a line of a requirements file: ``numpy>=2``.
+        python: ``major.minor`` of its Python; by default the client's own, which functions that are pickled need. Those
+            registered as source run in any.
+    """
+
+    requirements: tuple[str, ...]
+    python: str = ""
+
+    def __init__(self, requirements: Iterable[str] = (), *, python: str = "") -> None:
+        if isinstance(requirements, str):
+            raise TypeError(
+                f"requirements={requirements!r} is one text; give a list, or a file to Environment.from_file"
+            )
+        object.__setattr__(self, "requirements", tuple(requirements))
+        object.__setattr__(self, "python", python)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, python: str = "") -> Self:
+        """Of a requirements file, a ``pylock.toml`` or a ``uv.lock`` (for which the program ``uv`` is needed).
+
+        Raises:
+            ValueError: where it has what nodes do not build, such as packages from an address or a directory.
+        """
+        file = Path(path)
+        if file.name == UV_LOCK:
+            arguments = (
+                "export",
+                "--frozen",
+                "--no-emit-project",
+                "--no-header",
+                "--quiet",
+                "--project",
+                str(file.parent),
+            )
+            return cls(_lines(_uv(*arguments), file.name), python=python)
+        text = file.read_text()
+        if file.suffix == ".toml":
+            return cls(_pylock(text, file.name), python=python)
+        return cls(_lines(text, file.name), python=python)
+
+    @classmethod
+    def captured(cls, *, without: Iterable[str] = ()) -> Self:
+        """What is installed here, in exactly these versions.
+
+        Args:
+            without: names of packages to leave out.
+
+        Raises:
+            ValueError: where a package was installed from a directory or a repository, from where nodes do not get it.
+        """
+        import importlib.metadata
+
+        left_out = {_plain(name) for name in without} | GIVEN | TOOLS
+        found: dict[str, str] = {}
+        local = []
+        for distribution in importlib.metadata.distributions():
+            name = distribution.metadata["Name"]
+            if not name or _plain(name) in left_out or _plain(name) in found:
+                continue
+            origin = distribution.read_text("direct_url.json")
+            if origin is not None and _is_own(where := json.loads(origin)):
+                local.append(f"{name} ({where.get('url', '?')})")
+            found[_plain(name)] = f"{name}=={distribution.version}"
+        if local:
+            raise ValueError(
+                f"installed here from where nodes do not get it: {', '.join(sorted(local))}; leave it out with "
+                "without=[...] (an editable install travels with the functions that are submitted), or use a container "
+                "image"
+            )
+        return cls(found[name] for name in sorted(found))
+
+    def locked(self) -> Self:
+        """The same with exact versions of all packages, as the program ``uv`` finds them here and now."""
+        version = self.python or f"{sys.version_info.major}.{sys.version_info.minor}"
+        arguments = ("pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:")
+        text = _uv(
+            *arguments, "--generate-hashes", "--python-version", version, "-", given="\n".join(self.requirements)
+        )
+        return type(self)(_lines(text, "uv pip compile"), python=self.python)
+
+
+#: How an environment may be named: by itself, its requirements, or the file that has them.
+EnvironmentLike: TypeAlias = Environment | Iterable[str] | str | os.PathLike[str] | None
+
+
+def environment_of(what: EnvironmentLike) -> Environment | None:
+    """What is named as an environment: a list of requirements, a file, or one that was made before."""
+    if what is None or isinstance(what, Environment):
+        return what
+    if isinstance(what, (str, os.PathLike)):
+        return Environment.from_file(what)
+    return Environment(what)
+
+
+def described(environment: Environment | None) -> dict[str, Any] | None:
+    """As the API has it."""
+    if environment is None:
+        return None
+    return {"python": environment.python, "requirements": list(environment.requirements)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_own(origin: dict[str, Any]) -> bool:
+    """Whether the version of a package that came from there says nothing to others."""
+    if origin.get("dir_info", {}).get("editable") or "vcs_info" in origin:
+        return True
+    # Builders of distributions, such as conda, leave the directories in which they built what is elsewhere the same.
+    url = urllib.parse.urlsplit(origin.get("url", ""))
+    return url.scheme == "file" and os.path.exists(urllib.parse.unquote(url.path))
+
+
+def _lines(text: str, whence: str) -> list[str]:
+    """The requirements of a requirements file."""
+    lines = []
+    for raw in text.replace("\\\n", " ").splitlines():
+        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+        if line.startswith("-"):
+            raise ValueError(
+                f"{whence}: {line.split()[0]!r} is an option, and options are for the node, whose `uv` knows where "
+                "packages are; leave it out"
+            )
+        if line:
+            lines.append(" ".join(line.split()))
+    return lines
+
+
+def _pylock(text: str, whence: str) -> list[str]:
+    """The requirements of a lock file as PEP 751 has it."""
+    import tomllib
+
+    lines = []
+    for package in tomllib.loads(text).get("packages", []):
+        name, version = package["name"], package.get("version")
+        if version is None or {"vcs", "directory", "archive"} & package.keys():
+            raise ValueError(
+                f"{whence}: {name} is not from an index, from where alone nodes get packages; leave it out"
+            )
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        hashes = [f"--hash={kind}:{digits}" for file in files for kind, digits in sorted(file["hashes"].items())]
+        marker = f" ; {package['marker']}" if "marker" in package else ""
+        lines.append(" ".join([f"{name}=={version}{marker}", *hashes]))
+    return lines
+
+
+def _uv_settings() -> dict[str, str]:
+    """What `uv` is told, as on nodes, where its user says nothing else: how long to wait, and whom to trust."""
+    settings = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_CONNECT_TIMEOUT": "15"}
+    trusted = ssl.get_default_verify_paths()
+    if trusted.cafile or trusted.capath:
+        # A site's proxy may have a certificate that only this machine trusts. Older versions know the second name.
+        settings |= {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
+    return settings
+
+
+def _uv(*arguments: str, given: str | None = None) -> str:
+    """Runs `uv`, the one beside this Python if there is one."""
+    beside = Path(sys.executable).with_name("uv")
+    program = str(beside) if beside.is_file() else "uv"
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env=_uv_settings() | os.environ,
+        )
+    except FileNotFoundError:
+        raise FileNotFoundError("there is no program `uv` here; install it (`pip install uv`)") from None
+    if done.returncode != 0:
+        raise ValueError(f"uv {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout
+
+
+#: What an endpoint runs to have an environment: any Python reads it.
+_READY = """
+def ready():
+    import importlib.metadata, sys
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {"python": sys.version.split()[0], "packages": dict(sorted(packages.items())), "prefix": sys.prefix}
+"""
+
+
+def _build(environment: Environment, endpoint: str | None, wait: float) -> dict[str, Any]:
+    """Has a node build an environment, and answers what is in it."""
+    import time
+
+    from dayfly._client import connect, runtime
+    from dayfly._tasks import Registered
+
+    with connect() as client:
+        batch = client.batch(endpoint=endpoint)
+        about = {
+            "description": "what an environment has",
+            "form": {"form": "source", "entry": "ready"},
+            # Source is for whatever version the environment has.
+            "runtime": runtime(environment) | ({"version": "", "cloudpickle": ""} if environment.python else {}),
+        }
+        status = json.loads(batch._executor._pool.register(json.dumps(about), _READY.encode()))
+        begin = time.monotonic()
+        future = batch.submit(Registered(status))
+        try:
+            built: dict[str, Any] = future.result(wait)
+        except BaseException:
+            future.cancel()
+            raise
+        return built | {"seconds": round(time.monotonic() - begin, 3)}
+
+
+def _named(words: list[str], version: str) -> Environment:
+    """Of requirements, or of the one file that has them."""
+    if len(words) == 1 and os.path.isfile(words[0]):
+        return Environment.from_file(words[0], python=version)
+    for word in filter(_names_file, words):
+        if os.path.isfile(word):
+            raise ValueError(f"{word} is a file; name it alone, or requirements without files")
+        raise ValueError(f"there is no file {word}")
+    return Environment(words, python=version)
+
+
+def _names_file(word: str) -> bool:
+    """Whether this is a file's name rather than a package's, whether or not the file exists."""
+    return word.endswith((".txt", ".toml", ".lock", ".in")) or (os.sep in word and "://" not in word)
+
+
+def _main() -> None:
+    """What ``dayfly env`` does with an interpreter."""
+    import argparse
+
+    from dayfly._errors import Error
+
+    parser = argparse.ArgumentParser(prog="dayfly env")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("capture").add_argument("--without", action="append", default=[])
+    for name in ("lock", "build"):
+        command = commands.add_parser(name)
+        command.add_argument("--version", default="")
+        command.add_argument("requirements", nargs="+")
+    command.add_argument("--endpoint")
+    command.add_argument("--wait", type=float, required=True)
+    command.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    try:
+        if asked.command == "capture":
+            lines = Environment.captured(without=asked.without).requirements
+        elif asked.command == "lock":
+            lines = _named(asked.requirements, asked.version).locked().requirements
+        else:
+            built = _build(_named(asked.requirements, asked.version), asked.endpoint, asked.wait)
+            if asked.json:
+                lines = (json.dumps(built),)
+            else:
+                packages = [f"  {name} {version}" for name, version in built["packages"].items()]
+                ready = f"Ready after {built['seconds']:.1f} s, with Python {built['python']}, at {built['prefix']}"
+                lines = (ready, *packages)
+    except (Error, ValueError, OSError) as error:
+        print(f"dayfly env: {error}", file=sys.stderr)
+        sys.exit(1)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,411 @@
+"""Futures that cost nothing until somebody needs more of them than their result."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dayfly import _worker
+from dayfly._errors import Cancelled, Error, InitializerError, RemoteTraceback
+from dayfly._native import Call, Failure, Foreign, Pool, Task, Tasks
+from dayfly._trust import NOBODY, Trust, joined, opened
+
+if TYPE_CHECKING:
+    from dayfly._lease import Lease
+    from dayfly._tasks import Executor
+
+T = TypeVar("T")
+
+#: Seconds within which a manager accepts what another executor submitted.
+FLUSH = 60.0
+#: Guards the making of conditions and the passage of outcomes; held for some hundred nanoseconds.
+_lock = threading.Lock()
+_DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
+
+
+#: Of the submission that pickles its arguments on this thread: whose it is, and the tasks whose futures are among them.
+_submission = threading.local()
+
+
+class taking:  # noqa: N801 (used as a function)
+    """While arguments are pickled in here, futures of tasks stand for their results. Answers the ids of those."""
+
+    __slots__ = ("_before", "_executor")
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> dict[str, int]:
+        taken: dict[str, int] = {}
+        self._before = getattr(_submission, "now", None)
+        _submission.now = (self._executor, taken)
+        return taken
+
+    def __exit__(self, *_: object) -> None:
+        _submission.now = self._before
+
+
+class Future(cf.Future[T]):
+    """The future of one call or durable task, as ``concurrent.futures`` has it.
+
+    The thread that calls `result` receives the answer itself: nobody has to be woken for it. Only when a callback is
+    added, or ``concurrent.futures.wait`` and its like look at the future, does the lease's helper thread look after it.
+    """
+
+    #: Whose results may be unpickled, beside those that its executor trusts.
+    _trust: Trust = NOBODY
+
+    # The base class makes a condition here at once, which costs more than the call.
+    def __init__(
+        self,
+        call: Call | Task,
+        pool: Pool | Tasks,
+        lease: Lease | Executor,
+        decode: Callable[[Any], T] | None = None,
+        raw: bool = False,
+    ) -> None:
+        # A call goes with a pool, and a task with tasks: they have the same methods.
+        self._call: Any = call
+        self._pool = pool
+        self._lease: Any = lease
+        self._decode = decode
+        self._raw = raw
+        self._made: threading.Condition | None = None
+        self._state = PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # These belong to the base class, which would have made them at once.
+        if name in ("_waiters", "_done_callbacks"):
+            with _lock:
+                return self.__dict__.setdefault(name, [])
+        raise AttributeError(name)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """``await future`` is its result, in whatever loop of asyncio's runs.
+
+        Cancelling the wait ends a durable task, also one that runs, and cancels a call that has not been sent.
+        """
+        if type(self._call) is Task:
+            from dayfly._async import ended
+
+            return ended(self).__await__()
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from html import escape
+
+        how = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
+        if how == "done" and (error := self.exception()) is not None:
+            how = f"{type(error).__name__}: {error}"
+        return f"<div><code>{escape(str(self.id))}</code>: {escape(how)}</div>"
+
+    @property
+    def id(self) -> int | str:
+        """The call's number in its lease, or the task's id, by which `Client.task` finds it."""
+        number: int | str = self._call.id
+        return number
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            self._watch()
+        made = self._made
+        assert made is not None
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        now = getattr(_submission, "now", None)
+        if now is None or type(self._call) is not Task or self._decode is not None:
+            text = "a future cannot be pickled: take its result, or give it to a durable task, which waits for it"
+            raise TypeError(text)
+        if self._raw:
+            raise TypeError(f"{self!r} is of a shared library's function, and no argument: give its result instead")
+        executor, taken = now
+        tasks: Any = self._pool
+        if tasks is not executor._pool and not tasks.flush(FLUSH):
+            raise cf.TimeoutError(f"the manager did not accept the task {self.id} within {FLUSH} s")
+        place = taken.setdefault(str(self.id), len(taken))
+        trust = joined(joined(self._trust, self._lease._trust), executor._trust)
+        return _worker.answer, ((place, trust if trust is True else sorted(trust)) if trust else (place,))
+
+    def _watch(self) -> None:
+        """Makes this a future that others are told about."""
+        with _lock:
+            if self._made is not None:
+                return
+            self._made = threading.Condition()
+            watch = self._state not in _DONE
+        if watch:
+            self._lease._watch(self)
+
+    def _accept(self, outcome: Any) -> None:
+        """Takes in what the call ended with, once."""
+        try:
+            result, error = self._read(outcome)
+        except KeyboardInterrupt:
+            # The next caller reads the outcome.
+            self._unread = outcome
+            if (made := self._made) is not None:
+                with made:
+                    made.notify_all()
+            raise
+        with _lock:
+            made = self._made
+            if made is None:
+                self._finish(result, error)
+                return
+        with made:
+            if self._state in _DONE:
+                return
+            self._finish(result, error)
+            for waiter in self._waiters:
+                if self._state is CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                elif error is None:
+                    waiter.add_result(self)
+                else:
+                    waiter.add_exception(self)
+            made.notify_all()
+        self._invoke_callbacks()
+
+    def _read(self, outcome: Any) -> tuple[Any, BaseException | None]:
+        """Returns the result, and what to raise in its place. Raises `KeyboardInterrupt` on Ctrl-C in this program."""
+        if type(outcome) is Failure:
+            return None, outcome.error
+        try:
+            if type(outcome) is Foreign:
+                outcome = opened(outcome, joined(self._trust, self._lease._trust))
+            return outcome if self._decode is None else self._decode(outcome), None
+        except BaseException as raised:
+            # The function itself may have raised a `KeyboardInterrupt`, which is its outcome.
+            if isinstance(raised, KeyboardInterrupt) and not isinstance(raised.__cause__, RemoteTraceback):
+                raise
+            return None, raised
+
+    def _take_unread(self) -> Any:
+        """Takes the outcome that an interrupted thread did not read; `Ellipsis` if there is none."""
+        return self.__dict__.pop("_unread", Ellipsis)
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if self._state in _DONE:
+            return
+        if type(error) is Cancelled:
+            self._state = CANCELLED_AND_NOTIFIED
+            return
+        self._result = result
+        self._exception = error
+        self._state = FINISHED
+        if isinstance(error, InitializerError):
+            self._lease._broken = error
+
+    def _await(self, timeout: float | None) -> None:
+        """Returns once the future is done, or raises `TimeoutError`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if self._state not in _DONE:
+            outcome = self._call.wait(self._pool, timeout, self._raw)
+            if outcome is NotImplemented:
+                if self._state in _DONE:
+                    return
+                raise cf.TimeoutError
+            if outcome is Ellipsis:
+                outcome = self._take_unread()
+            if outcome is not Ellipsis:
+                self._accept(outcome)
+                return
+        if self._state in _DONE:
+            return
+        # Another thread took the outcome: it finishes the future, or leaves the outcome unread if it is interrupted.
+        condition = self._condition
+        with condition:
+            while self._state not in _DONE:
+                outcome = self._take_unread()
+                if outcome is not Ellipsis:
+                    break
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise cf.TimeoutError
+                condition.wait(left)
+            else:
+                return
+        self._accept(outcome)
+
+    def result(self, timeout: float | None = None) -> T:
+        """The call's result; waits for it. Raises what the function raised.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds; the call goes on.
+            concurrent.futures.CancelledError: if it was cancelled.
+        """
+        if self._state is not FINISHED:
+            self._await(timeout)
+            if self._state is not FINISHED:
+                raise cf.CancelledError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                # Otherwise the exception's traceback would keep this future, and the future the exception.
+                del self
+        return self._result  # type: ignore[return-value]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or None; waits for it."""
+        if self._state is not FINISHED:
+            self._await(timeout)
+            if self._state is not FINISHED:
+                raise cf.CancelledError
+        return self._exception
+
+    def _look(self) -> None:
+        """Takes the outcome if it is here."""
+        if self._state not in _DONE:
+            outcome = self._call.take(self._pool, self._raw)
+            if outcome is Ellipsis:
+                outcome = self._take_unread()
+            if outcome is not NotImplemented and outcome is not Ellipsis:
+                self._accept(outcome)
+
+    def done(self) -> bool:
+        """Whether the call has ended or was cancelled."""
+        self._look()
+        return self._state in _DONE
+
+    def running(self) -> bool:
+        """Whether a worker has the call, which has not ended. Of a durable task, the manager is asked."""
+        self._look()
+        if self._state is not PENDING:
+            return self._state is RUNNING
+        if not self._call.is_sent():
+            return False
+        if type(self._call) is not Task:
+            return True
+        try:
+            return bool(self._lease._client.task_status(str(self.id))["state"] == "running")
+        except Error:
+            # It is not known to run.
+            return False
+
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled."""
+        self._look()
+        return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
+
+    def cancel(self) -> bool:
+        """Cancels the call or task unless it runs: returns whether it will never run. See `kill`.
+
+        It runs from when a worker has been given it. That is decided where the call is, at the manager or the endpoint,
+        so that one for which this returns True certainly never begins. Returns False for a durable task whose manager
+        cannot be reached within 5 s, or does not answer within 10 s: it may run.
+        """
+        if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+            return True
+        self._look()
+        if self._state in _DONE or not self._cancel_call():
+            return False
+        condition = self._condition
+        with condition:
+            if self._state in _DONE:
+                return self._state is not FINISHED
+            self._state = CANCELLED_AND_NOTIFIED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+            condition.notify_all()
+        self._invoke_callbacks()
+        return True
+
+    def _cancel_call(self) -> bool:
+        try:
+            cancelled: bool = self._call.cancel()
+        except Error as error:
+            if error.code != "unreachable":
+                raise
+            return False
+        return cancelled
+
+    def kill(self) -> bool:
+        """Ends the call or task even if it runs, with its worker; calls that wait behind it go elsewhere.
+
+        Returns False if it has ended already. Otherwise `result` raises ``concurrent.futures.CancelledError`` soon,
+        unless the function returns first. A call that was sent and has not begun ends when it begins.
+        """
+        self._look()
+        killed: bool = self._state not in _DONE and self._call.kill()
+        return killed
+
+    async def acancel(self) -> bool:
+        """As `cancel`, to be awaited."""
+        import asyncio
+
+        return await asyncio.to_thread(self.cancel)
+
+    async def akill(self) -> bool:
+        """As `kill`, to be awaited."""
+        import asyncio
+
+        return await asyncio.to_thread(self.kill)
+
+    def add_done_callback(self, fn: Callable[[cf.Future[T]], object]) -> None:
+        """Calls ``fn(future)`` once the call has ended: at once, or later from the lease's helper thread."""
+        self._look()
+        super().add_done_callback(fn)
+
+    def __repr__(self) -> str:
+        return f"<dayfly.Future {self._call.id} {self._state.lower()}>"
+
+
+class _Unsent:
+    """In place of a call whose arguments could not be pickled."""
+
+    id = "(not sent)"
+
+
+def failed(error: BaseException, pool: Pool | Tasks, lease: Lease | Executor) -> Future[Any]:
+    """The future of a call that failed before it was sent."""
+    future: Future[Any] = Future(cast(Any, _Unsent), pool, lease)
+    future._finish(None, error)
+    return future
+
+
+class Watching:
+    """Whoever has futures that others are told about, and a helper thread that runs `serve` for them."""
+
+    _watched: dict[int | str, Future[Any]]
+    #: Why it takes no more calls, if an initializer failed.
+    _broken: InitializerError | None = None
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(self._broken.message, self._broken.code)
+
+    def _watch(self, future: Future[Any]) -> None:
+        self._watched[future._call.id] = future
+        future._call.notify()
+
+    def _ended(self, call: int | str) -> None:
+        future = self._watched.pop(call, None)
+        if future is not None:
+            future._look()
+
+
+def serve(watching: weakref.ref[Watching], pool: Pool | Tasks) -> None:
+    """Looks after futures that others are told about, until the pool is closed or whoever has them is gone."""
+    while True:
+        ended = pool.serve()
+        if not ended:
+            return
+        owner = watching()
+        if owner is None:
+            return
+        for call in ended:
+            owner._ended(call)
+        del owner

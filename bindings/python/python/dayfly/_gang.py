@@ -1,0 +1,67 @@
+"""Gangs: workers on one node or several, leased together."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import functools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from dayfly._lease import Calls, Lease
+
+T = TypeVar("T")
+
+
+def at_once(todo: Sequence[Callable[[], T]]) -> list[T]:
+    """Does something on several nodes at the same time, and all of it whatever fails; then raises what failed first."""
+    if len(todo) == 1:
+        return [todo[0]()]
+    with cf.ThreadPoolExecutor(len(todo)) as threads:
+        return list(threads.map(lambda one: one(), todo))
+
+
+class Gang:
+    """All of so many workers, by rank. Made by `Client.gang`.
+
+    >>> with client.gang(4, placement="spread") as gang:  # doctest: +SKIP
+    ...     futures = [gang.rank(rank).submit(pow, rank, 2) for rank in range(len(gang))]
+    """
+
+    def __init__(self, leases: list[Lease]) -> None:
+        self._leases = leases
+        self._places = [(lease, worker) for lease in leases for worker in range(lease.workers)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def leases(self) -> list[Lease]:
+        """One for each node, in the order of the ranks."""
+        return list(self._leases)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes, by rank."""
+        return [lease.grant["node"]["name"] for lease, _ in self._places]
+
+    def rank(self, rank: int, **options: Any) -> Calls:
+        """Calls on that rank's worker: ``gang.rank(3).submit(f, x)``. More options as of `Lease.options`."""
+        lease, worker = self._places[rank]
+        return lease.options(worker=worker, **options)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Gives all workers back, as `Lease.shutdown` does."""
+        at_once([functools.partial(lease.shutdown, wait, cancel_futures=cancel_futures) for lease in self._leases])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown(wait=True)
+
+    def __repr__(self) -> str:
+        return f"<dayfly.Gang of {len(self)} workers on {len(self._leases)} nodes>"

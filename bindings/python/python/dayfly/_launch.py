@@ -1,0 +1,332 @@
+"""``dayfly run``: a program on many ranks.
+
+Its output comes back over a group of its own, in which the launcher is the last rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import dayfly
+from dayfly import MPI, _storage
+from dayfly._native import Communicator, Objects
+from dayfly._run import choices, invitation_to, kill, restarting, variables
+from dayfly._text import shown
+
+#: Bytes of one line that are sent at once; longer ones come in parts.
+MOST_LINE = 64 << 10
+#: A program of more bytes is better put where the nodes can read it.
+MOST_BYTES = 256 << 20
+#: Seconds that the other ranks have to end after one has failed.
+GRACE = 5.0
+
+
+class Program(NamedTuple):
+    """A script, a folder with ``__main__.py`` or a program, as it travels."""
+
+    archive: bytes
+    name: str
+    is_python: bool
+    arguments: list[str]
+    #: Where it runs, if there is such a place on its node.
+    directory: str
+    environment: dict[str, str]
+
+
+def packed(options: argparse.Namespace) -> Program:
+    """What is to be run."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        if _storage.is_url(options.target):
+            name, is_folder = _add_stored(tar, options.target)
+        else:
+            target = Path(options.target)
+            name, is_folder = target.name, target.is_dir()
+            tar.add(target, arcname=name)
+    if archive.tell() > MOST_BYTES:
+        raise dayfly.Error(
+            f"{options.target} has more than {MOST_BYTES >> 20} MiB; put it where nodes can read it, and run a script "
+            "of yours",
+            "invalid_request",
+        )
+    return Program(
+        archive=archive.getvalue(),
+        name=name,
+        is_python=is_folder or name.endswith(".py"),
+        arguments=options.arguments,
+        directory=os.getcwd(),
+        environment=variables(options.checkpoint, options.store),
+    )
+
+
+def _add_stored(tar: tarfile.TarFile, url: str) -> tuple[str, bool]:
+    """Adds a script, a program or a folder that lies in a store; answers its name, and whether it is a folder."""
+    place, _, name = url.rstrip("/").rpartition("/")
+    objects = Objects(place)
+
+    def add(path: str, data: bytes) -> None:
+        entry = tarfile.TarInfo(path)
+        entry.size, entry.mode = len(data), 0o755
+        tar.addfile(entry, io.BytesIO(data))
+
+    inside = objects.list(name)
+    if "__main__.py" not in inside:
+        data = objects.get(name)
+        if data is None:
+            raise dayfly.Error(
+                f"there is neither an object {url} nor a folder of that name with __main__.py", "not_found"
+            )
+        add(name, data)
+        return name, False
+    for path in inside:
+        found = objects.get(f"{name}/{path}")
+        if found is None:
+            raise dayfly.Error(f"{url}/{path} was deleted while it was read", "not_found")
+        add(f"{name}/{path}", found)
+    return name, True
+
+
+def _rank(group: str, console: str, program: Program) -> int:
+    """What each worker does with a program: runs it, and sends what it writes to the launcher, line by line."""
+    with _storage.environment(program.environment):
+        out = MPI.Comm(Communicator.join(console))
+    launcher = out.size - 1
+    lines: queue.Queue[tuple[str, bytes] | None] = queue.Queue(maxsize=1000)
+
+    def read(name: str, stream: IO[bytes]) -> None:
+        for line in iter(lambda: stream.readline(MOST_LINE), b""):
+            lines.put((name, line))
+        lines.put(None)
+
+    with tempfile.TemporaryDirectory(prefix="dayfly-run-") as place:
+        with tarfile.open(fileobj=io.BytesIO(program.archive)) as tar:
+            tar.extractall(place, filter="tar")
+        interpreter = [sys.executable, "-u"] if program.is_python else []
+        process = subprocess.Popen(
+            [*interpreter, os.path.join(place, program.name), *program.arguments],
+            cwd=program.directory if os.path.isdir(program.directory) else place,
+            env=os.environ | {MPI.GROUP_VARIABLE: group} | program.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        readers = [
+            threading.Thread(target=read, args=(name, stream), daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        open_streams = len(readers)
+        while open_streams:
+            line = lines.get()
+            if line is None:
+                open_streams -= 1
+            else:
+                out.send(line, launcher)
+        status = process.wait()
+    out.send(("end", status), launcher)
+    return status
+
+
+def run_program(
+    client: dayfly.Client, options: argparse.Namespace, show: Callable[[int, str, bytes], None]
+) -> dict[int, int]:
+    """Runs it on all ranks, and answers their exit statuses (128 and the signal for those that a signal ended)."""
+    program = packed(options)
+    asked = {"fabric": options.fabric, "lazily": options.lazily}
+    chosen = choices(options.spin, options.tables, options.store, options.channel, **asked)
+    # The launcher, and ranks that only pass lines on, have no business with a core. What ranks cannot reach directly,
+    # it may not either. They exchange with the launcher alone.
+    passing = choices(0, None, options.store, "direct", lazily=True) | {"deadline_s": 7 * 24 * 3600}
+
+    def once(lease: dict[str, Any]) -> dict[int, int]:
+        group = invitation_to(client, options.ranks) | chosen
+        console = invitation_to(client, options.ranks + 1) | passing
+        statuses: dict[int, int] = {}
+        with (
+            _storage.cleared(group),
+            _storage.cleared(console),
+            client.gang(options.ranks, placement=options.placement, **lease) as gang,
+        ):
+            futures = [
+                gang.rank(rank).submit(
+                    _rank, json.dumps(group | {"rank": rank}), json.dumps(console | {"rank": rank}), program
+                )
+                for rank in range(options.ranks)
+            ]
+            try:
+                _listen(console, options, futures, statuses, show)
+            except BaseException:
+                kill(futures)
+                raise
+        # In the order in which they ended: the first that failed is the cause of the others' failing.
+        return statuses
+
+    return restarting(once, {"mode": "warm"} | options.lease, options.restarts)
+
+
+def _listen(
+    console: dict[str, Any],
+    options: argparse.Namespace,
+    futures: list[Any],
+    statuses: dict[int, int],
+    show: Callable[[int, str, bytes], None],
+) -> None:
+    """Shows what ranks write, until all have ended."""
+    listener = MPI.Comm(Communicator.join(json.dumps(console | {"rank": options.ranks})))
+    until = None if options.timeout is None else time.monotonic() + options.timeout
+    status, failed_at = MPI.Status(), None
+    while len(statuses) < options.ranks:
+        if listener.iprobe(status=status):
+            rank = status.Get_source()
+            what, value = listener.recv(source=rank, tag=status.Get_tag())
+            if what == "end":
+                statuses[rank] = value if value >= 0 else 128 - value
+                if value and failed_at is None:
+                    failed_at = time.monotonic()
+            else:
+                show(rank, what, value)
+            continue
+        for rank, future in enumerate(futures):
+            if rank not in statuses and future.done():
+                error = future.exception()
+                # Its last words are here already, or never come.
+                if error is not None and not listener.iprobe(source=rank):
+                    raise error
+        now = time.monotonic()
+        if until is not None and now > until:
+            raise TimeoutError(f"{options.ranks - len(statuses)} ranks had not ended within {options.timeout} s")
+        if failed_at is not None and now > failed_at + GRACE:
+            for rank, future in enumerate(futures):
+                if rank not in statuses:
+                    kill([future])
+                    statuses[rank] = 128 + signal.SIGKILL
+        time.sleep(0.001)
+
+
+def run_function(client: dayfly.Client, options: argparse.Namespace) -> list[Any]:
+    """Runs ``module:function`` with the arguments as text, and answers what it returns, by rank."""
+    module, _, name = options.target.partition(":")
+    sys.path.insert(0, os.getcwd())
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    return dayfly.run(
+        function,
+        ranks=options.ranks,
+        args=options.arguments,
+        client=client,
+        timeout=options.timeout,
+        spin=options.spin,
+        placement=options.placement,
+        checkpoint=options.checkpoint,
+        restarts=options.restarts,
+        tables=options.tables,
+        store=options.store,
+        channel=options.channel,
+        fabric=options.fabric,
+        lazily=options.lazily,
+        **options.lease,
+    )
+
+
+class Screen:
+    """Where the lines of all ranks go, each with the rank before it."""
+
+    def __init__(self, ranks: int, labels: bool) -> None:
+        self.width = len(str(ranks - 1))
+        self.labels = labels
+        self.begun: dict[tuple[int, str], bool] = {}
+
+    def show(self, rank: int, stream: str, line: bytes) -> None:
+        """Writes a line."""
+        target = sys.stdout.buffer if stream == "out" else sys.stderr.buffer
+        with contextlib.suppress(BrokenPipeError):
+            if self.labels and not self.begun.get((rank, stream)):
+                target.write(f"[{rank:{self.width}}] ".encode())
+            self.begun[rank, stream] = not line.endswith(b"\n")
+            target.write(shown(line.decode(errors="replace")).encode() if target.isatty() else line)
+            target.flush()
+
+
+def main() -> int:
+    """Does what ``dayfly run`` was asked to do."""
+    parser = argparse.ArgumentParser(prog="dayfly run")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--spin", type=float, default=0.0005)
+    parser.add_argument("--no-label", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--placement", default="packed")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--tables")
+    parser.add_argument("--store")
+    parser.add_argument("--channel", default="direct")
+    parser.add_argument("--fabric")
+    parser.add_argument("--lazily", action="store_true")
+    parser.add_argument("--duration", type=float)
+    parser.add_argument("--sandbox")
+    parser.add_argument("--network", action="store_true")
+    parser.add_argument("target")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    options.lease = {key: value for key in ("sandbox", "duration") if (value := getattr(options, key))}
+    if options.network:
+        options.lease["network"] = True
+    try:
+        with dayfly.connect() as client:
+            stored = _storage.is_url(options.target)
+            if ":" in options.target and not stored and not os.path.exists(options.target):
+                results = run_function(client, options)
+                for rank, result in enumerate(results):
+                    print(
+                        json.dumps({"rank": rank, "result": _plain(result)}) if options.json else f"[{rank}] {result!r}"
+                    )
+                return 0
+            if not stored and not os.path.exists(options.target):
+                raise dayfly.Error(f"there is no {options.target}, nor is it a `module:function`", "invalid_request")
+            screen = Screen(options.ranks, not options.no_label)
+            statuses = run_program(client, options, screen.show)
+    except dayfly.Error as error:
+        text = json.dumps({"error": {"code": error.code, "message": str(error)}}) if options.json else None
+        print(text or f"error: {error}", file=sys.stderr)
+        return 2 if error.code == "invalid_request" else 1
+    except TimeoutError as error:
+        text = json.dumps({"error": {"code": "timed_out", "message": str(error)}}) if options.json else None
+        print(text or f"error [timed_out]: {error}", file=sys.stderr)
+        return 3
+    if options.json:
+        print(json.dumps({"statuses": [statuses[rank] for rank in range(options.ranks)]}))
+    failed = [rank for rank, status in statuses.items() if status]
+    for rank in failed:
+        print(f"dayfly run: rank {rank} ended with status {statuses[rank]}", file=sys.stderr)
+    return statuses[failed[0]] if failed else 0
+
+
+def _plain(value: Any) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

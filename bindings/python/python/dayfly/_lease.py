@@ -1,0 +1,474 @@
+"""Leases: the right to some workers, as an executor."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import functools
+import json
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar
+
+import cloudpickle
+
+from dayfly import _map, _native, _output, _worker
+from dayfly._delegation import Delegation
+from dayfly._errors import ConnectionFailed, Error
+from dayfly._functions import Functions
+from dayfly._future import Future, Watching, failed, serve
+from dayfly._library import Library
+from dayfly._output import Echo
+from dayfly._programs import Pickled
+from dayfly._progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dayfly._client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+
+
+class Lease(Watching, cf.Executor):
+    """Workers of your own, until the lease ends. Made by `Client.lease`.
+
+    A lease is a `concurrent.futures.Executor`:
+
+    >>> import dayfly
+    >>> with dayfly.connect() as client, client.lease(workers=2) as lease:  # doctest: +SKIP
+    ...     lease.submit(pow, 2, 10).result()
+    ...     list(lease.map(abs, [-1, 2, -3]))
+    1024
+    [1, 2, 3]
+    """
+
+    def __init__(self, native: _native.Lease, pool: _native.Pool, client: Client | None, *, echo: bool = False) -> None:
+        self._native = native
+        self._pool = pool
+        self._client = client
+        # Not a method: a cycle would keep the channels open until the garbage collector comes by.
+        self._register = functools.partial(_register, native, pool)
+        self._functions = Functions(self._register)
+        #: Wraps functions whose executor has an initializer.
+        self._wrap: Callable[[Any], Any] | None = None
+        self._grant: dict[str, Any] = json.loads(native.grant())
+        self._shut = False
+        self._lock = threading.Lock()
+        self._watched = {}
+        self._maps: weakref.WeakSet[_map.Chunks] = weakref.WeakSet()
+        self._deadlines: dict[tuple[Any, ...], _native.Options] = {}
+        # A lease that is dropped without a shutdown takes its helper, and then its workers, with it.
+        weakref.finalize(self, pool.close).atexit = False
+        self._helper = threading.Thread(target=serve, args=(weakref.ref(self), pool), name="dayfly helper", daemon=True)
+        self._helper.start()
+        self._echo = Echo(native) if echo else None
+
+    # What it is
+
+    @property
+    def id(self) -> str:
+        """The lease's id."""
+        lease: str = self._grant["lease"]
+        return lease
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has."""
+        workers: int = self._grant["workers"]
+        return workers
+
+    @property
+    def mode(self) -> str:
+        """``hot`` if its workers poll on cores of their own, ``warm`` if they sleep while they wait."""
+        mode: str = self._grant["mode"]
+        return mode
+
+    @property
+    def transport(self) -> str:
+        """How calls travel: ``shm``, ``tcp`` or ``tls``."""
+        return self._pool.transport()
+
+    @property
+    def grant(self) -> dict[str, Any]:
+        """Everything that was granted."""
+        return dict(self._grant)
+
+    def incarnations(self) -> list[int]:
+        """How often each worker has been started; 0 if it is gone. State in a worker lives as long as its number."""
+        return self._pool.incarnations()
+
+    def output(self, stream: Literal["out", "err"] | None = None) -> str:
+        """What its workers have printed so far, also for a minute after its end.
+
+        Their node keeps the last 256 KiB, and 16 KiB of a lease that is over. ``echo=True`` of `Client.lease` shows it
+        as it is printed.
+
+        Args:
+            stream: ``out`` or ``err`` for standard output or error alone.
+        """
+        return _output.text(self._native, stream)
+
+    # Calling
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Sends a call and answers its future. See `options` for deadlines and the like."""
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        try:
+            number = self._functions.number(fn)
+            if number is None:
+                return Future(self._pool.submit(self._applier, (self._carried(fn), *args), kwargs), self._pool, self)
+            return Future(self._pool.submit(number, args, kwargs), self._pool, self)
+        except Error:
+            raise
+        except Exception as error:
+            # As with other executors, what cannot be pickled fails in the future.
+            return failed(error, self._pool, self)
+
+    def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a function on a worker and waits for its result: the shortest way."""
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        number = self._functions.number(fn)
+        if number is None:
+            result: T = self._pool.call(self._applier, (self._carried(fn), *args), kwargs)
+        else:
+            result = self._pool.call(number, args, kwargs)
+        return result
+
+    def options(
+        self,
+        *,
+        deadline: float | None = None,
+        idempotent: bool = False,
+        worker: int | None = None,
+        incarnation: int | None = None,
+    ) -> Calls:
+        """How to treat calls: ``lease.options(deadline=2).submit(f, x)``.
+
+        Args:
+            deadline: seconds that the call may run before its worker is ended (`DeadlineExceeded`).
+            idempotent: the call may run again elsewhere if its worker died in the middle of it.
+            worker: the only worker that may run it.
+            incarnation: that worker's incarnation whose state it needs; if that is gone, `StateLost`.
+        """
+        key = (deadline, idempotent, worker, incarnation)
+        made = self._deadlines.get(key)
+        if made is None:
+            made = _native.Options(
+                deadline_ms=self._milliseconds(deadline), idempotent=idempotent, worker=worker, incarnation=incarnation
+            )
+            if len(self._deadlines) < 1000:
+                self._deadlines[key] = made
+        return Calls(self, made)
+
+    def function(self, fn: Callable[P, T]) -> Function[P, T]:
+        """A handle that calls ``fn`` on a worker, as if it were called here."""
+        return Function(self, fn)
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[T]:
+        """Calls ``fn`` on every item; results come in order, as they are needed.
+
+        Args:
+            fn: the function; it takes as many arguments as there are iterables.
+            iterables: where the arguments come from.
+            timeout: seconds until all results must have come.
+            chunksize: items in one invocation; by default as many as make about half a millisecond of work, by what
+                earlier ones cost.
+            progress: whether to draw a bar on standard error.
+        """
+        return _map.results(self._chunks(fn, iterables, chunksize, progress, None), timeout)
+
+    def _chunks(
+        self,
+        fn: Callable[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        chunksize: int | None,
+        progress: bool,
+        options: _native.Options | None,
+    ) -> _map.Chunks:
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if chunksize is not None and chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if not iterables:
+            raise TypeError("map() takes at least one iterable")
+        number = self._functions.number(fn)
+        pool = self._pool
+        if number is None:
+            pickled = cloudpickle.dumps(self._carried(fn), protocol=5)
+            mapper = self._mapper
+
+            def submit(items: list[Any], star: bool) -> _native.Call:
+                return pool.submit(mapper, (pickled, items, star), None, options)
+
+        else:
+
+            def submit(items: list[Any], star: bool) -> _native.Call:
+                return pool.submit_map(number, items, star, options)
+
+        bar = Progress(_map.length_of(iterables)) if progress else None
+        chunks = _map.Chunks(self, submit, iterables, chunksize, bar)
+        chunks.fill()
+        self._maps.add(chunks)
+        return chunks
+
+    # asyncio
+
+    async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a function on a worker and awaits its result."""
+        return await self.submit(fn, *args, **kwargs)
+
+    def amap(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int | None = None, progress: bool = False
+    ) -> AsyncIterator[T]:
+        """As `map`, for ``async for``."""
+        return _map.async_results(self._chunks(fn, iterables, chunksize, progress, None))
+
+    # Shared libraries, shared memory
+
+    def library(self, path: str) -> Library:
+        """Sends a shared library to the workers. Its functions are then called as ``library.name(data)``."""
+        self._check_open()
+        return Library(self, path)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = float) -> np.ndarray[Any, Any]:
+        """An array, not initialised, in memory that the workers see: as an argument it travels without a copy.
+
+        What the function writes into it, you see. Do not change it while a call that has it runs.
+        """
+        import math
+
+        import numpy as np
+
+        kind = np.dtype(dtype)
+        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        memory = self._pool.shared_memory(math.prod(dimensions) * kind.itemsize)
+        return np.ndarray(dimensions, kind, buffer=memoryview(memory))
+
+    # For others
+
+    def delegate(
+        self, workers: int = 1, *, duration: float = 86_400.0, users: Lease | None = None, wait: float = 60.0
+    ) -> Delegation:
+        """Gives some of its workers to a function, which calls functions on them: see `Delegation`.
+
+        This lease does without them until they are taken back.
+
+        Args:
+            workers: how many.
+            duration: seconds until they come back by themselves; never longer than this lease lasts.
+            users: the lease whose workers shall use them, by default this one; isolated ones see their node only then.
+            wait: seconds that calls on them may take to end first.
+        """
+        self._check_open()
+        text = self._pool.delegate(workers, duration, (users or self)._native, wait)
+        return Delegation(text, self)
+
+    # Its end
+
+    def renew(self, duration: float) -> None:
+        """Makes the lease last ``duration`` seconds from now."""
+        self._native.renew(duration)
+        self._grant = json.loads(self._native.grant())
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the lease: waits for its calls, unless told otherwise, and gives the workers back.
+
+        Without ``wait`` the lease is released in the background, once its calls have ended.
+        """
+        with self._lock:
+            if self._shut:
+                return
+            self._shut = True
+        for chunks in list(self._maps):
+            if cancel_futures:
+                chunks.exhausted = True
+            else:
+                chunks.send_rest()
+        if cancel_futures:
+            self._pool.cancel_all()
+        if wait:
+            self._end()
+        else:
+            threading.Thread(target=self._end, name="dayfly shutdown").start()
+
+    def _interrupt(self) -> None:
+        """Cancels what has not begun, and says what an interrupted program waits for."""
+        if self._shut:
+            return
+        before = self._pool.pending()
+        for chunks in list(self._maps):
+            chunks.exhausted = True
+        self._pool.cancel_all()
+        left = self._pool.pending()
+        if left:
+            print(
+                f"dayfly: interrupted, and waiting for {left} calls that run ({before - left} that had not begun are "
+                "cancelled). Press Ctrl-C again to end them",
+                file=sys.stderr,
+            )
+
+    def _end(self) -> None:
+        try:
+            self._pool.drain()
+        finally:
+            # The helper tells those who watch before it goes.
+            self._pool.close()
+            if self._helper is not threading.current_thread():
+                self._helper.join()
+            try:
+                self._native.release()
+            except ConnectionFailed:
+                # Neither manager nor node is there to be told. The calls have ended, and the node takes workers that
+                # nobody uses back by itself: nothing that the caller should lose results over.
+                pass
+            finally:
+                self._pool.disconnect()
+                if self._echo is not None:
+                    self._echo.finish()
+                if self._client is not None:
+                    self._client._forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if kind is KeyboardInterrupt:
+            self._interrupt()
+        self.shutdown(wait=True)
+        return None
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._shut else self.mode
+        return f"<dayfly.Lease {self.id[:8]} of {self.workers} workers over {self.transport}, {state}>"
+
+    # Inside
+
+    def _initialize_with(self, wrap: Callable[[Any], Any]) -> None:
+        """Has functions that are called from now on wrapped, as an initializer needs it."""
+        register = self._register
+        self._wrap = wrap
+        self._functions = Functions(lambda fn: register(wrap(fn)))
+
+    def _carried(self, fn: Any) -> Any:
+        """A function as it travels with its arguments."""
+        return fn if self._wrap is None else self._wrap(fn)
+
+    @property
+    def _applier(self) -> int:
+        return self._functions.fixed(_worker.apply)
+
+    @property
+    def _mapper(self) -> int:
+        return self._functions.fixed(_worker.apply_map)
+
+    @staticmethod
+    def _milliseconds(deadline: float | None) -> int:
+        if deadline is None:
+            return 0
+        if deadline <= 0:
+            raise ValueError(f"deadline={deadline}: ask for a positive number of seconds")
+        return max(1, min(round(deadline * 1000), 0xFFFFFFFF))
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise RuntimeError("cannot use a lease after its shutdown")
+
+
+def _register(native: _native.Lease, pool: _native.Pool, fn: Callable[..., Any]) -> int:
+    code = native.put_code(Pickled(fn).code)
+    return pool.register_python(code, _PYTHON, cloudpickle.__version__, _name_of(fn))
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """What a function is called on the bill."""
+    named = fn if hasattr(fn, "__qualname__") else getattr(fn, "func", type(fn))
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", type(fn).__qualname__)
+    return name if module in (None, "__main__") else f"{module}.{name}"
+
+
+class Calls:
+    """A lease with options for its calls. Made by `Lease.options`."""
+
+    def __init__(self, lease: Lease, options: _native.Options) -> None:
+        self._lease = lease
+        self._options = options
+
+    def _known(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, tuple[Any, ...]]:
+        lease = self._lease
+        if lease._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        number = lease._functions.number(fn)
+        return (lease._applier, (lease._carried(fn), *args)) if number is None else (number, args)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `Lease.submit`."""
+        lease = self._lease
+        if lease._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        pool = lease._pool
+        try:
+            number, arguments = self._known(fn, args)
+            return Future(pool.submit(number, arguments, kwargs, self._options), pool, lease)
+        except Error:
+            raise
+        except Exception as error:
+            return failed(error, pool, lease)
+
+    def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `Lease.call`."""
+        number, arguments = self._known(fn, args)
+        result: T = self._lease._pool.call(number, arguments, kwargs, self._options)
+        return result
+
+    async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `Lease.asubmit`."""
+        return await self.submit(fn, *args, **kwargs)
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[T]:
+        """As `Lease.map`; a deadline is that of one invocation."""
+        return _map.results(self._lease._chunks(fn, iterables, chunksize, progress, self._options), timeout)
+
+
+class Function(Generic[P, T]):
+    """A function that runs on a lease's workers. Made by `Lease.function`."""
+
+    def __init__(self, lease: Lease, fn: Callable[P, T]) -> None:
+        functools.update_wrapper(self, fn)
+        self._lease = lease
+        self._fn = fn
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls it on a worker and waits for its result."""
+        return self._lease.call(self._fn, *args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Sends a call and answers its future."""
+        return self._lease.submit(self._fn, *args, **kwargs)
+
+    def map(self, *iterables: Iterable[Any], **options: Any) -> Iterator[T]:
+        """As `Lease.map`."""
+        return self._lease.map(self._fn, *iterables, **options)

@@ -1,0 +1,178 @@
+"""``map`` over a lease: items are packed into invocations by what they were measured to cost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+from dayfly._errors import failed_item
+from dayfly._future import Future
+from dayfly._native import Call, Failure
+from dayfly._worker import Failed
+
+if TYPE_CHECKING:
+    from dayfly._lease import Lease
+    from dayfly._progress import Progress
+
+#: Work in one invocation. Large beside what an invocation costs (a few microseconds), small beside what a worker that
+#: has nothing left to do would waste at the end.
+TARGET_NS = 500_000
+#: Chunks under way for each worker: one that runs, some that wait, and results that the slowest of them holds up.
+WINDOW = 8
+#: A chunk is never this many times larger than the one whose cost was measured.
+GROWTH = 16
+MOST_ITEMS = 1 << 20
+#: Results of chunks up to this size are let go one by one, as the caller takes them: each took a worker 2 us or more.
+LET_GO_ITEMS = 256
+
+
+class Chunks:
+    """The state of one map: what was sent, what is left, and how large the next chunk shall be."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        submit: Callable[[list[Any], bool], Call],
+        iterables: tuple[Iterable[Any], ...],
+        chunksize: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.lease = lease
+        self.submit = submit
+        self.star = len(iterables) != 1
+        self.items: Iterator[Any] = zip(*iterables, strict=False) if self.star else iter(iterables[0])
+        self.size = chunksize or 1
+        self.fixed = chunksize is not None
+        self.window = WINDOW * lease.workers
+        self.sent: deque[tuple[Call, int]] = deque()
+        self.progress = progress
+        self.exhausted = False
+        self.started = False
+
+    def fill(self, limit: int | None = None) -> None:
+        """Sends chunks until enough are under way."""
+        limit = self.window if limit is None else limit
+        while not self.exhausted and len(self.sent) < limit:
+            chunk = list(itertools.islice(self.items, self.size))
+            if not chunk:
+                self.exhausted = True
+                return
+            self.sent.append((self.submit(chunk, self.star), len(chunk)))
+
+    def learn(self, cost_ns: int, items: int) -> None:
+        """Chooses the next chunk's size by what the last one cost."""
+        if self.fixed:
+            return
+        each = max(cost_ns / items, 1.0)
+        wanted = min(int(TARGET_NS / each), items * GROWTH, MOST_ITEMS)
+        # Halfway at most downwards, so that one slow chunk does not make many tiny ones.
+        self.size = max(1, wanted, self.size // 2 if wanted < self.size else 0)
+
+    def accept(self, outcome: Any, items: int) -> tuple[bool, list[Any]]:
+        """Whether any item of a chunk failed, and the results."""
+        if type(outcome) is Failure:
+            raise outcome.error
+        cost_ns, any_failed, results = outcome
+        self.learn(cost_ns, items)
+        if self.progress is not None:
+            self.progress.advance(items)
+        return any_failed, results
+
+    def abandon(self) -> None:
+        """Takes back what was not sent to a worker yet."""
+        self.exhausted = True
+        while self.sent:
+            self.sent.popleft()[0].cancel()
+        if self.progress is not None:
+            self.progress.close()
+
+    def send_rest(self) -> None:
+        """Sends everything that is left, for whoever asks for the results later, or never."""
+        while not self.exhausted:
+            self.fill(len(self.sent) + self.window)
+
+    def __del__(self) -> None:
+        # As with other executors, a map whose results nobody looked at runs to its end all the same.
+        if not self.started and not self.exhausted:
+            try:
+                self.send_rest()
+            except Exception:
+                return
+
+
+def results(chunks: Chunks, timeout: float | None) -> Iterator[Any]:
+    """The results in order, each chunk's as soon as it and all before it are there."""
+    until = None if timeout is None else time.monotonic() + timeout
+    return itertools.chain.from_iterable(_by_chunk(chunks, until, timeout))
+
+
+def _by_chunk(chunks: Chunks, until: float | None, timeout: float | None) -> Iterator[Iterable[Any]]:
+    chunks.started = True
+    pool = chunks.lease._pool
+    try:
+        while True:
+            chunks.fill()
+            if not chunks.sent:
+                return
+            call, items = chunks.sent.popleft()
+            outcome = call.wait(pool, None if until is None else until - time.monotonic())
+            if outcome is NotImplemented:
+                chunks.sent.appendleft((call, items))
+                raise TimeoutError(f"the results did not come within {timeout} s")
+            any_failed, values = chunks.accept(outcome, items)
+            # Keep the workers busy while the caller looks at these.
+            chunks.fill()
+            if any_failed:
+                yield from _until_failure(values)
+            else:
+                # Cheap items come in large chunks, of which the caller may as well keep a reference each.
+                yield _let_go(values) if len(values) <= LET_GO_ITEMS else values
+    finally:
+        chunks.abandon()
+
+
+def _let_go(values: list[Any]) -> Iterator[Any]:
+    """The values, none of which this keeps once it is the caller's."""
+    values.reverse()
+    while values:
+        yield values.pop()
+
+
+def _until_failure(values: list[Any]) -> Iterator[list[Any]]:
+    for index, value in enumerate(values):
+        if type(value) is Failed:
+            yield values[:index]
+            raise failed_item(value)
+
+
+async def async_results(chunks: Chunks) -> AsyncIterator[Any]:
+    """As `results`, for asyncio."""
+    chunks.started = True
+    lease = chunks.lease
+    try:
+        while True:
+            chunks.fill()
+            if not chunks.sent:
+                return
+            call, items = chunks.sent.popleft()
+            future: Future[Any] = Future(call, lease._pool, lease)
+            cost_ns, _, values = await future
+            chunks.learn(cost_ns, items)
+            if chunks.progress is not None:
+                chunks.progress.advance(items)
+            chunks.fill()
+            for value in _let_go(values):
+                if type(value) is Failed:
+                    raise failed_item(value)
+                yield value
+    finally:
+        chunks.abandon()
+
+
+def length_of(iterables: tuple[Iterable[Any], ...]) -> int | None:
+    """How many items there are, if that is known."""
+    lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+    return min(lengths) if lengths else None

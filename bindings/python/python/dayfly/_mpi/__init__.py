@@ -1,0 +1,1 @@
+"""What `dayfly.MPI` is made of, beside communicators."""

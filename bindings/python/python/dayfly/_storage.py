@@ -1,0 +1,88 @@
+"""Stores that the ranks of a run share: what goes along with them, and what is left there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dayfly._errors import Error
+
+#: What the environment says of S3 that is as true on another host.
+SETTINGS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ALLOW_HTTP",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_UNSIGNED_PAYLOAD",
+    "AWS_SERVER_SIDE_ENCRYPTION",
+    "AWS_SSE_KMS_KEY_ID",
+)
+
+
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Whether it names a store rather than a directory."""
+    return "://" in os.fspath(place)
+
+
+def local(place: str | os.PathLike[str]) -> str:
+    """A path in full, ``file://`` or not; any other store as it is."""
+    text = os.fspath(place)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+        if not text.startswith("/"):
+            raise Error(f"file://{text} names no directory of this host; write file:///directory", "invalid_request")
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def settings(*places: str | os.PathLike[str] | None) -> dict[str, str]:
+    """What ranks need to reach these stores, from the environment of whoever starts them."""
+    if not any(place is not None and os.fspath(place).startswith("s3://") for place in places):
+        return {}
+    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
+
+
+def channel(store: str | None, channel: str) -> dict[str, str]:
+    """What an invitation to a group says of its store."""
+    if channel not in ("direct", "stored"):
+        raise ValueError(f"channel={channel!r}: 'direct' or 'stored'")
+    if store is None:
+        if channel == "stored":
+            raise ValueError("channel='stored' needs store=, such as 's3://bucket/prefix' or 'redis://host:6379'")
+        return {}
+    return {"store": store, "channel": channel}
+
+
+@contextlib.contextmanager
+def cleared(group: Mapping[str, Any]) -> Iterator[None]:
+    """Deletes in the end what ranks left in the store of their group because they were killed."""
+    try:
+        yield
+    finally:
+        if "store" in group:
+            from dayfly._native import clear_store
+
+            # What a store that is gone has kept is not the run's failure.
+            with contextlib.suppress(Error):
+                clear_store(group["store"], group["name"])
+
+
+@contextlib.contextmanager
+def environment(more: Mapping[str, str]) -> Iterator[None]:
+    """Variables for a while."""
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,1 +1,0 @@
-"""What `mayfly.MPI` is made of, beside communicators."""

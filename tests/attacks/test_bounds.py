@@ -59,8 +59,8 @@ def test_long_tag_of_tasks_is_refused(alice: Person) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "length"),
     [
-        ("POST", "/v1/endpoints", 100_000),
-        ("PUT", "/v1/teams/team", 100_000),
+        ("POST", "/v1/endpoints", 3 * MIB),
+        ("PUT", "/v1/teams/team", 3 * MIB),
         ("POST", "/v1/tokens", 100_000),
         ("PUT", "/v1/functions/f/sharing", 3 * MIB),
         ("POST", "/v1/triggers", 2 * MIB),
@@ -72,6 +72,13 @@ def test_long_body_is_refused_where_none_is_wanted(alice: Person, method: str, p
     except OSError:
         return  # The manager closed the connection before all of it was sent.
     assert status == 413, body
+
+
+def test_team_may_have_as_many_members_as_are_promised(alice: Person) -> None:
+    members = [f"{n:05}-{'x' * 122}" for n in range(10_000)]
+    status, body = alice.ask("PUT", "/v1/teams/full", {"members": members})
+    assert status == 200, body[:500]
+    refused(alice.ask("PUT", "/v1/teams/full", {"members": [*members, "one more"]}), "10000 members at most")
 
 
 def test_entries_of_the_audit_log_are_short(manager: Daemon, alice: Person) -> None:

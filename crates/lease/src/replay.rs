@@ -12,8 +12,8 @@ use dayfly_protocol::ids::{ChannelId, LeaseId, TenantId};
 
 use crate::token::TokenError;
 
-/// Most hellos remembered, of all tenants together: at some 80 bytes each 10 MiB at worst, and 4,000 connections a second
-/// under a tolerance of 15 s each way.
+/// Most hellos remembered, of all tenants together: at some 80 bytes each 10 MiB at worst, and 1,000 connections a second
+/// under a tolerance of 60 s each way.
 pub const DEFAULT_CAPACITY: usize = 120_000;
 /// Between two looks for hellos that are too old, in parts of the tolerance: so much of the memory may be stale.
 const LOOKS: u64 = 64;

@@ -259,10 +259,7 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
-        let too_long = || {
-            let text = format!("the body has more than {MOST_BODY_BYTES} bytes");
-            refuse(Code::PayloadTooLarge, text)
-        };
+        let too_long = || refuse(Code::PayloadTooLarge, "the body is longer than this request may have");
         let ask_for_type = "send the body with `Content-Type: application/json`";
         read_json(request, control, too_long, ask_for_type).await.map(Self)
     }
@@ -277,10 +274,7 @@ impl<T: serde::de::DeserializeOwned> FromRequest<Api> for Document<T> {
     async fn from_request(request: Request, control: &Api) -> Result<Self, Refusal> {
         let packed = names(request.headers().get(CONTENT_TYPE));
         let too_long = || {
-            let text = format!(
-                "the body is longer than this request may have, which is {} bytes at most; submit in several parts",
-                tasks::MOST_BODY_BYTES
-            );
+            let text = "the body is longer than this request may have; submit in several parts";
             refuse(Code::PayloadTooLarge, text)
         };
         if packed {

@@ -122,7 +122,7 @@ class OwnCode:
         self._main: tuple[str, Seen] | None = None
 
     def check(self) -> Code:
-        """What is on disk now, or was 20 ms ago."""
+        """What is on disk now, or was at the last look: at most 2 s ago where looking is slow."""
         if time.monotonic_ns() >= self.due_ns:
             with self._lock:
                 if (now := time.monotonic_ns()) >= self.due_ns:

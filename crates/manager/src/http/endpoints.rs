@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State as Shared;
+use axum::extract::{DefaultBodyLimit, State as Shared};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::http::StatusCode;
@@ -14,7 +14,9 @@ use dayfly_protocol::api::{Connection, ErrorBody};
 use dayfly_protocol::dispatch::{MOST_FRAME_BYTES, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::TenantId;
-use dayfly_protocol::tasks::{AccountRequest, EndpointRegistration, EndpointStatus, NewEndpoint};
+use dayfly_protocol::tasks::{
+    AccountRequest, EndpointRegistration, EndpointStatus, MAX_SHARING_BODY_BYTES, NewEndpoint,
+};
 
 use super::Api;
 use super::tasks::submitter;
@@ -30,8 +32,9 @@ const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Routes of endpoints.
 pub fn routes() -> Router<Api> {
+    let names = DefaultBodyLimit::max(MAX_SHARING_BODY_BYTES);
     Router::new()
-        .route("/v1/endpoints", get(list_endpoints).post(register_endpoint))
+        .route("/v1/endpoints", post(register_endpoint).layer(names).get(list_endpoints))
         .route("/v1/endpoints/{name}", delete(remove_endpoint))
         .route("/v1/endpoints/{name}/invitation", post(invite))
         .route("/v1/endpoints/connect", get(connect_endpoint))

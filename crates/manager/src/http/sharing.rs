@@ -2,12 +2,12 @@
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State as Shared};
+use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::response::Response;
 use axum::routing::{get, put};
 use dayfly_protocol::accounts::Role;
 use dayfly_protocol::api::ErrorBody;
-use dayfly_protocol::tasks::{Team, TeamSpec, UsageLine};
+use dayfly_protocol::tasks::{MAX_SHARING_BODY_BYTES, Team, TeamSpec, UsageLine};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -17,9 +17,10 @@ use crate::tasks::check_team;
 
 /// Routes of teams and usage.
 pub fn routes() -> Router<Api> {
+    let members = DefaultBodyLimit::max(MAX_SHARING_BODY_BYTES);
     Router::new()
         .route("/v1/teams", get(list_teams))
-        .route("/v1/teams/{name}", put(set_team).delete(remove_team))
+        .route("/v1/teams/{name}", put(set_team).layer(members).delete(remove_team))
         .route("/v1/usage", get(show_task_usage))
 }
 

@@ -2,13 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir};
+use dayfly_client::{Client, MANAGER_VARIABLE, default_state_dir, former};
 use dayfly_protocol::error::{Code, Failure};
 
 use crate::Global;
 
 /// Where daemons keep their state unless told otherwise.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if named.is_none()
+        && let Some(usual) = default_state_dir()
+        && let Some(former) = former::beside(&usual)
+    {
+        return Err(Failure::new(Code::StoreFailed, former::told(&former, &usual)));
+    }
     let dir = named.map(Path::to_owned).or_else(default_state_dir).ok_or_else(|| {
         Failure::new(
             Code::InvalidRequest,
@@ -26,7 +32,11 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf, Failure> {
 /// The manager that is configured or that this user runs; none if there is none.
 pub fn find(global: &Global) -> Result<Option<Client>, Failure> {
     let named = std::env::var_os(MANAGER_VARIABLE).is_some_and(|value| !value.is_empty());
-    let running = || default_state_dir().is_some_and(|dir| dir.join("connection.json").exists());
+    let has_manager = |dir: &Path| dir.join("connection.json").exists();
+    let running = || {
+        default_state_dir()
+            .is_some_and(|dir| has_manager(&dir) || former::beside(&dir).is_some_and(|dir| has_manager(&dir)))
+    };
     if global.manager.is_none() && !named && !running() {
         return Ok(None);
     }

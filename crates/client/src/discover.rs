@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use dayfly_protocol::api::Connection;
 use dayfly_protocol::error::Code;
 
-use crate::Error;
+use crate::{Error, former};
 
 /// Environment variable that names a connection file, or the state directory that holds one.
 pub const MANAGER_VARIABLE: &str = "DAYFLY_MANAGER";
@@ -24,7 +24,8 @@ pub fn default_state_dir() -> Option<PathBuf> {
 }
 
 /// The configured manager: `argument`, else `DAYFLY_MANAGER`, else the connection file of a manager that this user runs.
-/// None when nothing is configured; an error when something is, and it is unusable.
+/// None when nothing is configured; an error when something is, and it is unusable, and where there is one under the program's
+/// former name alone.
 pub fn find(argument: Option<&Path>) -> Result<Option<Connection>, Error> {
     if let Some(path) = argument {
         return read(path).map(Some);
@@ -32,9 +33,16 @@ pub fn find(argument: Option<&Path>) -> Result<Option<Connection>, Error> {
     if let Some(path) = std::env::var_os(MANAGER_VARIABLE).filter(|value| !value.is_empty()) {
         return read(Path::new(&path)).map(Some);
     }
-    match default_state_dir().map(|dir| dir.join(CONNECTION_FILE)) {
-        Some(path) if path.exists() => read(&path).map(Some),
-        _ => Ok(None),
+    let Some(dir) = default_state_dir() else {
+        return Ok(None);
+    };
+    let path = dir.join(CONNECTION_FILE);
+    if path.exists() {
+        return read(&path).map(Some);
+    }
+    match former::beside(&dir).filter(|former| former.join(CONNECTION_FILE).exists()) {
+        Some(former) => Err(Error::new(Code::Unreachable, former::told(&former, &dir))),
+        None => Ok(None),
     }
 }
 

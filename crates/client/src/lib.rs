@@ -30,6 +30,7 @@ mod direct;
 mod discover;
 mod embedded;
 mod error;
+pub mod former;
 mod here;
 mod keepalive;
 mod lease;

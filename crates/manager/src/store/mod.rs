@@ -60,6 +60,12 @@ pub enum StoreError {
         /// Ours.
         known: i64,
     },
+    /// Of this program, when it had another name.
+    #[error(
+        "the database has tables of Mayfly, as Dayfly was called before; to go on with them, run \
+         `ALTER SCHEMA mayfly RENAME TO dayfly` in it"
+    )]
+    Former,
     /// Anything else that the disk or the database says.
     #[error("the store failed: {0}; check its disk, or restore it from a backup")]
     Broken(String),

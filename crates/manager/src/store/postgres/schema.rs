@@ -9,6 +9,9 @@ use crate::store::StoreError;
 /// Version of the tables below.
 pub const SCHEMA: i64 = 13;
 
+/// Where the tables were when this program had another name.
+const FORMER_SCHEMA: &str = "mayfly";
+
 /// Whoever makes tables does so alone: the number is Dayfly's own, and means nothing.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
 
@@ -91,6 +94,7 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
             client.batch_execute(&upgrades).await.map_err(Fault::from)
         }
         Some(found) => known(found),
+        None if has_versions_of(client, FORMER_SCHEMA).await? => Err(Fault::Refused(StoreError::Former)),
         None => {
             let tables = [
                 TABLES,
@@ -114,11 +118,15 @@ pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
     made
 }
 
-async fn version(client: &Client) -> Result<Option<i64>, Fault> {
+/// Whether there are tables of this program in a schema.
+async fn has_versions_of(client: &Client, schema: &str) -> Result<bool, Fault> {
     // Asked of the tables and not by name: a session remembers for a while that it found no such name.
-    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'dayfly' AND tablename = 'version')";
-    let there = client.query_one(sql, &[]).await?;
-    if !there.try_get::<_, bool>(0)? {
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version')";
+    Ok(client.query_one(sql, &[&schema]).await?.try_get(0)?)
+}
+
+async fn version(client: &Client) -> Result<Option<i64>, Fault> {
+    if !has_versions_of(client, "dayfly").await? {
         return Ok(None);
     }
     let row = client.query_one("SELECT version FROM dayfly.version", &[]).await?;

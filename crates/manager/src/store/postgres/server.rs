@@ -11,6 +11,7 @@ use dayfly_protocol::ids::PublicKey;
 use tokio_postgres::NoTls;
 
 use super::{PostgresStore, PostgresTasks, SharedTasks};
+use crate::store::StoreError;
 
 /// A server. It ends, and its directory goes, with the end of its standard input, and so with this process at the latest.
 pub struct Server {
@@ -106,7 +107,12 @@ impl Database {
 
     /// A manager's store in it.
     pub async fn store(&self, manager: u8) -> PostgresStore {
-        PostgresStore::open(&self.url, PublicKey([manager; 32])).await.unwrap()
+        self.try_store(manager).await.unwrap()
+    }
+
+    /// The same, where it may be refused.
+    pub async fn try_store(&self, manager: u8) -> Result<PostgresStore, StoreError> {
+        PostgresStore::open(&self.url, PublicKey([manager; 32])).await
     }
 
     /// Its way to the tasks.

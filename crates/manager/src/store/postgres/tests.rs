@@ -470,6 +470,19 @@ async fn what_cannot_be_written_fails_alone() {
 }
 
 #[tokio::test]
+async fn tables_of_the_former_name_are_refused_with_the_command_that_moves_them() {
+    let Some(database) = database() else { return };
+    drop(database.store(1).await);
+    database.execute("ALTER SCHEMA dayfly RENAME TO mayfly").await;
+    let refused = database.try_store(1).await.err().unwrap();
+    assert_eq!(refused, StoreError::Former);
+    let told = refused.to_string();
+    let command = told.split('`').nth(1).unwrap();
+    database.execute(command).await;
+    drop(database.store(1).await);
+}
+
+#[tokio::test]
 async fn database_that_is_older_or_another_is_refused() {
     let Some(database) = database() else { return };
     let directory = tempfile::tempdir().unwrap();

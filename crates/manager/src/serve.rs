@@ -34,8 +34,8 @@ const LOCAL_CONNECTIONS: usize = 1_024;
 const RENDEZVOUS_CONNECTIONS: usize = 100_000;
 /// Connections from one origin that have shown no token: a quarter of all there is room for, and no more than this.
 const MOST_UNKNOWN_OF_ONE: usize = 1_024;
-/// One that finds all of these taken waits for 2 s, looked at so often: handshakes of others end meanwhile. No more of one origin
-/// wait than this, or an eighth of all there is room for in all.
+/// A connection that finds all of these taken waits 2 s for a place, with so many looks and such pauses. At most an eighth of all
+/// there is room for waits, and of one origin a sixteenth and no more than this.
 const QUEUE_LOOKS: u32 = 100;
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 const MOST_WAITING_OF_ONE: usize = 1_024;

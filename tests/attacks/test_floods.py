@@ -9,6 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dayfly
@@ -56,11 +57,17 @@ HALVES = [half_head, half_body, half_handshake]
 
 @contextlib.contextmanager
 def flood(observer: Observer, half: Callable[[Observer], socket.socket], count: int) -> Iterator[list[socket.socket]]:
-    """So many such connections; those that were refused at once are closed."""
-    opened = []
-    for _ in range(count):
-        with contextlib.suppress(OSError, ssl.SSLError):
-            opened.append(half(observer))
+    """So many such connections at once; those that were refused are closed."""
+
+    def refused_or_open(_: int) -> socket.socket | None:
+        try:
+            return half(observer)
+        except (OSError, ssl.SSLError):
+            return None
+
+    # Some wait for a place before they are refused.
+    with ThreadPoolExecutor(count) as threads:
+        opened = [one for one in threads.map(refused_or_open, range(count)) if one is not None]
     yield opened
     for one in opened:
         one.close()
@@ -102,6 +109,21 @@ def test_half_requests_of_a_stranger_keep_nobody_else_out(
         # What is not finished is closed, and then there is room from that address as well.
         wait_until(lambda: all(is_closed(one) for one in opened), "the manager closes them", SOON_S)
         assert answers(observer.connect_tls)
+
+
+def test_connection_above_the_share_of_an_address_waits_for_a_place(start: Start) -> None:
+    observer = Observer(start("manager", "--listen", "127.0.0.1:0", host=Descriptors(1024)))
+    # Many more than an address has places for, and than may wait.
+    with flood(observer, half_head, 256) as opened:
+        waiting = observer.connect()
+        waiting.settimeout(0.5)
+        # It is not closed, and waits for longer than this.
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)
+        waiting.settimeout(SOON_S)
+        for one in opened:
+            one.close()
+        assert answers(lambda: observer.tls.wrap_socket(waiting, server_hostname=observer.address[0]))
 
 
 def test_connection_with_a_token_may_rest(start: Start) -> None:

@@ -64,6 +64,36 @@ impl<K: Hash + Eq + Copy> Admission<K> {
     }
 }
 
+/// Places, and a queue for those who find none: many ranks behind one address come at once, and each stays for a moment.
+#[derive(Debug)]
+pub struct Queue<K: Hash + Eq + Copy> {
+    places: Admission<K>,
+    waiting: Admission<K>,
+}
+
+impl<K: Hash + Eq + Copy> Queue<K> {
+    /// With these places, and room for those who wait.
+    pub fn new(places: Admission<K>, waiting: Admission<K>) -> Self {
+        Self { places, waiting }
+    }
+
+    /// A place for whoever comes from there. Looks for one so many times, with pauses between; none if there is none by then, or
+    /// too many wait.
+    pub async fn enter<P: Future>(&self, from: K, looks: u32, pause: impl Fn() -> P) -> Option<Place<K>> {
+        if let Some(place) = self.places.admit(from) {
+            return Some(place);
+        }
+        let _waiting = self.waiting.admit(from)?;
+        for _ in 0..looks {
+            pause().await;
+            if let Some(place) = self.places.admit(from) {
+                return Some(place);
+            }
+        }
+        None
+    }
+}
+
 impl<K: Hash + Eq + Copy> Drop for Place<K> {
     fn drop(&mut self) {
         let mut counts = lock(&self.counts);
@@ -87,6 +117,11 @@ pub fn place_of(address: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::future::{pending, ready};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -100,6 +135,51 @@ mod tests {
         assert_eq!(others.len(), 3, "as many as there are in all");
         drop(own);
         assert!(door.admit(1).is_some() && door.admit(9).is_some());
+    }
+
+    /// What a future is ready with once it was polled so many times.
+    fn polled<T>(times: usize, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        (0..times).find_map(|_| match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    }
+
+    #[test]
+    fn newcomer_waits_for_a_place() {
+        let queue = Queue::new(Admission::new(4, 1), Admission::new(4, 1));
+        let held = RefCell::new(polled(1, queue.enter(1, 0, || ready(()))).unwrap());
+        assert!(held.borrow().is_some());
+        // It becomes free during the second pause.
+        let pauses = Cell::new(0);
+        let pause = || {
+            pauses.set(pauses.get() + 1);
+            if pauses.get() == 2 {
+                held.borrow_mut().take();
+            }
+            ready(())
+        };
+        assert!(polled(1, queue.enter(1, 5, pause)).unwrap().is_some());
+        assert_eq!(pauses.get(), 2);
+    }
+
+    #[test]
+    fn waiting_ends_after_the_last_look() {
+        let queue = Queue::new(Admission::new(4, 0), Admission::new(4, 1));
+        assert!(polled(1, queue.enter(1, 5, || ready(()))).unwrap().is_none());
+        let waiting = lock(&queue.waiting.counts);
+        assert_eq!(waiting.total, 0);
+    }
+
+    #[test]
+    fn one_place_has_no_more_than_its_share_of_the_queue() {
+        let queue = Queue::new(Admission::new(4, 0), Admission::new(2, 1));
+        let mut first = pin!(queue.enter(1, 1, pending::<()>));
+        assert!(polled(1, first.as_mut()).is_none(), "it waits");
+        assert!(polled(1, queue.enter(1, 1, pending::<()>)).unwrap().is_none());
+        assert!(polled(1, queue.enter(2, 1, pending::<()>)).is_none(), "another waits");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use dayfly_lease::admission::{Admission, Place, place_of};
+use dayfly_lease::admission::{Admission, Place, Queue, place_of};
 use dayfly_protocol::here;
 use dayfly_sandbox::descriptors;
 use hyper::server::conn::http1;
@@ -34,6 +34,11 @@ const LOCAL_CONNECTIONS: usize = 1_024;
 const RENDEZVOUS_CONNECTIONS: usize = 100_000;
 /// Connections from one origin that have shown no token: a quarter of all there is room for, and no more than this.
 const MOST_UNKNOWN_OF_ONE: usize = 1_024;
+/// A connection that finds all of these taken waits 2 s for a place, with so many looks and such pauses. At most an eighth of all
+/// there is room for waits, and of one origin a sixteenth and no more than this.
+const QUEUE_LOOKS: u32 = 100;
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
+const MOST_WAITING_OF_ONE: usize = 1_024;
 /// A peer that has not finished its TLS handshake by then is not worth a descriptor.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// A head that takes longer is an attack or a dead peer; also how long a connection may idle between requests. One without a
@@ -189,6 +194,8 @@ async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: 
     let room = Arc::new(Semaphore::new(most));
     // Some of the room is for those who are known.
     let unknown = Admission::new((most * 3).div_ceil(4), most.div_ceil(4).min(MOST_UNKNOWN_OF_ONE));
+    let waiting = Admission::new(most.div_ceil(8), most.div_ceil(16).min(MOST_WAITING_OF_ONE));
+    let queue = Arc::new(Queue::new(unknown, waiting));
     let mut connections = JoinSet::new();
     loop {
         // Full is told by not accepting: the kernel's queue and the peers' deadlines do the rest.
@@ -203,14 +210,20 @@ async fn welcome(listener: Listener, most: usize, router: Router, mut stopping: 
         };
         match stream {
             Ok((stream, origin)) => {
-                let unknown = match origin.map(|origin| unknown.admit(origin)) {
-                    // Whoever comes from there has as many connections without a token as they may.
-                    Some(None) => continue,
-                    Some(admitted) => admitted,
-                    None => None,
-                };
-                let (router, stopping) = (router.clone(), stopping.clone());
+                let (router, mut stopping, queue) = (router.clone(), stopping.clone(), Arc::clone(&queue));
                 connections.spawn(async move {
+                    let pause = || tokio::time::sleep(QUEUE_PAUSE);
+                    let unknown = match origin {
+                        None => None,
+                        Some(origin) => tokio::select! {
+                            admitted = queue.enter(origin, QUEUE_LOOKS, pause) => match admitted {
+                                // Whoever comes from there has as many connections without a token as they may.
+                                None => return,
+                                admitted => admitted,
+                            },
+                            _ = stopped(&mut stopping) => return,
+                        },
+                    };
                     match stream {
                         Stream::Tcp(stream, acceptor) => encrypted(stream, acceptor, unknown, router, stopping).await,
                         Stream::Here(stream) => connection(stream, unknown, router, stopping).await,

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use dayfly_fabric::{descriptors, tls};
-use dayfly_lease::admission::{Admission, place_of};
+use dayfly_lease::admission::{Admission, Queue, place_of};
 use dayfly_lease::{TokenError, token};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{HELLO_BYTES, Hello, Verdict, purpose};
@@ -30,6 +30,9 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Connections whose hello is not verified yet, by TCP and by the Unix socket: half of them may be of one address or one user. Each
 /// costs a task and a hello's bytes.
 const MOST_UNVERIFIED: usize = 1024;
+/// One that finds all of these taken waits for 2 s, looked at so often, if no more wait than there are such places.
+const QUEUE_LOOKS: u32 = 100;
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// Control connections that are open at once: three quarters of them may be one tenant's.
 const MOST_CONTROL: usize = 4096;
 
@@ -234,7 +237,7 @@ async fn rest(error: std::io::Error) {
 
 /// How many may stand before a verdict, and how many may stay behind it.
 pub struct Gate {
-    unverified: Admission<Origin>,
+    unverified: Queue<Origin>,
     control: Arc<Admission<TenantId>>,
 }
 
@@ -257,7 +260,8 @@ impl Gate {
     }
 
     fn over(most_unverified: usize, control: Arc<Admission<TenantId>>) -> Arc<Self> {
-        let unverified = Admission::new(most_unverified, most_unverified.div_ceil(2));
+        let places = || Admission::new(most_unverified, most_unverified.div_ceil(2));
+        let unverified = Queue::new(places(), places());
         Arc::new(Self { unverified, control })
     }
 
@@ -276,11 +280,12 @@ impl Gate {
     }
 
     fn admit(self: &Arc<Self>, node: &Arc<Node>, origin: Origin, connection: Connection) {
-        let Some(place) = self.unverified.admit(origin) else {
-            return;
-        };
         let (node, gate) = (node.clone(), self.clone());
         node.clone().background(async move {
+            let pause = || tokio::time::sleep(QUEUE_PAUSE);
+            let Some(place) = gate.unverified.enter(origin, QUEUE_LOOKS, pause).await else {
+                return;
+            };
             let mut connection = connection;
             let mut bytes = [0; HELLO_BYTES];
             match tokio::time::timeout(HELLO_DEADLINE, connection.read_exact(&mut bytes)).await {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State as Shared};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{DefaultBodyLimit, State as Shared};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -34,7 +34,10 @@ const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub fn routes() -> Router<Api> {
     let names = DefaultBodyLimit::max(MAX_SHARING_BODY_BYTES);
     Router::new()
-        .route("/v1/endpoints", post(register_endpoint).layer(names).get(list_endpoints))
+        .route(
+            "/v1/endpoints",
+            post(register_endpoint).layer(names).get(list_endpoints),
+        )
         .route("/v1/endpoints/{name}", delete(remove_endpoint))
         .route("/v1/endpoints/{name}/invitation", post(invite))
         .route("/v1/endpoints/connect", get(connect_endpoint))

@@ -176,6 +176,31 @@ def test_arrow_offset_beyond_its_buffer_is_refused() -> None:
             loads(pickle.dumps(Reduced(pa.lib._restore_array, (kind,)), 5))
 
 
+def test_parts_that_are_used_again_and_again_are_refused_in_a_bounded_time() -> None:
+    pa = pytest.importorskip("pyarrow")
+    np = pytest.importorskip("numpy")
+    kind: Any = pa.int8()
+    about: Any = (kind, 0, 0, 0, [None, None], [], None)
+    for _ in range(20):
+        kind = Reduced(pa.struct, ([("a", kind), ("b", kind)],))
+        about = (kind, 0, 0, 0, [None], [about, about], None)
+    packed = pickle.dumps(Reduced(pa.lib._restore_array, (about,)), 5)
+    assert len(packed) < 2_000
+    began = time.thread_time()
+    with pytest.raises(Refused, match="too long"):
+        loads(packed)
+    assert time.thread_time() - began < 10
+    data = bytes(4 << 20)
+    reconstruct = np.arange(3)[::2].__reduce__()[0]
+    state = (1, (len(data),), np.dtype("u1"), False, data)
+    copies = [Reduced(reconstruct, (np.ndarray, (0,), b"b"), state) for _ in range(1_000)]
+    with pytest.raises(Refused, match="too much memory"):
+        loads(pickle.dumps(copies, 5))
+    items = list(range(1 << 20))
+    with pytest.raises(Refused, match="too much memory"):
+        loads(pickle.dumps([Reduced(collections.deque, (items,)) for _ in range(1_000)], 5))
+
+
 class Local:
     pass
 

@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import collections
 import struct
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dayfly._reader_parts import Part, Parts, Refused, expect, named, text_of
+from dayfly._reader_parts import Part, Parts, Refused, expect, limits, named, text_of
 
 __all__ = ["Refused", "loads"]
 
 #: Values in a key of a dictionary or an element of a set. Nested ones that share parts can take for ever to compare.
 MAX_KEY_PARTS = 1_000
-#: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
-#: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every
-#: process, so that no rule for single keys tells such keys from data.
-MAX_TIME_S = 1.0
-MAX_TIME_S_PER_BYTE = 0.5e-6
 #: Plain keys between two looks at the clock.
 _UNTIMED_KEYS = 256
 _NESTED = (tuple, frozenset)
@@ -52,7 +46,7 @@ class Machine:
         self.memo: list[Any] = []
         self.buffers = iter(buffers)
         self.untimed = 0
-        self.until = time.thread_time() + MAX_TIME_S + MAX_TIME_S_PER_BYTE * len(data)
+        limits.begin(len(data))
 
     def read(self) -> Any:
         """The value."""
@@ -114,9 +108,11 @@ class Machine:
         """What something is called with."""
         given = self.stack.pop()
         if type(given) is Parts:
-            return given.items
-        expect(type(given) is tuple)
-        args: tuple[Any, ...] = given
+            args = given.items
+        else:
+            expect(type(given) is tuple)
+            args = given
+        limits.copy(args)
         return args
 
     def part(self) -> Part:
@@ -138,8 +134,7 @@ class Machine:
             _check_parts(key)
         if is_nested or self.untimed >= _UNTIMED_KEYS:
             self.untimed = 0
-            if time.thread_time() > self.until:
-                raise Refused(f"its {len(self.data)} bytes take too long to read: many of its keys have the same hash")
+            limits.look()
 
     # The operations
 
@@ -166,6 +161,8 @@ class Machine:
             # Notes, and what Python itself notes: the text has it.
             return
         part = self.part()
+        if type(state) is tuple:
+            limits.copy(state)
         built = part.build(state)
         if part.at >= 0:
             self.memo[part.at] = built
@@ -237,7 +234,9 @@ class Machine:
     def next_buffer(self) -> None:
         buffer = next(self.buffers, None)
         expect(buffer is not None)
-        self.stack.append(memoryview(buffer))  # type: ignore[arg-type]
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        limits.room += view.nbytes
+        self.stack.append(view)
 
     def readonly_buffer(self) -> None:
         expect(type(self.stack[-1]) is memoryview)

@@ -6,13 +6,15 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from dayfly._reader_parts import Name, Refused, expect
+from dayfly._reader_parts import Name, Refused, expect, limits
 
 #: More values than any array has; Arrow's own sums of such numbers do not overflow.
 MAX_LENGTH = 1 << 40
 
 
 def _array(about: Any) -> Any:
+    # Children that are shared are as many as the powers of two, in few bytes.
+    limits.look()
     expect(type(about) is tuple and len(about) == 7)
     kind, length, nulls, offset, buffers, children, dictionary = about
     expect(isinstance(kind, pa.DataType) and type(buffers) is list and type(children) is list)

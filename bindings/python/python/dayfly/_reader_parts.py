@@ -9,12 +9,25 @@ import decimal
 import fractions
 import pathlib
 import re
+import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from dayfly._text import shown
 from dayfly._worker import Failed
+
+
+#: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
+#: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every
+#: process, so that no rule for single keys tells such keys from data. Parts that are used again and again take more.
+MAX_TIME_S = 1.0
+MAX_TIME_S_PER_BYTE = 0.5e-6
+#: Bytes and items that may be copied, and more for each byte of the pickle: its parts may be used more than once.
+MAX_COPIED = 64 << 20
+MAX_COPIED_PER_BYTE = 4
+_SIZED = (bytes, bytearray, str, list, tuple, dict, set, frozenset)
 
 
 class Refused(ValueError):  # noqa: N818 (it says what happened)
@@ -23,6 +36,43 @@ class Refused(ValueError):  # noqa: N818 (it says what happened)
 
 #: Bits of a fraction's numbers, whose common divisor takes quadratic time.
 MAX_FRACTION_BITS = 100_000
+
+
+class Limits(threading.local):
+    """What reading one pickle may take, in the thread that reads it."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.until = 0.0
+        self.room = 0
+
+    def begin(self, length: int) -> None:
+        """Another pickle, of so many bytes."""
+        self.length = length
+        self.until = time.thread_time() + MAX_TIME_S + MAX_TIME_S_PER_BYTE * length
+        self.room = MAX_COPIED + MAX_COPIED_PER_BYTE * length
+
+    def look(self) -> None:
+        """Refuses what has taken too long."""
+        if time.thread_time() > self.until:
+            raise Refused(
+                f"its {self.length} bytes take too long to read: many of its keys have the same hash, or many values "
+                "the same parts"
+            )
+
+    def copy(self, values: Iterable[Any]) -> None:
+        """Counts what a constructor may copy of its arguments."""
+        for value in values:
+            if type(value) is memoryview:
+                self.room -= value.nbytes
+            elif type(value) in _SIZED:
+                self.room -= len(value)
+        if self.room < 0:
+            raise Refused(f"its {self.length} bytes take too much memory: many of its values have the same parts")
+
+
+#: Those of this thread.
+limits = Limits()
 
 
 class Part:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from dayfly._text import shown
 from dayfly._worker import Failed
 
-
 #: Processor time that reading may take, in seconds, and more for each byte of the pickle. Data takes a tenth of that.
 #: Keys that are chosen to collide take quadratic time. Python hashes numbers and tuples in the same way in every
 #: process, so that no rule for single keys tells such keys from data. Parts that are used again and again take more.

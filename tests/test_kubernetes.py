@@ -87,7 +87,7 @@ def test_without_the_client_of_kubernetes_it_is_said_how_to_get_it(tmp_path: Pat
     (tmp_path / "kubernetes.py").write_text("""raise ImportError("No module named 'kubernetes'")""")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     provider = Provider("kubernetes", tmp_path / "blocks", {"PYTHONPATH": path}, image="dayfly:1")
-    assert "-m pip install 'dayfly[kubernetes]'" in provider.begin()["failed"]
+    assert "-m pip install parsl kubernetes" in provider.begin()["failed"]
     provider.end()
 
 

@@ -228,7 +228,7 @@ def test_without_parsl_it_is_said_how_to_get_it(tmp_path: Path) -> None:
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     provider = Provider("slurm", tmp_path / "blocks", {"PYTHONPATH": path})
     failed = provider.begin()["failed"]
-    assert f"{sys.executable} -m pip install 'dayfly[providers]'" in failed
+    assert f"{sys.executable} -m pip install parsl" in failed
     provider.end()
 
 

@@ -29,9 +29,9 @@ use crate::{Global, connect, output, values};
   dayfly endpoint setup site --account '*@example.org=*' --provider slurm      each as oneself; as root
 
 Registers the endpoint with the manager that --manager names, and writes endpoint.toml into a directory of its own, for you to
-change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'dayfly[providers]'`;
---option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install 'dayfly[aws]'` for Amazon's EC2,
-`'dayfly[google]'` for Google's Compute Engine, `'dayfly[azure]'` for Microsoft's Azure."
+change. Batch systems are asked through Parsl's providers, for which a Python needs `pip install 'parsl>=2026.10'`;
+--option names what they take (https://parsl.readthedocs.io). Instances of a cloud need `pip install boto3` for Amazon's EC2,
+`google-auth requests` for Google's Compute Engine, `azure-identity requests` for Microsoft's Azure."
 )]
 pub struct Arguments {
     /// What others call it

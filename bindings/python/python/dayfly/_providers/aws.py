@@ -43,7 +43,6 @@ class Aws(Cloud):
     """Amazon's EC2, by its API."""
 
     libraries = ("boto3",)
-    extra = "aws"
     takes = OPTIONS
     longest = 16 << 10
 

@@ -57,7 +57,6 @@ class Azure(Named):
     """Microsoft's Azure, by its API."""
 
     libraries = ("azure.identity", "requests")
-    extra = "azure"
     takes = OPTIONS
     needs = ("subscription", "resource_group", "location", "vm_size", "image", "subnet")
     longest = (64 << 10) - 1

@@ -96,7 +96,6 @@ class Batch(Provider):
     """A batch system."""
 
     libraries: ClassVar[tuple[str, ...]] = ("parsl",)
-    extra = "providers"
 
     #: Of Parsl's provider.
     module: ClassVar[str]

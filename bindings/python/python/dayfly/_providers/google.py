@@ -52,7 +52,6 @@ class Google(Named):
     """Google's Compute Engine, by its API."""
 
     libraries = ("google.auth", "requests")
-    extra = "google"
     takes = OPTIONS
     needs = ("zone", "machine_type", "image")
     longest = 256 << 10

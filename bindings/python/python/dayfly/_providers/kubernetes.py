@@ -20,7 +20,6 @@ class Kubernetes(Batch):
     module = "parsl.providers.kubernetes.kube"
     provider = "KubernetesProvider"
     libraries = ("parsl", "kubernetes")
-    extra = "kubernetes"
     several = False
     defaults: ClassVar[dict[str, Any]] = {}
 

@@ -40,9 +40,8 @@ GONE = Job(ENDED)
 class Provider:
     """Whatever nodes come from. Each kind is a class below this one."""
 
-    #: What it is asked by: modules of packages that are called alike, and the extra of this package that has them.
+    #: What it is asked by: modules of packages that are called alike.
     libraries: ClassVar[tuple[str, ...]]
-    extra: ClassVar[str]
     #: Whether a job can have several nodes.
     several: ClassVar[bool] = True
     #: Seconds after its submission in which a job may not be known yet.
@@ -62,15 +61,15 @@ class Provider:
     @classmethod
     def versions(cls) -> str:
         """Its libraries with their versions; how to get them where they are not there."""
+        packages = [library.replace(".", "-") for library in cls.libraries]
         for library in cls.libraries:
             try:
                 importlib.import_module(library)
             except ImportError as error:
                 raise ProviderError(
                     f"this provider needs {library}, which {sys.executable} does not have ({error}): "
-                    f"{sys.executable} -m pip install 'dayfly[{cls.extra}]'"
+                    f"{sys.executable} -m pip install {' '.join(packages)}"
                 ) from None
-        packages = [library.replace(".", "-") for library in cls.libraries]
         return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
     def submit(self, name: str, command: str, nodes: int, walltime_s: float) -> str:

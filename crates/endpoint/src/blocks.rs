@@ -1,7 +1,7 @@
 //! The nodes of a site that come and go: jobs of a batch system, each of which brings some.
 //!
-//! One thread looks at what there is to do and at what there is, follows [`dayfly_tasks::plan`], and remembers its jobs in a file, so
-//! that whoever is started after it goes on with them.
+//! One thread looks at what there is to do and at what there is, follows [`dayfly_scheduling::plan`], and remembers
+//! its jobs in a file, so that whoever is started after it goes on with them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::{BlockState, BlockStatus};
-use dayfly_tasks::{Block, BlockTerms, Demand, plan};
+use dayfly_scheduling::{Block, BlockTerms, Demand, plan};
 use serde::{Deserialize, Serialize};
 
 use crate::provider::{Job, JobState, Provider, Trouble};

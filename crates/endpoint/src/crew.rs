@@ -10,7 +10,7 @@ use dayfly_protocol::api::{Placement, RendezvousAddress, Runtime};
 use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Program};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{NodeId, TenantId};
-use dayfly_tasks::{Demand, Window};
+use dayfly_scheduling::{Demand, Window};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 

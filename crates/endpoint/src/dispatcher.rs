@@ -12,7 +12,7 @@ use dayfly_protocol::dispatch::{Assigned, Attempt, Ended, FromDispatcher, Progra
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FunctionId, NodeId, TenantId};
 use dayfly_protocol::tasks::Resources;
-use dayfly_tasks::{Demand, Window};
+use dayfly_scheduling::{Demand, Window};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;

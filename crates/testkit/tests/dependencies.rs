@@ -16,7 +16,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-sandbox", 1),
     ("dayfly-telemetry", 1),
     ("dayfly-storage", 1),
-    ("dayfly-tasks", 1),
+    ("dayfly-scheduling", 1),
     ("dayfly-client", 2),
     ("dayfly-executor", 2),
     ("dayfly-comm", 2),
@@ -44,7 +44,7 @@ const FORBIDDEN: &[(&str, &[&str])] = &[
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (
-        "dayfly-tasks",
+        "dayfly-scheduling",
         &["tokio", "axum", "rustix", "libc", "ureq", "tracing", "rusqlite"],
     ),
     (

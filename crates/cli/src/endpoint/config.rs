@@ -7,7 +7,7 @@ use std::time::Duration;
 use dayfly_lease::ledger::MAX_WORKERS;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::tasks::EndpointSpec;
-use dayfly_tasks::BlockTerms;
+use dayfly_scheduling::BlockTerms;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 

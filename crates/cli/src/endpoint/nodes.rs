@@ -15,7 +15,7 @@ use dayfly_protocol::dispatch::FromDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::NodeId;
 use dayfly_protocol::tasks::BlockStatus;
-use dayfly_tasks::Demand;
+use dayfly_scheduling::Demand;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedSender;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dayfly_client::{CallId, CallOptions, Code, Error, FunctionId, Input, Lease, Output, Pool, Printed, Reader};
 use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, Program, TaskOutput};
 use dayfly_protocol::ids::NodeId;
-use dayfly_tasks::{Busy, Cost, gives};
+use dayfly_scheduling::{Busy, Cost, gives};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{LOOK, Lane, REMEMBERED, channels, heard, is_over, keep, told};

@@ -9,7 +9,7 @@ use dayfly_protocol::dispatch::{Attempt, Ended};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId};
 use dayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
-use dayfly_tasks::MOST_FAULTS;
+use dayfly_scheduling::MOST_FAULTS;
 use tokio::sync::mpsc;
 
 use super::memo::Key;

@@ -10,7 +10,7 @@ use dayfly_protocol::dispatch::{Attempt, Ended, FromDispatcher, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::EndpointId;
 use dayfly_protocol::text;
-use dayfly_tasks::{Fate, Terms, fate, next_wait};
+use dayfly_scheduling::{Fate, Terms, fate, next_wait};
 use tokio::sync::mpsc;
 
 use super::endpoints::own;

@@ -62,7 +62,7 @@ use dayfly_protocol::dispatch::{Attempt, Ended, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
 use dayfly_protocol::tasks::{BlockStatus, TaskCounts, TaskState, TaskStatus, TaskTimes};
-use dayfly_tasks::Queue;
+use dayfly_scheduling::Queue;
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 
 use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};

@@ -19,7 +19,7 @@ use dayfly_protocol::bounds::{self, MAX_TAG_BYTES};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, TriggerId, time_first};
 use dayfly_protocol::triggers::{EventTaken, MOST_EVENT_BYTES, MOST_EVENTS, MOST_FILE_EVENTS, MOST_WAITING_EVENTS};
-use dayfly_tasks::Timer;
+use dayfly_scheduling::Timer;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;

@@ -8,7 +8,7 @@ use dayfly_protocol::tasks::{MOST_NAME_BYTES, TaskState};
 use dayfly_protocol::triggers::{
     EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
-use dayfly_tasks::Timer;
+use dayfly_scheduling::Timer;
 use serde_json::Value;
 
 use super::{Submitter, Tasks, Trigger, files, flow_of, gone, task_of, to_its_end};

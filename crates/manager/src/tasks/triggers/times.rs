@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dayfly_protocol::ids::TriggerId;
 use dayfly_protocol::triggers::EventSource;
-use dayfly_tasks::{Due, Timer};
+use dayfly_scheduling::{Due, Timer};
 use serde_json::Map;
 
 use super::{AGAIN, Heard, Tasks, Trigger};

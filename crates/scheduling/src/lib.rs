@@ -1,4 +1,4 @@
-//! Policy of durable tasks, without I/O, clock or randomness.
+//! Scheduling of durable tasks: pure policy, without I/O, clock or randomness.
 //!
 //! - [`queue`]: whose task is next, by fair share between tenants and priority within one;
 //! - [`window`]: how many tasks to have at a dispatcher, by what they cost;

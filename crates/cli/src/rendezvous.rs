@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use clap::Args;
-use dayfly_comm::rendezvous::server::{ServeOptions, serve};
 use dayfly_protocol::error::Failure;
+use dayfly_rendezvous::server::{ServeOptions, serve};
 use serde_json::json;
 
 use crate::{Global, output};

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use dayfly_fabric::tls::Identity;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::keys::{GroupKeys, new_identity, random, same_tag};
+use dayfly_rendezvous::messages::{
+    Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
+};
 use dayfly_storage::Place;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::listeners::{Listeners, listen};
 use crate::connect::plan::Ways;
 use crate::connect::{self, Lazily, Places, Setting, Trust, host};
-use crate::keys::{GroupKeys, new_identity, random, same_tag};
 use crate::membership::{self, Membership};
-use crate::rendezvous::client::Contact;
-use crate::rendezvous::messages::{
-    Card, FromRank, Join, MOST_ADDRESSES, MOST_FROM_RANK, MOST_MISSING, Nat, Sealed, Seat, ToRank, VERSION,
-};
 use crate::road::{Lost, Road};
 use crate::stored::Stored;
 use crate::switchboard::Switchboard;

@@ -3,10 +3,9 @@
 //!
 //! Connecting:
 //! - [`Invitation`]: what a rank is told by whoever started it, and all of the way to a [`Communicator`].
-//! - [`join`](join()): the way into a group, which uses what follows.
-//! - [`rendezvous`]: where ranks meet, by name and secret; its server is behind the feature `server`.
+//! - [`join`](join()): the way into a group: ranks meet at a rendezvous ([`dayfly_rendezvous`]), then use what follows.
 //! - [`connect`]: from what ranks say of themselves to connections, all at once: sockets of the host, TCP, TCP through NATs by
-//!   simultaneous open, a [`relay`], storage ([`stored`]).
+//!   simultaneous open, a relay, storage ([`stored`]).
 //! - [`connector`]: joins outside for ranks in a sandbox without a network, and carries their bytes.
 //! - [`membership`]: heartbeats, and news of ranks that are lost.
 //! - [`switchboard`]: between a rank and the thread that connects it, where ranks connect when they first need each other.
@@ -34,11 +33,7 @@ pub mod connector;
 pub mod cost;
 pub mod invitation;
 pub mod join;
-pub mod keys;
 pub mod membership;
-#[cfg(feature = "server")]
-pub mod relay;
-pub mod rendezvous;
 pub mod road;
 pub mod stored;
 

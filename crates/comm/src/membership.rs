@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::messages::ToRank;
+use dayfly_rendezvous::socket::timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::connect::socket::timespec;
-use crate::rendezvous::client::Contact;
-use crate::rendezvous::messages::ToRank;
 use crate::road::Lost;
 use crate::stored::Stored;
 

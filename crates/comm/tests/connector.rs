@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, exchange, vias};
 use dayfly_comm::connect::plan::Ways;
 use dayfly_comm::connector::{Orders, join_through, serve};
-use dayfly_comm::rendezvous::server::Server;
 use dayfly_comm::road::{Road, Via};
 use dayfly_comm::{Datatype, Invitation, JoinOptions, Operation, World};
 use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::server::Server;
 use here::{join_all, options, server, wait_for_ranks, world};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 

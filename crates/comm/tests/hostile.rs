@@ -9,13 +9,13 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, SECRET, at, exchange, serve, vias};
-use dayfly_comm::keys::GroupKeys;
-use dayfly_comm::rendezvous::client::Contact;
-use dayfly_comm::rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::{JoinOptions, join};
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::PublicKey;
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::keys::GroupKeys;
+use dayfly_rendezvous::messages::{FromRank, Join, Sealed, ToRank, VERSION};
+use dayfly_rendezvous::server::{ServeOptions, Server};
 use here::{join_all, options, server, wait_for_ranks, world};
 
 /// Reads until the other end closes.

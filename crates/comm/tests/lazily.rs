@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, serve};
 use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::road::Via;
 use dayfly_comm::{ANY_SOURCE, ANY_TAG, Datatype, JoinOptions, Joined, Operation, Options, World};
 use dayfly_protocol::error::Code;
+use dayfly_rendezvous::server::{ServeOptions, Server};
 use here::{join_all, options, server, world};
 
 fn lazily(server: &Server, name: &str, size: u32) -> JoinOptions {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, vias};
 use dayfly_comm::connect::plan::Ways;
-use dayfly_comm::rendezvous::server::{ServeOptions, Server, serve};
 use dayfly_comm::{JoinOptions, Joined};
 use dayfly_protocol::error::Code;
+use dayfly_rendezvous::server::{ServeOptions, Server, serve};
 use here::{join_all, options, server};
 use rustix::process::{Pid, Signal, kill_process};
 

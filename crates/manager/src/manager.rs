@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dayfly_comm::rendezvous::server::{Bound, ServeOptions};
 use dayfly_lease::SigningKey;
 use dayfly_lease::rendezvous::vouch;
 use dayfly_protocol::accounts::{Role, TenantSpec};
 use dayfly_protocol::api::{Connection, JoinToken, NodeStatus, RendezvousAddress};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
+use dayfly_rendezvous::server::{Bound, ServeOptions};
 use dayfly_storage::Place;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use dayfly_comm::connect::plan::Ways;
 use dayfly_comm::cost::{self, Measured, Prediction, Prices};
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::stored::pause;
 use dayfly_comm::table::Table as Algorithms;
 use dayfly_comm::{Channel, JoinOptions, Options, World, join};
+use dayfly_rendezvous::server::{ServeOptions, Server};
 use dayfly_storage::Place;
 use serde::Serialize;
 

@@ -11,14 +11,14 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use dayfly_fabric::tls::{self, Identity};
+use dayfly_rendezvous::keys::{GroupKeys, MAC_BYTES, random, same_tag};
+use dayfly_rendezvous::messages::Card;
+use dayfly_rendezvous::messages::{RELAY_JOINED, RELAY_MAGIC};
 use rustls::Connection;
 
 use super::Trust;
 use super::hello::{HELLO_BYTES, Hello, Way};
 use super::socket::rearm;
-use crate::keys::{GroupKeys, MAC_BYTES, random, same_tag};
-use crate::rendezvous::messages::Card;
-use crate::rendezvous::messages::{RELAY_JOINED, RELAY_MAGIC};
 use crate::road::{Road, Via};
 
 /// What all attempts of a rank have in common.
@@ -332,7 +332,7 @@ impl Attempt {
         }
         let lower = self.is_lower(common);
         if let Some([low, high]) = self.ordered(common) {
-            let proof = common.keys.proof(lower, low, high);
+            let proof = common.keys.proof(lower, &low.to_bytes(), &high.to_bytes());
             self.sending.extend_from_slice(&proof);
         }
         self.enter(Stage::Proof);
@@ -342,7 +342,7 @@ impl Attempt {
     /// Of the lower rank alone: this one is it.
     pub fn choose(&mut self, common: &Common<'_>) -> Result<(), String> {
         if let Some([low, high]) = self.ordered(common) {
-            let choice = common.keys.choice(low, high);
+            let choice = common.keys.choice(&low.to_bytes(), &high.to_bytes());
             self.sending.extend_from_slice(&choice);
         }
         self.settle(common)
@@ -409,7 +409,7 @@ impl Attempt {
                     };
                     let expected = self
                         .ordered(common)
-                        .map(|[low, high]| common.keys.proof(!lower, low, high));
+                        .map(|[low, high]| common.keys.proof(!lower, &low.to_bytes(), &high.to_bytes()));
                     if !expected.is_some_and(|expected| same_tag(&expected, &proof)) {
                         return Err("whoever is there does not know the group's secret".into());
                     }
@@ -423,7 +423,9 @@ impl Attempt {
                     let Some(choice) = self.receive(MAC_BYTES)? else {
                         return Ok(Progress::Waits);
                     };
-                    let expected = self.ordered(common).map(|[low, high]| common.keys.choice(low, high));
+                    let expected = self
+                        .ordered(common)
+                        .map(|[low, high]| common.keys.choice(&low.to_bytes(), &high.to_bytes()));
                     if !expected.is_some_and(|expected| same_tag(&expected, &choice)) {
                         return Err("whoever is there does not know the group's secret".into());
                     }

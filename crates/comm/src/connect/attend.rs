@@ -8,11 +8,11 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::Failure;
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::messages::FromRank;
 use rustix::event::epoll;
 
 use super::{Loop, Pair, Places, STOP, Setting, WISHES, lost};
-use crate::rendezvous::client::Contact;
-use crate::rendezvous::messages::FromRank;
 use crate::road::Lost;
 use crate::switchboard::{News, Switchboard};
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 
-use crate::rendezvous::messages::MOST_ADDRESSES;
+use dayfly_rendezvous::messages::MOST_ADDRESSES;
 
 /// Names the running system and the network that this thread sees. Two ranks with one name reach each other's sockets.
 pub fn identity() -> String {

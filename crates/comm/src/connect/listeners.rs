@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 
 use dayfly_protocol::error::Failure;
+use dayfly_rendezvous::socket::{any, listen_on, watch_peer};
 
 use super::attempt::Socket;
 use super::{failed, socket};
@@ -38,15 +39,15 @@ impl Listeners {
 
 /// Listens in both families if the host has them; in the family of `like` on its very port.
 pub fn listen(like: SocketAddr, name: &str, unix: bool) -> Result<Listeners, Failure> {
-    let own = socket::any(like, like.port());
-    let first = socket::listen_on(own).map_err(|error| failed(&format!("cannot listen at {own}"), error))?;
+    let own = any(like, like.port());
+    let first = listen_on(own).map_err(|error| failed(&format!("cannot listen at {own}"), error))?;
     let other: SocketAddr = match like {
         SocketAddr::V4(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
     };
     let mut tcp = vec![first];
     // A host may have one family only.
-    tcp.extend(socket::listen_on(other));
+    tcp.extend(listen_on(other));
     for listener in &tcp {
         listener
             .set_nonblocking(true)
@@ -62,7 +63,7 @@ pub fn prepare(socket: &Socket) -> io::Result<()> {
         Socket::Tcp(socket) => {
             socket.set_nonblocking(true)?;
             socket.set_nodelay(true)?;
-            socket::watch_peer(socket)
+            watch_peer(socket)
         }
         Socket::Unix(socket) | Socket::Stored(socket) => {
             socket.set_nonblocking(true)?;

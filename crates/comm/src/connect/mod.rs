@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 
 use dayfly_fabric::tls::Identity;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::keys::GroupKeys;
+use dayfly_rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
+use dayfly_rendezvous::socket::{dial, timespec};
 use rustix::event::epoll;
 
 use self::attempt::{Attempt, Common, Progress, Socket};
@@ -27,9 +31,6 @@ pub use self::attend::{Lazily, attend};
 use self::hello::Way;
 use self::listeners::Listeners;
 use self::plan::{Party, Step, Target, Ways, plan};
-use crate::keys::GroupKeys;
-use crate::rendezvous::client::Contact;
-use crate::rendezvous::messages::{Card, FromRank, TICKET_BYTES, ToRank};
 use crate::road::{Road, Via};
 use crate::stored::Stored;
 use crate::switchboard::News;
@@ -310,7 +311,7 @@ impl<'a> Loop<'a> {
         match epoll::wait(
             &self.epoll,
             rustix::buffer::spare_capacity(&mut events),
-            Some(&socket::timespec(timeout)),
+            Some(&timespec(timeout)),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(failed("epoll", error)),
@@ -396,7 +397,7 @@ impl<'a> Loop<'a> {
             Target::Local(name) => socket::dial_local(name).map(Socket::Unix),
             Target::Address(address) => {
                 let from = step.known_port.then_some(self.setting.port);
-                socket::dial(*address, from).map(Socket::Tcp)
+                dial(*address, from).map(Socket::Tcp)
             }
             Target::Relay => return self.contact.say(&FromRank::Relay { to: peer }),
             Target::Store => match self.stored {
@@ -436,7 +437,7 @@ impl<'a> Loop<'a> {
             self.note(peer, Some(at), "this rendezvous does not relay".into());
             return Ok(());
         };
-        match socket::dial(self.contact.server(), None) {
+        match dial(self.contact.server(), None) {
             Ok(socket) => self.begin(Attempt::dialled(
                 Socket::Tcp(socket),
                 Way::Relay,

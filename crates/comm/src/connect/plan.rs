@@ -7,8 +7,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use dayfly_rendezvous::messages::{Card, Nat};
+
 use super::hello::Way;
-use crate::rendezvous::messages::{Card, Nat};
 
 /// When somebody whose NAT gives each connection another port tries again, from another port of its own: the first time, the other's
 /// NAT may not have been opened yet.

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::socket::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
-use crate::connect::socket::timespec;
 use crate::invitation::Invitation;
 use crate::join::{Joined, LONGEST_PATIENCE};
 use crate::membership::Membership;

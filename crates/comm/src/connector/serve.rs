@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::socket::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::permit::{Orders, Pace};
 use super::session;
-use crate::connect::socket::timespec;
 
 /// A connector that has nothing to do for so long ends; its node starts another when somebody calls.
 const IDLE: Duration = Duration::from_secs(10);

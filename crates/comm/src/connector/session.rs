@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use dayfly_fabric::stream::wire::Wire;
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_rendezvous::client::Contact;
+use dayfly_rendezvous::messages;
+use dayfly_rendezvous::socket::timespec;
 use rustix::event::epoll;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, socketpair};
@@ -15,11 +18,9 @@ use super::messages::{FromRank, ToRank, VERSION, is_for_now, receive, send};
 use super::permit::Orders;
 use super::pump::{End, Pump, Turn};
 use crate::connect::plan::Ways;
-use crate::connect::socket::{is_near, timespec};
+use crate::connect::socket::is_near;
 use crate::invitation::Invitation;
 use crate::join::{Formed, JoinOptions, form};
-use crate::rendezvous::client::Contact;
-use crate::rendezvous::messages;
 use crate::road::{Road, Via};
 
 /// A rank says within this what it wants, and takes within it what it is given.

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::{JoinOptions, Joined, join};
 use dayfly_protocol::error::Failure;
+use dayfly_rendezvous::server::{ServeOptions, Server};
 
 use crate::common::{PATIENCE, at, serve};
 

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::road::{Road, Via};
 use dayfly_comm::{JoinOptions, Joined};
+use dayfly_rendezvous::server::{ServeOptions, Server};
 
 /// A secret for tests.
 pub const SECRET: &[u8] = b"a secret that only tests have";

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
 use dayfly_comm::{JoinOptions, Joined, join};
 use dayfly_protocol::error::Failure;
+use dayfly_rendezvous::server::{ServeOptions, Server};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::common;

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dayfly_comm::Joined;
-use dayfly_comm::rendezvous::server::{ServeOptions, Server};
+use dayfly_rendezvous::server::{ServeOptions, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::common;

@@ -9,11 +9,17 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::PublicKey;
 
-use super::messages::{Join, MOST_MISSING, MOST_NAME, MOST_RANKS, MOST_REASON, Sealed, Seat, ToRank, VERSION};
+use crate::messages::{Join, MOST_MISSING, Sealed, Seat, ToRank, VERSION};
 
 /// A connection, numbered by the server; a number is used once.
 pub type Conn = u64;
 
+/// Ranks of the largest group.
+const MOST_RANKS: u32 = 1 << 16;
+/// Bytes of a name or of a run's.
+const MOST_NAME: usize = 200;
+/// Characters of a reason that is passed on.
+const MOST_REASON: usize = 500;
 /// Groups at a time.
 const MOST_GROUPS: usize = 100_000;
 /// Runs that are over, and remembered.

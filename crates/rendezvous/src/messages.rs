@@ -11,15 +11,9 @@ pub const VERSION: u32 = 2;
 /// A longer frame from a rank is none of ours.
 pub const MOST_FROM_RANK: usize = 16 << 10;
 /// A longer frame from the rendezvous is none of ours: some 700 bytes for each of the largest group.
-pub const MOST_TO_RANK: usize = 64 << 20;
-/// Ranks of the largest group.
-pub const MOST_RANKS: u32 = 1 << 16;
-/// Bytes of a name or of a run's.
-pub const MOST_NAME: usize = 200;
+pub(crate) const MOST_TO_RANK: usize = 64 << 20;
 /// Addresses that a rank may say it has.
 pub const MOST_ADDRESSES: usize = 16;
-/// Characters of a reason that is passed on.
-pub const MOST_REASON: usize = 500;
 /// Ranks of those missing that are named.
 pub const MOST_MISSING: usize = 16;
 /// Bytes of a ticket for the relay.
@@ -103,7 +97,7 @@ pub struct Card {
     pub observed: SocketAddr,
     /// What lies in between.
     pub nat: Nat,
-    /// [`crate::JoinOptions::alike`].
+    /// A number that all ranks of a group must have in common.
     #[serde(default)]
     pub alike: u64,
     /// Its store, and whether all goes through it, as text that ranks with the same have in common.
@@ -201,7 +195,7 @@ fn broken(text: String) -> Failure {
 }
 
 /// A message as a frame.
-pub fn to_frame(message: &impl Serialize) -> Vec<u8> {
+pub(crate) fn to_frame(message: &impl Serialize) -> Vec<u8> {
     // Of these types none fails: their keys are strings.
     let body = serde_json::to_vec(message).unwrap_or_default();
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
@@ -209,7 +203,10 @@ pub fn to_frame(message: &impl Serialize) -> Vec<u8> {
 }
 
 /// Takes the first whole message off what has come so far.
-pub fn take_frame<T: for<'a> Deserialize<'a>>(received: &mut Vec<u8>, most: usize) -> Result<Option<T>, Failure> {
+pub(crate) fn take_frame<T: for<'a> Deserialize<'a>>(
+    received: &mut Vec<u8>,
+    most: usize,
+) -> Result<Option<T>, Failure> {
     let Some(length) = received.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize) else {
         return Ok(None);
     };
@@ -228,7 +225,8 @@ pub fn take_frame<T: for<'a> Deserialize<'a>>(received: &mut Vec<u8>, most: usiz
 }
 
 /// An address as the probe's port sends it: 19 bytes, inverted, so that no NAT takes it for one and translates it.
-pub fn probe_bytes(seen: SocketAddr) -> [u8; PROBE_BYTES] {
+#[cfg(feature = "server")]
+pub(crate) fn probe_bytes(seen: SocketAddr) -> [u8; PROBE_BYTES] {
     let mut bytes = [0; PROBE_BYTES];
     match seen.ip().to_canonical() {
         IpAddr::V4(ip) => {
@@ -245,10 +243,10 @@ pub fn probe_bytes(seen: SocketAddr) -> [u8; PROBE_BYTES] {
 }
 
 /// Bytes of [`probe_bytes`].
-pub const PROBE_BYTES: usize = 19;
+pub(crate) const PROBE_BYTES: usize = 19;
 
 /// Reads [`probe_bytes`].
-pub fn from_probe(bytes: &[u8; PROBE_BYTES]) -> Option<SocketAddr> {
+pub(crate) fn from_probe(bytes: &[u8; PROBE_BYTES]) -> Option<SocketAddr> {
     let bytes = bytes.map(|byte| !byte);
     let ip = match bytes[0] {
         4 => IpAddr::from(<[u8; 4]>::try_from(&bytes[1..5]).ok()?),

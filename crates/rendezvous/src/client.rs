@@ -11,9 +11,9 @@ use dayfly_protocol::ids::PublicKey;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ClientConnection;
 
-use super::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
-use crate::connect::socket::{dial, wait_for};
 use crate::keys::GroupKeys;
+use crate::messages::{FromRank, MOST_TO_RANK, PROBE_BYTES, ToRank, from_probe, take_frame, to_frame};
+use crate::socket::{dial, wait_for};
 
 /// Pings for each heartbeat: some may come late.
 const PINGS_PER_HEARTBEAT: u32 = 10;

@@ -9,10 +9,8 @@ use dayfly_lease::SigningKey;
 use dayfly_protocol::error::{Code, Failure};
 use ring::{hkdf, hmac};
 
-use crate::connect::hello::Hello;
-
 /// Bytes of a secret below which it could be guessed.
-pub const LEAST_SECRET_BYTES: usize = 16;
+const LEAST_SECRET_BYTES: usize = 16;
 /// Bytes of an HMAC.
 pub const MAC_BYTES: usize = 32;
 
@@ -48,14 +46,8 @@ fn derive(secret: &hkdf::Prk, info: &[&[u8]]) -> Result<[u8; 32], Failure> {
     Ok(key)
 }
 
-fn feed(context: &mut hmac::Context, hellos: [&Hello; 2]) {
-    for hello in hellos {
-        context.update(&hello.to_bytes());
-    }
-}
-
 /// Random bytes from the system.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], Failure> {
+pub fn random<const N: usize>() -> Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
         .map_err(|error| Failure::new(Code::Internal, format!("the system gives no random bytes: {error}")))?;
@@ -63,7 +55,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Failure> {
 }
 
 /// A new key pair.
-pub(crate) fn new_identity() -> Result<Identity, Failure> {
+pub fn new_identity() -> Result<Identity, Failure> {
     Ok(identity(&SigningKey::from_seed(random()?)))
 }
 
@@ -122,18 +114,16 @@ impl GroupKeys {
         tag(self.context(b"card", &[nonce, &rank, &size, card.as_bytes()]))
     }
 
-    /// Shows knowledge of the secret to the other end of a connection; the lower rank's proof is not the higher's.
-    pub fn proof(&self, of_lower: bool, lower: &Hello, higher: &Hello) -> [u8; MAC_BYTES] {
-        let mut context = self.context(if of_lower { b"lower" } else { b"upper" }, &[]);
-        feed(&mut context, [lower, higher]);
-        tag(context)
+    /// Shows knowledge of the secret to the other end of a connection, by the first bytes that both ends sent; the lower
+    /// rank's proof is not the higher's.
+    pub fn proof<const N: usize>(&self, of_lower: bool, lower: &[u8; N], higher: &[u8; N]) -> [u8; MAC_BYTES] {
+        let label = if of_lower { b"lower" } else { b"upper" };
+        tag(self.context(label, &[lower, higher]))
     }
 
     /// Says that this of all connections is the pair's.
-    pub fn choice(&self, lower: &Hello, higher: &Hello) -> [u8; MAC_BYTES] {
-        let mut context = self.context(b"chose", &[]);
-        feed(&mut context, [lower, higher]);
-        tag(context)
+    pub fn choice<const N: usize>(&self, lower: &[u8; N], higher: &[u8; N]) -> [u8; MAC_BYTES] {
+        tag(self.context(b"chose", &[lower, higher]))
     }
 }
 

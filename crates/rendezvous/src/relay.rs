@@ -23,9 +23,9 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::connect::socket::watch_peer;
 use crate::keys;
-use crate::rendezvous::messages::{RELAY_JOINED, RELAY_MAGIC, TICKET_BYTES};
+use crate::messages::{RELAY_JOINED, RELAY_MAGIC, TICKET_BYTES};
+use crate::socket::watch_peer;
 
 /// A ticket is good for so long.
 const VALID: Duration = Duration::from_secs(60);

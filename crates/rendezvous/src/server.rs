@@ -21,10 +21,10 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
-use super::messages::{FromRank, Join, MOST_FROM_RANK, RELAY_MAGIC, ToRank, probe_bytes, take_frame, to_frame};
-use super::state::{Conn, Effect, State};
 use crate::keys;
+use crate::messages::{FromRank, Join, MOST_FROM_RANK, RELAY_MAGIC, Seat, ToRank, probe_bytes, take_frame, to_frame};
 use crate::relay::Relay;
+use crate::state::{Conn, Effect, State};
 
 /// First byte of a TLS handshake.
 const TLS_FIRST: u8 = 0x16;
@@ -386,7 +386,7 @@ struct Attendance {
 }
 
 impl Attendance {
-    fn begin(shared: &Arc<Shared>, verifier: PublicKey, join: &Join) -> Result<(Self, super::messages::Seat), Failure> {
+    fn begin(shared: &Arc<Shared>, verifier: PublicKey, join: &Join) -> Result<(Self, Seat), Failure> {
         let conn = shared.conns.fetch_add(1, Ordering::Relaxed);
         let nonce = keys::random()?;
         let (sender, mailbox) = mpsc::unbounded_channel();

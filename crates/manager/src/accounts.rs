@@ -11,15 +11,15 @@ use dayfly_protocol::accounts::{
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, TenantId};
 use dayfly_protocol::text;
-
-use crate::control::{Control, fresh_bearer, now_ms, stopped};
-use crate::leases::to_its_end;
-use crate::logins::LOGIN;
-use crate::random;
-use crate::requests::Caller;
-use crate::store::{
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::{
     AUDIT_STEP, As, AuditPage, AuditTrim, Bearer, BillQuery, LeaseRecord, Leases, TenantRecord, Trimmed,
 };
+
+use crate::control::{Control, fresh_bearer, stopped};
+use crate::leases::to_its_end;
+use crate::logins::LOGIN;
+use crate::requests::Caller;
 use crate::world::{Account, World, millis};
 
 /// Name of the token in `connection.json`, which the manager makes by itself.

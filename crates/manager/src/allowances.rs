@@ -18,14 +18,14 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::hello::{HELLO_BYTES, Hello};
 use dayfly_protocol::ids::{AllowanceId, LeaseId, NodeId, TenantId};
 use dayfly_protocol::node_api::DirectStart;
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::{Change, LeaseRecord, Note, StoreError};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::control::{Control, now_ms, stopped};
+use crate::control::{Control, stopped};
 use crate::leases::end_message;
 use crate::lessee::Lessee;
-use crate::random;
 use crate::sessions::MOST_IMAGE_BYTES;
-use crate::store::{Change, LeaseRecord, Note, StoreError};
 use crate::world::{Account as Tenant, World, millis};
 
 /// An allowance that nobody asks about is worth nothing after this time.

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
+use dayfly_store::{As, Bearer};
 use tokio::sync::watch;
 
 use crate::control::GUEST;
-use crate::store::{As, Bearer};
 
 /// Every bearer that is good, by the SHA-256 of its token.
 #[derive(Default)]
@@ -89,7 +89,7 @@ impl Bearers {
     /// These are all that the store has. Those that no store has stay.
     pub fn replace_stored(&mut self, stored: Vec<Bearer>) {
         let hashes: std::collections::HashSet<[u8; 32]> = stored.iter().map(|bearer| bearer.hash).collect();
-        self.retain(|bearer| !bearer.is_stored() || hashes.contains(&bearer.hash));
+        self.retain(|bearer| !is_stored(bearer) || hashes.contains(&bearer.hash));
         stored.into_iter().for_each(|bearer| self.insert(bearer));
     }
 
@@ -105,11 +105,9 @@ impl Bearers {
     }
 }
 
-impl Bearer {
-    /// Whether the store has it: dispatchers beside the manager and guests have tokens that end with its process.
-    pub fn is_stored(&self) -> bool {
-        !matches!(self.speaks, As::Client(_)) || !(self.name.is_empty() || self.name.starts_with(GUEST))
-    }
+/// Whether the store has this bearer: dispatchers beside the manager and guests have tokens that end with its process.
+pub fn is_stored(bearer: &Bearer) -> bool {
+    !matches!(bearer.speaks, As::Client(_)) || !(bearer.name.is_empty() || bearer.name.starts_with(GUEST))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
 use dayfly_lease::{SigningKey, State};
@@ -10,12 +10,15 @@ use dayfly_protocol::accounts::{Role, TenantSpec};
 use dayfly_protocol::api::{Event, ManagerMessage, RendezvousAddress, Usage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use dayfly_telemetry as telemetry;
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 use tokio::time;
 use tracing::Instrument;
 
 use crate::bearers::Validity;
+use crate::hash;
 use crate::history::{self, History};
 use crate::journal::Journal;
 use crate::metrics::Metrics;
@@ -23,10 +26,8 @@ use crate::oidc::Provider;
 use crate::options::Options;
 use crate::peers::Peers;
 use crate::requests::bearer_token;
-use crate::store::{As, Bearer, Change, LeaseRecord, News, Note, Store};
 use crate::task_owner::TaskOwner;
 use crate::world::{Answer, Waiting, World, clock_ms, millis};
-use crate::{hash, random};
 
 /// A node answers an offer from memory; one that takes longer is stuck, and the next node is asked.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
@@ -501,12 +502,6 @@ pub fn fresh_bearer(speaks: As, tenant: TenantId, node: Option<NodeId>, valid_fo
         expires_at_ms,
     };
     (token, bearer)
-}
-
-/// Wall clock, milliseconds since the Unix epoch.
-pub fn now_ms() -> u64 {
-    // Before 1970 there was no Dayfly: a clock that says so counts as 1970, and tokens then say that clocks differ.
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
 /// Milliseconds since this machine was booted, those in which it slept included: a clock that nobody sets.

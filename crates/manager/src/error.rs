@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use dayfly_protocol::error::{Code, Failure};
 
-use crate::store::StoreError;
+use dayfly_store::StoreError;
 
 /// Why a manager does not start. Each tells what to do.
 #[derive(Debug, thiserror::Error)]

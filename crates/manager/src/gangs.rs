@@ -8,12 +8,12 @@ use dayfly_lease::gang::{Part, divide};
 use dayfly_lease::placement::{PlacementError, View};
 use dayfly_protocol::api::{GangRequest, Grant, LeaseRequest, Placement};
 use dayfly_protocol::error::Failure;
+use dayfly_store::system::random;
 use futures_util::future::join_all;
 
 use crate::control::Control;
 use crate::leases::{Room, is_final, to_its_end, with_share};
 use crate::lessee::{Lessee, with_notice};
-use crate::random;
 use crate::relay::OnBehalf;
 
 /// How often a gang is divided anew without the nodes that refused their parts.

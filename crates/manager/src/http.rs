@@ -36,6 +36,7 @@ use dayfly_protocol::api::{
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::short::GivenId;
+use dayfly_store::LeaseRecord;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::bearers::Validity;
@@ -45,7 +46,6 @@ use crate::requests::{
     Body, Caller, Grace, MOST_BODY_BYTES, NamePath, NodeBearer, NodePath, Refusal, grace, named, refuse,
 };
 use crate::sessions;
-use crate::store::LeaseRecord;
 use crate::world::lease_status;
 
 /// Bytes of a body that is read before its request is looked at.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use dayfly_lease::SigningKey;
 use dayfly_sandbox::private;
+use dayfly_store::system::random;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
@@ -19,7 +20,6 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::error::Error;
-use crate::random;
 
 const DAY_S: i64 = 24 * 3600;
 /// A private authority outlives the machines that it vouches for.

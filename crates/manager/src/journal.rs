@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
-use crate::store::{Note, Noted, Notes, StoreError};
+use dayfly_store::{Note, Noted, Notes, StoreError};
 
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);
@@ -177,9 +177,9 @@ mod tests {
 
     use dayfly_lease::State;
     use dayfly_protocol::ids::{LeaseId, NodeId};
+    use dayfly_store::{Change, Pending};
 
     use super::*;
-    use crate::store::{Change, Pending};
 
     /// A fake disk that is full until it is told otherwise, and remembers what was written.
     #[derive(Default)]

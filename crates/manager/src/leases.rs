@@ -15,6 +15,8 @@ use dayfly_protocol::api::{
 };
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, TenantId, time_first};
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::{Change, LeaseRecord, Note};
 use dayfly_telemetry::traceparent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,12 +24,10 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tracing::Instrument;
 
-use crate::control::{Control, Told, now_ms};
+use crate::control::{Control, Told};
 use crate::lessee::{Lessee, with_notice};
-use crate::random;
 use crate::relay::OnBehalf;
 use crate::requests::Caller;
-use crate::store::{Change, LeaseRecord, Note};
 use crate::world::{Account, millis};
 
 /// Nodes that one request is offered to: those that refuse were thought to have room, and news of what they really

@@ -6,11 +6,12 @@ use dayfly_lease::State;
 use dayfly_protocol::api::Grant;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, TenantId};
+use dayfly_store::system::now_ms;
+use dayfly_store::{As, Bearer, Change, LeaseRecord, Note};
 use futures_util::future::join_all;
 
-use crate::control::{Control, now_ms};
+use crate::control::Control;
 use crate::http::validity::ENDED;
-use crate::store::{As, Bearer, Change, LeaseRecord, Note};
 use crate::world::World;
 
 /// Tokens that were replaced lately, for requests that they began. Those take seconds, and each replacement a synced write.

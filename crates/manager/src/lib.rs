@@ -2,7 +2,7 @@
 //!
 //! [`Manager::start`] takes [`Options`] and gives a [`Handle`]. Inside, `http` turns requests, `sessions` the nodes'
 //! messages and `control::keep_time` the clock into calls on one `Control`. It decides on the `world`, which is all in
-//! memory; `journal` and `store` write down what must survive. What decides (placement, lifetimes, billing) is
+//! memory; `journal` and [`dayfly_store`] write down what must survive. What decides (placement, lifetimes, billing) is
 //! [`dayfly_lease`]'s; nothing here ever sees the payload of an invocation.
 //!
 //! A grant: `http::create_lease` → `Control::grant` → placement orders the nodes → an offer over the node's own
@@ -33,7 +33,6 @@ mod relay;
 mod requests;
 mod serve;
 mod sessions;
-mod store;
 mod task_owner;
 mod tasks;
 mod visitor;
@@ -49,20 +48,9 @@ pub use error::Error;
 pub use manager::{Handle, Manager};
 pub use openapi::document as openapi_document;
 pub use options::{Options, StoreKind};
-pub use store::StoreError;
 pub use tasks::{Contents, Conversation, LOCAL};
 
 /// What is kept of a token: tokens are 256 random bits, so that a plain hash of one cannot be turned back.
 fn hash(token: &str) -> [u8; 32] {
     Sha256::digest(token).into()
-}
-
-/// Random bytes of the operating system.
-fn random<const BYTES: usize>() -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
-    if let Err(error) = getrandom::fill(&mut bytes) {
-        // Linux's getrandom fails only where the call is forbidden; without randomness no key or token may be made.
-        panic!("the operating system gives no random bytes: {error}");
-    }
-    bytes
 }

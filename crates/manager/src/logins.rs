@@ -2,12 +2,13 @@
 
 use dayfly_protocol::accounts::{AuditEntry, NewToken};
 use dayfly_protocol::error::{Code, Failure};
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::{As, Bearer, Leases};
 
 use crate::accounts::token_id;
-use crate::control::{Control, fresh_bearer, now_ms};
+use crate::control::{Control, fresh_bearer};
+use crate::hash;
 use crate::oidc::{Person, Provider};
-use crate::store::{As, Bearer, Leases};
-use crate::{hash, random};
 
 /// How the names of such tokens begin; nobody else may use that.
 pub const LOGIN: &str = "login.";

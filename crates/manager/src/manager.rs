@@ -14,24 +14,25 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
 use dayfly_rendezvous::server::{Bound, ServeOptions};
 use dayfly_storage::Place;
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::tasks::TaskStore;
+use dayfly_store::{
+    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, SharedTasks, Snapshot, SqliteStore,
+    SqliteTasks, Store,
+};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::accounts::{self, OWN_TENANT, OWN_TOKEN};
-use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, now_ms, stopped};
+use crate::control::{Control, SHOWN_MS, Told, fresh_bearer, keep_time, stopped};
 use crate::error::Error;
 use crate::identity::{self, Identity};
 use crate::journal::Journal;
 use crate::options::{ContentOptions, Options, StoreKind};
-use crate::store::tasks::TaskStore;
-use crate::store::{
-    As, Bearer, LOAD_DEADLINE, MemoryStore, News, Notes, PostgresStore, SharedTasks, Snapshot, SqliteStore,
-    SqliteTasks, Store,
-};
 use crate::task_owner::{self, Common};
 use crate::tasks::{self, Conversation};
 use crate::world::World;
-use crate::{hash, http, peers, random, serve};
+use crate::{hash, http, peers, serve};
 
 /// Beside `connection.json` where people log in: the same without a token, to be given to them.
 const LOGIN_FILE: &str = "login.json";
@@ -462,9 +463,10 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
+    use dayfly_store::LeaseRecord;
+    use dayfly_store::conformance::store as conformance;
+
     use super::*;
-    use crate::store::LeaseRecord;
-    use crate::store::conformance;
 
     #[tokio::test]
     async fn leases_follow_the_token_of_a_lost_connection_file() {

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use dayfly_protocol::api::{Capacity, Connection, ManagerAddress, ManagerMessage, ManagerStatus};
 use dayfly_protocol::ids::{NodeId, PublicKey};
+use dayfly_store::system::now_ms;
+use dayfly_store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRecord};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, mpsc};
 
-use crate::control::{Control, SHOWN_MS, Told, now_ms, stopped};
+use crate::control::{Control, SHOWN_MS, Told, stopped};
 use crate::identity;
 use crate::relay::Roads;
-use crate::store::{Adopted, News, NodeRecord, Peer, Presence, Snapshot, TenantRecord};
 use crate::world::{Node, World};
 
 /// How often a manager says that it lives.
@@ -165,7 +166,7 @@ impl Control {
     }
 
     /// Says that this manager lives, and hears which others do. False where there can be no others.
-    pub async fn say_present(&self) -> Result<bool, crate::store::StoreError> {
+    pub async fn say_present(&self) -> Result<bool, dayfly_store::StoreError> {
         let Some(answer) = self.store.present(self.presence()) else {
             return Ok(false);
         };
@@ -459,9 +460,10 @@ pub async fn hear(control: Arc<Control>, mut news: mpsc::Receiver<News>) {
 
 #[cfg(test)]
 mod tests {
+    use dayfly_store::conformance::store::{self as conformance, LEASE, TENANT};
+    use dayfly_store::{As, Bearer, LeaseRecord};
+
     use super::*;
-    use crate::store::conformance::{self, LEASE, TENANT};
-    use crate::store::{As, Bearer, LeaseRecord};
 
     const OLD: [u8; 32] = [1; 32];
     const NEW: [u8; 32] = [2; 32];

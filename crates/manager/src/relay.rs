@@ -16,6 +16,8 @@ use axum::response::{IntoResponse, Response};
 use dayfly_protocol::api::{ErrorBody, LeaseRequest, LeaseStatus, Mode, NodeStatus};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use dayfly_store::system::now_ms;
+use dayfly_store::{LeaseRecord, Peer};
 use dayfly_telemetry::{self as telemetry, TRACEPARENT};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -27,10 +29,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tracing::Instrument;
 
-use crate::control::{Control, SHOWN_MS, now_ms};
+use crate::control::{Control, SHOWN_MS};
 use crate::http::Api;
 use crate::requests::{MOST_BODY_BYTES, refuse};
-use crate::store::{LeaseRecord, Peer};
 use crate::world::lease_status;
 
 /// On a request that was passed on once.

@@ -15,13 +15,14 @@ use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, NodeId, TenantId};
 use dayfly_protocol::tasks;
+use dayfly_store::{As, Bearer};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use crate::bearers::is_stored;
 use crate::control::Control;
 use crate::http::Api;
 use crate::lessee::Lessee;
-use crate::store::{As, Bearer};
 
 /// No request of this API comes near it; a lease request with a long module path has some kilobytes.
 pub const MOST_BODY_BYTES: usize = 64 << 10;
@@ -94,7 +95,7 @@ impl Caller {
     pub fn lessee(&self) -> Lessee {
         Lessee {
             tenant: self.bearer.tenant,
-            bearer: self.bearer.is_stored().then_some(self.bearer.hash),
+            bearer: is_stored(&self.bearer).then_some(self.bearer.hash),
             until_ms: self.bearer.expires_at_ms,
         }
     }

@@ -15,13 +15,14 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId};
 use dayfly_protocol::node_api::HeldLease;
 use dayfly_protocol::version::RELEASE;
+use dayfly_store::system::now_ms;
+use dayfly_store::{As, Bearer, Change, LeaseRecord, Note, Registered};
 use tokio::sync::mpsc;
 
 use crate::bearers::Validity;
-use crate::control::{Control, SHOWN_MS, fresh_bearer, now_ms, stopped};
+use crate::control::{Control, SHOWN_MS, fresh_bearer, stopped};
 use crate::http::validity::ENDED;
 use crate::leases::end_message;
-use crate::store::{As, Bearer, Change, LeaseRecord, Note, Registered};
 use crate::world::{Empty, Node, Session, Waiting, millis};
 
 /// Of what a node says that a worker asked for, so much is passed on.

@@ -10,14 +10,14 @@ use dayfly_protocol::accounts::Prices;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{PublicKey, TenantId};
 use dayfly_storage::Objects;
+use dayfly_store::system::random;
+use dayfly_store::tasks::TaskStore;
+use dayfly_store::{PostgresTasks, SharedTasks};
 use tokio::sync::Notify;
 
 use crate::control::{Control, stopped};
 use crate::options::ContentOptions;
 use crate::peers::SILENT;
-use crate::random;
-use crate::store::tasks::TaskStore;
-use crate::store::{PostgresTasks, SharedTasks};
 use crate::tasks::{Tasks, Tenants};
 
 /// Between two looks at who has them.

@@ -16,11 +16,11 @@ use dayfly_protocol::api::{
 use dayfly_protocol::durations::DURATION_BUCKETS;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use dayfly_store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allowances::Allowances;
 use crate::bearers::Bearers;
-use crate::store::{LeaseRecord, NodeRecord, Snapshot, TenantRecord};
 
 /// Nodes among which a lease is placed when there are many.
 const SAMPLE: usize = 32;

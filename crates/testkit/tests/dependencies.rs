@@ -20,6 +20,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dayfly-client", 2),
     ("dayfly-executor", 2),
     ("dayfly-rendezvous", 2),
+    ("dayfly-store", 2),
     ("dayfly-comm", 3),
     ("dayfly-endpoint", 3),
     ("dayfly-manager", 3),

@@ -10,13 +10,13 @@ use dayfly_protocol::accounts::{
 use dayfly_protocol::api::ErrorBody;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::ids::LeaseId;
+use dayfly_store::{AuditPage, BillQuery, Leases};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
 use crate::accounts::MOST_LINES;
 use crate::requests::{Body, Caller, NamePath, Refusal, asked, named, refuse};
-use crate::store::{AuditPage, BillQuery, Leases};
 
 /// Tenants: everybody, for operators; for users their own.
 #[utoipa::path(get, path = "/v1/tenants", security(("bearer" = [])),

@@ -17,14 +17,14 @@ use dayfly_protocol::ids::TenantId;
 use dayfly_protocol::tasks::{
     AccountRequest, EndpointRegistration, EndpointStatus, MAX_SHARING_BODY_BYTES, NewEndpoint,
 };
+use dayfly_store::tasks::EndpointRecord;
+use dayfly_store::{As, Bearer, Leases};
 
 use super::Api;
 use super::tasks::submitter;
 use super::validity::ended;
 use crate::control::{Control, fresh_bearer};
 use crate::requests::{Caller, Document, EndpointBearer, NamePath, Packed, Refusal, named, refuse};
-use crate::store::tasks::EndpointRecord;
-use crate::store::{As, Bearer, Leases};
 use crate::tasks::socket;
 
 /// An endpoint's token is good until it is replaced, or the endpoint removed.

@@ -19,13 +19,13 @@ use dayfly_protocol::tasks::{
     MAX_SHARING_BODY_BYTES, MOST_BODY_BYTES, MOST_WAIT_MS, Outcomes, TaskCounts, TaskOutcome, TaskPrinted, TaskState,
     TaskStatus, TaskSubmission,
 };
+use dayfly_store::tasks::{FunctionRecord, How, TaskQuery};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
 use crate::control::Control;
 use crate::requests::{Caller, Document, NamePath, Packed, Refusal, asked, named, refuse};
-use crate::store::tasks::{FunctionRecord, How, TaskQuery};
 use crate::tasks::{Submitter, may_run, name_of};
 
 /// Most entries of one answer.

@@ -11,6 +11,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use dayfly_protocol::error::Code;
+use dayfly_store::Peer;
 use dayfly_telemetry::{self as telemetry, TRACEPARENT};
 use hyper::client::conn::http1::SendRequest;
 use hyper::upgrade::OnUpgrade;
@@ -20,7 +21,6 @@ use super::{CONNECT_DEADLINE, MOVE_TICK, PASSED_ON, Passed, open};
 use crate::bearers::Validity;
 use crate::http::Api;
 use crate::requests::refuse;
-use crate::store::Peer;
 
 /// How long a request waits for a manager that has the tasks: longer than it takes to notice that one has died.
 const PATIENCE: Duration = Duration::from_secs(15);

@@ -10,11 +10,11 @@ use dayfly_protocol::dispatch::ToDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::{EndpointSpec, EndpointStatus};
+use dayfly_store::system::random;
+use dayfly_store::tasks::{AccountOf, EndpointRecord};
 
 use super::submit::Submitter;
 use super::{Endpoint, State, Tasks, Tenants};
-use crate::random;
-use crate::store::tasks::{AccountOf, EndpointRecord};
 
 /// Longest parts of a name that are the tenant's, and those of the endpoint above: all of it is the name of a directory.
 const MOST_TENANT: usize = 32;

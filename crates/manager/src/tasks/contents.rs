@@ -13,13 +13,14 @@ use dayfly_protocol::contents::{Content, ContentUsage};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{ContentHash, TenantId};
 use dayfly_storage::{Objects, Reading, Writing};
+use dayfly_store::system::now_ms;
+use dayfly_store::tasks::TaskStore;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use tokio::sync::RwLock;
 
 use super::{Tasks, told};
-use crate::control::{cautious_ms, now_ms};
+use crate::control::cautious_ms;
 use crate::options::ContentOptions;
-use crate::store::tasks::TaskStore;
 
 /// A content that no task has is kept for so long after its last use: until the task comes that it was stored for.
 const UNUSED: Duration = Duration::from_secs(3600);
@@ -412,9 +413,9 @@ pub(super) async fn keep_swept(tasks: Weak<Tasks>) {
 #[cfg(test)]
 mod tests {
     use dayfly_storage::Place;
+    use dayfly_store::SqliteTasks;
 
     use super::*;
-    use crate::store::SqliteTasks;
 
     const TENANT: TenantId = TenantId([1; 16]);
     const OTHER: TenantId = TenantId([2; 16]);

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::{EndpointRegistration, EndpointSpec, EndpointStatus, MOST_NAME_BYTES, TaskCounts};
+use dayfly_store::system::random;
+use dayfly_store::tasks::EndpointRecord;
 
 use super::submit::{Submitter, plainly_named};
 use super::{Endpoint, State, Tasks, Tenants, Whose};
-use crate::random;
-use crate::store::tasks::EndpointRecord;
 
 /// The endpoint beside the manager, which tasks go to that name none.
 pub const LOCAL: &str = "local";

@@ -10,14 +10,15 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TaskId};
 use dayfly_protocol::tasks::{Ran, TaskOutcome, TaskTimes};
 use dayfly_scheduling::MOST_FAULTS;
+use dayfly_store::accounts::{Usage, UsageKey};
+use dayfly_store::system::now_ms;
+use dayfly_store::tasks::EndedTask;
+use dayfly_store::{Pending, StoreError};
 use tokio::sync::mpsc;
 
 use super::memo::Key;
 use super::{Ending, Place, State, Tasks, late};
-use crate::control::{now_ms, since_boot_ms};
-use crate::store::accounts::{Usage, UsageKey};
-use crate::store::tasks::EndedTask;
-use crate::store::{Pending, StoreError};
+use crate::control::since_boot_ms;
 
 /// Between two attempts on a store that cannot write.
 const RETRY: Duration = Duration::from_millis(500);

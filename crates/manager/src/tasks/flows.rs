@@ -14,6 +14,8 @@ use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::flows::{FlowRequest, FlowState, FlowStatus, FlowStep, MOST_FLOWS, MOST_RESULT_BYTES, StepStatus};
 use dayfly_protocol::ids::{FlowId, FunctionId, TaskId, TenantId, time_first};
 use dayfly_protocol::tasks::{Cancellation, JSON_ANSWER, JsonCall, MOST_TASKS, TaskInput, TaskOutcome, TaskSubmission};
+use dayfly_store::flows::FlowRecord;
+use dayfly_store::system::{now_ms, random};
 use futures_util::future::try_join_all;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -22,9 +24,6 @@ use tokio::sync::watch;
 use super::submit::{Submitter, first_half};
 use super::triggers::to_its_end;
 use super::{Tasks, Whose, told};
-use crate::control::now_ms;
-use crate::random;
-use crate::store::flows::FlowRecord;
 
 /// The longest that the end of a manager waits for those who wait for outcomes.
 const A_WHILE: Duration = Duration::from_millis(500);

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{Forgetting, Forgotten};
+use dayfly_store::tasks::Gone;
 
 use super::memo::Key;
 use super::triggers::to_its_end;
 use super::{Place, State, Tasks};
-use crate::store::tasks::Gone;
 
 /// Most that are forgotten in one step.
 const AT_ONCE: usize = 2_000;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FunctionId, TaskId, TenantId};
+use dayfly_store::tasks::{FunctionRecord, Passed};
 
 use super::triggers::to_its_end;
 use super::{State, Tasks};
 use crate::control::cautious_ms;
-use crate::store::tasks::{FunctionRecord, Passed};
 
 /// A function without a name is kept for so long after it was registered, and after its last use: programs that submit tasks know
 /// it by its id for as long as they run.
@@ -202,8 +202,9 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
+    use dayfly_store::conformance::tasks::function;
+
     use super::*;
-    use crate::store::conformance::tasks::function;
 
     const DAY_MS: u64 = 24 * 3_600_000;
 

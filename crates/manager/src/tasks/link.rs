@@ -11,12 +11,13 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::EndpointId;
 use dayfly_protocol::text;
 use dayfly_scheduling::{Fate, Terms, fate, next_wait};
+use dayfly_store::system::now_ms;
 use tokio::sync::mpsc;
 
 use super::endpoints::own;
 use super::finish::instead;
 use super::{Endpoint, Link, Live, Place, State, Tasks};
-use crate::control::{now_ms, since_boot_ms};
+use crate::control::since_boot_ms;
 
 /// Most messages that are looked at under one hold of the lock.
 const AT_ONCE: usize = 256;

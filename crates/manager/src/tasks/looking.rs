@@ -7,10 +7,10 @@ use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::short::{GivenId, MAX_CANDIDATES, MIN_DIGITS};
 use dayfly_protocol::tasks::{TaskCounts, TaskState, TaskStatus, TaskTimes};
+use dayfly_store::tasks::{LOOK, Like, TaskQuery};
 
 use super::{Live, Place, State, Tasks};
 use crate::control::since_boot_ms;
-use crate::store::tasks::{LOOK, Like, TaskQuery};
 
 /// Stored tasks that are looked at for the end of an id, the latest first; there is no index of ends.
 const MAX_LOOKED_AT: u32 = 20 * LOOK;

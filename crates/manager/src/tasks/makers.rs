@@ -6,12 +6,12 @@
 use dayfly_protocol::contents::Payload;
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::{MAKERS_OF_ANSWERS, Ran, TaskOutcome};
+use dayfly_store::tasks::{FunctionRecord, Given};
 use sha2::{Digest, Sha256};
 
 use super::endpoints::NOBODY;
 use super::memo::computes;
 use super::{State, Tasks, Tenants};
-use crate::store::tasks::{FunctionRecord, Given};
 
 impl State {
     /// The other tenants that may have made an answer, by their names; an empty one where that is not known any more.

@@ -11,12 +11,12 @@ use dayfly_protocol::api::Runtime;
 use dayfly_protocol::contents::Payload;
 use dayfly_protocol::executor::Form;
 use dayfly_protocol::ids::TaskId;
+use dayfly_store::tasks::{FunctionRecord, Memoized, TaskSpec};
+use dayfly_store::{LOAD_DEADLINE, StoreError};
 use sha2::{Digest, Sha256};
 
 use super::{Place, State, Tasks};
 use crate::control::{cautious_ms, since_boot_ms};
-use crate::store::tasks::{FunctionRecord, Memoized, TaskSpec};
-use crate::store::{LOAD_DEADLINE, StoreError};
 
 /// Answers that are remembered: so many bytes, each with what keeping it takes.
 const MOST_BYTES: usize = 64 << 20;
@@ -270,9 +270,9 @@ impl Tasks {
 mod tests {
     use dayfly_protocol::contents::Content;
     use dayfly_protocol::ids::ContentHash;
+    use dayfly_store::conformance::tasks::{function, task as new_task};
 
     use super::*;
-    use crate::store::conformance::tasks::{function, task as new_task};
 
     const NOW: u64 = 1_000_000;
     const KEPT_MS: u64 = 7 * 24 * 3_600_000;

@@ -65,12 +65,13 @@ use dayfly_protocol::tasks::{BlockStatus, TaskCounts, TaskState, TaskStatus, Tas
 use dayfly_scheduling::Queue;
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 
-use crate::control::{booted_at_ms, cautious_ms, now_ms, since_boot_ms};
+use crate::control::{booted_at_ms, cautious_ms, since_boot_ms};
 use crate::options::ContentOptions;
-use crate::store::accounts::{Usage, UsageKey};
-use crate::store::tasks::{EndpointRecord, FunctionRecord, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries};
-use crate::store::{LOAD_DEADLINE, StoreError};
 pub use contents::Contents;
+use dayfly_store::accounts::{Usage, UsageKey};
+use dayfly_store::system::now_ms;
+use dayfly_store::tasks::{EndpointRecord, FunctionRecord, TaskRecord, TaskSnapshot, TaskSpec, TaskStore, Tries};
+use dayfly_store::{LOAD_DEADLINE, StoreError};
 pub use endpoints::LOCAL;
 pub use link::Conversation;
 pub use sharing::check_team;
@@ -828,7 +829,7 @@ async fn keep_time(tasks: std::sync::Weak<Tasks>) {
                     let printed = passed.printed.iter().map(|(tenant, bytes)| (*tenant, -(*bytes as i64)));
                     tasks.contents.count(printed);
                     let whole;
-                    (forget_from, whole) = walk.passed(passed, crate::control::now_ms());
+                    (forget_from, whole) = walk.passed(passed, dayfly_store::system::now_ms());
                     if let Some(whole) = whole {
                         tasks.forget_unused_functions(whole).await;
                     }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{FunctionId, TenantId};
+use dayfly_store::tasks::FunctionRecord;
 
 use super::submit::Submitter;
 use super::{Tasks, may_run};
-use crate::store::tasks::FunctionRecord;
 
 /// What separates an owner from a name, and a name from a version.
 const OWNER: char = '/';

@@ -12,12 +12,12 @@ use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{EndpointId, TaskId};
 use dayfly_protocol::node_api::Stream;
 use dayfly_protocol::tasks::{TaskPiece, TaskPrinted, TaskStatus};
+use dayfly_store::StoreError;
+use dayfly_store::system::now_ms;
+use dayfly_store::tasks::KeptOutput;
 use tokio::time::Instant;
 
 use super::{State, Tasks};
-use crate::control::now_ms;
-use crate::store::StoreError;
-use crate::store::tasks::KeptOutput;
 
 /// What is kept of each task.
 const KEPT_BYTES: usize = 64 << 10;

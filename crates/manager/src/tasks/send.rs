@@ -7,13 +7,13 @@ use dayfly_protocol::contents::Payload;
 use dayfly_protocol::dispatch::{Assigned, Program, ToDispatcher};
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, FunctionId, TaskId, TenantId};
+use dayfly_store::tasks::{FunctionRecord, Given, Tries};
 use tokio::sync::Notify;
 
 use super::after::forgotten;
 use super::endpoints::is_guest;
 use super::{Endpoint, Live, Place, State, Tasks, Tenants, cancelled_before, late};
 use crate::control::since_boot_ms;
-use crate::store::tasks::{FunctionRecord, Given, Tries};
 
 /// Most tasks that are sent at once.
 const AT_ONCE: usize = 1_024;

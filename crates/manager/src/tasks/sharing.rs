@@ -10,12 +10,12 @@ use dayfly_protocol::bounds;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TenantId};
 use dayfly_protocol::tasks::{MOST_MEMBERS, MOST_NAME_BYTES, MOST_TEAMS, Resources, TEAM, Team, TeamSpec, UsageLine};
+use dayfly_store::accounts::{TeamRecord, Usage, UsageKey};
+use dayfly_store::tasks::EndpointRecord;
 
 use super::submit::plainly_named;
 use super::triggers::to_its_end;
 use super::{LOCAL, State, Submitter, Tasks, Tenants};
-use crate::store::accounts::{TeamRecord, Usage, UsageKey};
-use crate::store::tasks::EndpointRecord;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// What tasks cost is known for so many days.

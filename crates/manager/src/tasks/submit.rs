@@ -14,6 +14,9 @@ use dayfly_protocol::ids::{CodeHash, EndpointId, FunctionId, TaskId, TenantId, t
 use dayfly_protocol::tasks::{
     Accepted, FunctionRegistration, JSON_CALL, MOST_RETRY_WAIT_MS, MOST_TASKS, TEAM, TaskInput, TaskSubmission,
 };
+use dayfly_store::StoreError;
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
 use sha2::{Digest, Sha256};
 
 use super::after::{self, Endings};
@@ -21,10 +24,7 @@ use super::finish::unexecuted;
 use super::memo::{Key, Turn};
 use super::names;
 use super::{CACHED_BYTES, Contents, Live, Place, State, Tasks, cancelled_before};
-use crate::control::{now_ms, since_boot_ms};
-use crate::random;
-use crate::store::StoreError;
-use crate::store::tasks::{FunctionRecord, FunctionSpec, NewTask, TaskSpec, Tries};
+use crate::control::since_boot_ms;
 
 /// Tasks of all tenants that may wait at a time.
 const MOST_WAITING: usize = 10_000_000;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use dayfly_protocol::error::Failure;
 use dayfly_protocol::ids::{TaskId, TenantId};
 use dayfly_protocol::tasks::{Outcomes, TaskOutcome};
+use dayfly_store::tasks::PAGE_BYTES;
 use tokio::sync::Notify;
 
 use super::Tasks;
-use crate::store::tasks::PAGE_BYTES;
 
 /// Outcomes of one tag that are kept in memory, for those who ask soon: so many bytes, and so many of them.
 const RECENT_BYTES: usize = 8 << 20;

@@ -12,9 +12,9 @@ use dayfly_protocol::tasks::{
     TaskOutcome, TaskSubmission,
 };
 use dayfly_storage::Place as Where;
+use dayfly_store::SqliteTasks;
 
 use super::*;
-use crate::store::SqliteTasks;
 
 const TENANT: TenantId = TenantId([1; 16]);
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -26,11 +26,11 @@ use tokio::sync::Notify;
 
 pub use set::{Maker, check_trigger_lengths};
 
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::triggers::{NewEvent, TriggerRecord};
+
 use super::submit::{Submitter, first_half};
 use super::{State, Tasks};
-use crate::control::now_ms;
-use crate::random;
-use crate::store::triggers::{NewEvent, TriggerRecord};
 
 /// Timers are looked at as often at least: the wall clock may jump.
 const LOOK: Duration = Duration::from_secs(1);

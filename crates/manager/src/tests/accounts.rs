@@ -4,9 +4,9 @@ use dayfly_protocol::accounts::{
     AuditEntry, BillPage, NewToken, Prices, Quota, Role, Tenant, TenantSpec, TokenRequest, TokenStatus,
 };
 use dayfly_protocol::error::Failure;
+use dayfly_store::{SqliteStore, Store};
 
 use super::*;
-use crate::store::{SqliteStore, Store};
 
 const PRICES: Prices = Prices {
     allocation_per_gib_s: 0,

@@ -6,11 +6,11 @@ use dayfly_protocol::accounts::Role;
 use dayfly_protocol::hello::Hello;
 use dayfly_protocol::ids::{AllowanceId, ChannelId};
 use dayfly_protocol::node_api::DirectStart;
+use dayfly_store::system::{now_ms, random};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::accounts::member;
 use super::*;
-use crate::control::now_ms;
 
 fn holder() -> SigningKey {
     SigningKey::from_seed([9; 32])

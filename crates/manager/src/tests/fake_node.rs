@@ -10,6 +10,7 @@ use dayfly_protocol::api::{Capacity, ManagerMessage, Mode, NodeAddress, NodeMess
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
 use dayfly_protocol::node_api::HeldLease;
+use dayfly_store::system::now_ms;
 use futures_util::{SinkExt, StreamExt};
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
@@ -165,7 +166,7 @@ impl FakeNode {
                     }
                     Some(message) = to_say.recv() => send(&mut socket, &message).await,
                     _ = beats.tick(), if manner != Manner::Silent => {
-                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: crate::control::now_ms() }).await;
+                        send(&mut socket, &NodeMessage::Heartbeat { free: books.free(), clock_ms: now_ms() }).await;
                     }
                 }
             }

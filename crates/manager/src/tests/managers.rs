@@ -1,10 +1,10 @@
 //! Several managers over one real PostgreSQL, with fake nodes.
 
 use dayfly_protocol::accounts::{Quota, TenantSpec};
+use dayfly_store::conformance::postgres_database as database;
 
 use super::*;
 use crate::options::StoreKind;
-use crate::store::postgres_database as database;
 
 async fn manager(directory: &Path, url: &str) -> Handle {
     let options = Options {

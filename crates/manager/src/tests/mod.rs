@@ -17,6 +17,8 @@ use dayfly_protocol::api::*;
 use dayfly_protocol::error::Code;
 use dayfly_protocol::hello::Token;
 use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey};
+use dayfly_store::StoreError;
+use dayfly_store::system::now_ms;
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -145,10 +147,7 @@ async fn a_lease_is_granted_with_a_token_that_its_node_can_check_alone() {
     assert_eq!((grant.node.id, grant.mode, grant.workers), (node.id, Mode::Hot, 1));
     let bytes = hex::decode(&grant.token).unwrap();
     let token: Token = zerocopy::FromBytes::read_from_bytes(&bytes).unwrap();
-    assert_eq!(
-        check_token(&token, control::now_ms(), 0, &node.id, &node.signing_keys),
-        Ok(())
-    );
+    assert_eq!(check_token(&token, now_ms(), 0, &node.id, &node.signing_keys), Ok(()));
     assert_eq!(
         (token.lease, token.epoch.get(), token.holder),
         (grant.lease, 1, PublicKey([7; 32]))

@@ -6,11 +6,11 @@ use dayfly_protocol::dispatch::ToDispatcher;
 use dayfly_protocol::error::{Code, Failure};
 use dayfly_protocol::ids::{EndpointId, TriggerId};
 use dayfly_protocol::triggers::{EventSource, FileSeen, LOOKS_MS, MOST_FILES, MOST_WAITING_EVENTS, Watch};
+use dayfly_store::system::now_ms;
+use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
 
 use super::{Heard, State, Tasks, Trigger, too_many};
-use crate::control::now_ms;
-use crate::store::triggers::NewEvent;
 
 /// The longest path of a file.
 const MOST_PATH_BYTES: usize = 8_192;

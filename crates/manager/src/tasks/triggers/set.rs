@@ -9,15 +9,16 @@ use dayfly_protocol::triggers::{
     EventSource, EventStatus, MOST_SPEC_BYTES, MOST_TRIGGERS, TriggerRegistration, TriggerSpec, TriggerStatus,
 };
 use dayfly_scheduling::Timer;
+use dayfly_store::system::{now_ms, random};
+use dayfly_store::triggers::TriggerRecord;
 use serde_json::Value;
 
+use super::start::argument;
 use super::{Submitter, Tasks, Trigger, files, flow_of, gone, task_of, to_its_end};
-use crate::control::now_ms;
-use crate::store::triggers::TriggerRecord;
+use crate::hash;
 use crate::tasks::State;
 use crate::tasks::endpoints::NOBODY;
 use crate::tasks::submit::plainly_named;
-use crate::{hash, random};
 
 /// Who makes a trigger.
 #[derive(Debug, Clone)]
@@ -308,7 +309,7 @@ impl Tasks {
             };
             shown.push(EventStatus {
                 number: event.number,
-                event: record.argument(&event),
+                event: argument(&record, &event),
                 key: event.event.key,
                 at_ms: event.event.at_ms,
                 state: event.state,

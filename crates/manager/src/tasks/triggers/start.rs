@@ -7,34 +7,32 @@ use dayfly_protocol::error::{Failure, Retry};
 use dayfly_protocol::flows::FlowRequest;
 use dayfly_protocol::ids::TriggerId;
 use dayfly_protocol::tasks::{JsonCall, TaskInput, TaskSubmission};
+use dayfly_store::triggers::{EventRecord, TriggerRecord};
 use serde_json::{Map, Value};
 
 use super::{AGAIN, Tasks, flow_of, gone, task_of};
-use crate::store::triggers::{EventRecord, TriggerRecord};
 
-impl TriggerRecord {
-    /// What its function is given: what is known of an event, with its place and whose it is.
-    pub(super) fn argument(&self, event: &EventRecord) -> Value {
-        let mut whole: Map<String, Value> = serde_json::from_str(&event.event.event).unwrap_or_default();
-        whole.insert("trigger".into(), self.name.clone().into());
-        whole.insert("number".into(), event.number.into());
-        whole.insert("at_ms".into(), event.event.at_ms.into());
-        whole.into()
-    }
+/// What a trigger's function is given: what is known of an event, with its place and whose it is.
+pub(super) fn argument(trigger: &TriggerRecord, event: &EventRecord) -> Value {
+    let mut whole: Map<String, Value> = serde_json::from_str(&event.event.event).unwrap_or_default();
+    whole.insert("trigger".into(), trigger.name.clone().into());
+    whole.insert("number".into(), event.number.into());
+    whole.insert("at_ms".into(), event.event.at_ms.into());
+    whole.into()
+}
 
-    /// What an event becomes, where others come after its function.
-    fn flow(&self, event: &EventRecord) -> FlowRequest {
-        FlowRequest {
-            id: Some(flow_of(self.id, event.number, event.event.at_ms)),
-            name: self.tag(),
-            ..self.spec.flow(self.argument(event))
-        }
+/// What an event becomes, where others come after its trigger's function.
+fn flow(trigger: &TriggerRecord, event: &EventRecord) -> FlowRequest {
+    FlowRequest {
+        id: Some(flow_of(trigger.id, event.number, event.event.at_ms)),
+        name: tag(trigger),
+        ..trigger.spec.flow(argument(trigger, event))
     }
+}
 
-    /// The tag of its tasks.
-    fn tag(&self) -> String {
-        format!("trigger:{}", self.name)
-    }
+/// The tag of a trigger's tasks.
+fn tag(trigger: &TriggerRecord) -> String {
+    format!("trigger:{}", trigger.name)
 }
 
 impl Tasks {
@@ -63,7 +61,7 @@ impl Tasks {
         if !record.spec.then.is_empty() {
             let by = self.submitter(record.tenant);
             for event in &events {
-                let started = self.start_flow(by.clone(), record.flow(event)).await;
+                let started = self.start_flow(by.clone(), flow(&record, event)).await;
                 self.settle(id, vec![event.number], started.map(drop)).await?;
             }
             return Ok(count);
@@ -101,7 +99,7 @@ impl Tasks {
         let function = self.state().function_for(&by, spec.function)?;
         let speaks_json = function.spec.form.speaks_json();
         let input = |event: &EventRecord| {
-            let argument = record.argument(event);
+            let argument = argument(record, event);
             let mut input = TaskInput {
                 id: Some(task_of(record.id, event.number, event.event.at_ms)),
                 ..TaskInput::default()
@@ -120,7 +118,7 @@ impl Tasks {
         let submission = TaskSubmission {
             function: spec.function,
             endpoint: spec.endpoint.clone(),
-            tag: record.tag(),
+            tag: tag(record),
             options: spec.options.clone(),
             tasks: events.iter().map(input).collect(),
         };

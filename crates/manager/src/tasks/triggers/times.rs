@@ -5,10 +5,10 @@ use std::sync::Arc;
 use dayfly_protocol::ids::TriggerId;
 use dayfly_protocol::triggers::EventSource;
 use dayfly_scheduling::{Due, Timer};
+use dayfly_store::triggers::NewEvent;
 use serde_json::Map;
 
 use super::{AGAIN, Heard, Tasks, Trigger};
-use crate::store::triggers::NewEvent;
 
 /// The longest that a timer waits for a clock that was set back.
 const MOST_WAIT_MS: u64 = 24 * 3_600_000;

@@ -1,0 +1,50 @@
+//! The tests that every store passes. Each function is one property; its name says which.
+//!
+//! A store elsewhere turns the feature `conformance` on for its tests, and names a function that opens an empty store:
+//!
+//! ```ignore
+//! async fn open() -> Option<(TempDir, MyStore)> { ... }
+//! dayfly_store::store_tests!(open);
+//! ```
+
+pub mod accounts;
+pub mod flows;
+pub mod store;
+pub mod tasks;
+pub mod triggers;
+
+pub use crate::postgres::server::{Database, database as postgres_database};
+
+/// Tests a [`Store`](crate::Store), with a `#[tokio::test]` for each property.
+///
+/// The argument is the path of an `async fn() -> Option<(Guard, impl Store)>`. It returns an empty store, or none where the store
+/// cannot run here. The guard is dropped after the store.
+#[macro_export]
+macro_rules! store_tests {
+    ($open:path) => {
+        $crate::store_tests_of_store!($open);
+    };
+}
+
+/// Tests a [`TaskStore`](crate::tasks::TaskStore), as [`store_tests`](crate::store_tests) does a store.
+#[macro_export]
+macro_rules! task_store_tests {
+    ($open:path) => {
+        $crate::store_tests_of_accounts!($open);
+        $crate::store_tests_of_flows!($open);
+        $crate::store_tests_of_tasks!($open);
+        $crate::store_tests_of_triggers!($open);
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    ($open:path, $module:ident, $($name:ident),*) => {
+        $(#[tokio::test] async fn $name() {
+            if let Some((_guard, store)) = $open().await {
+                $crate::conformance::$module::$name(&store).await;
+            }
+        })*
+    };
+}

@@ -1,0 +1,297 @@
+//! A store that forgets when its process ends: for tests, and for managers that own nothing worth keeping.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dayfly_protocol::accounts::{AuditEntry, Prices, TenantSpec};
+use dayfly_protocol::api::{Capacity, Metered, NodeAddress};
+use dayfly_protocol::ids::{LeaseId, NodeId, TenantId};
+
+use super::apply::{apply, lease_of};
+use super::{
+    AUDIT_ENTRY_BYTES, As, AuditPage, AuditTrim, Bearer, BillQuery, Booked, LeaseRecord, Leases, NodeRecord, Note,
+    Noted, Notes, Pending, Registered, Snapshot, Store, TenantRecord, Trimmed,
+};
+
+/// Everything in maps behind one lock.
+#[derive(Debug, Default)]
+pub struct MemoryStore(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    nodes: HashMap<NodeId, NodeRecord>,
+    leases: HashMap<LeaseId, LeaseRecord>,
+    bearers: HashMap<[u8; 32], Bearer>,
+    tenants: HashMap<TenantId, TenantRecord>,
+    prices: Prices,
+    audit: Vec<AuditEntry>,
+}
+
+impl Kept {
+    /// Leases that live and end with one bearer end with another one, or with none.
+    fn rebind(&mut self, from: [u8; 32], to: Option<[u8; 32]>) {
+        let its = |record: &&mut LeaseRecord| record.state.is_live() && record.bearer == Some(from);
+        self.leases
+            .values_mut()
+            .filter(its)
+            .for_each(|record| record.bearer = to);
+    }
+}
+
+impl MemoryStore {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // No method panics between two writes, so a poisoned lock still guards consistent maps.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Notes for MemoryStore {
+    fn note(&self, notes: Vec<Note>) -> Pending<Vec<Noted>> {
+        let mut kept = self.kept();
+        let mut noted = Vec::with_capacity(notes.len());
+        for Note { node, epoch, change } in notes {
+            if kept.nodes.get(&node).is_none_or(|node| node.epoch != epoch) {
+                noted.push(Noted::Stale);
+                continue;
+            }
+            let lease = lease_of(&change);
+            let before = kept.leases.remove(&lease);
+            if let Some(record) = apply(before, &change) {
+                kept.leases.insert(lease, record);
+            }
+            noted.push(Noted::Kept);
+        }
+        Pending::ready(Ok(noted))
+    }
+}
+
+impl Store for MemoryStore {
+    fn load(&self, ended_after_ms: u64) -> Pending<Snapshot> {
+        let kept = self.kept();
+        let lately = |lease: &&LeaseRecord| lease.state.is_live() || lease.ended_at_ms >= ended_after_ms;
+        Pending::ready(Ok(Snapshot {
+            nodes: kept.nodes.values().cloned().collect(),
+            leases: kept.leases.values().filter(lately).cloned().collect(),
+            bearers: kept.bearers.values().cloned().collect(),
+            tenants: kept.tenants.values().cloned().collect(),
+            prices: kept.prices,
+        }))
+    }
+
+    fn register(&self, address: NodeAddress, capacity: Capacity, _: u64) -> Pending<Option<Registered>> {
+        let mut kept = self.kept();
+        let known = kept.nodes.get(&address.id);
+        if known.is_some_and(|node| node.address.key != address.key) {
+            return Pending::ready(Ok(None));
+        }
+        let (epoch, booked, reclaimed) = known.map_or((0, 0, false), |node| (node.epoch, node.booked, node.reclaimed));
+        let epoch = epoch + 1;
+        kept.nodes.insert(
+            address.id,
+            NodeRecord {
+                address,
+                capacity,
+                epoch,
+                booked,
+                reclaimed,
+                manager: None,
+            },
+        );
+        Pending::ready(Ok(Some(Registered {
+            epoch,
+            booked,
+            reclaimed,
+            leases: None,
+        })))
+    }
+
+    fn reclaim(&self, node: NodeId, reclaimed: bool) -> Pending<()> {
+        if let Some(record) = self.kept().nodes.get_mut(&node) {
+            record.reclaimed = reclaimed;
+        }
+        Pending::ready(Ok(()))
+    }
+
+    fn book(&self, node: NodeId, sequence: u64, totals: Vec<(LeaseId, Metered)>) -> Pending<Booked> {
+        let mut kept = self.kept();
+        let Kept {
+            nodes, leases, tenants, ..
+        } = &mut *kept;
+        let Some(record) = nodes.get_mut(&node) else {
+            return Pending::ready(Ok(Booked::default()));
+        };
+        let mut booked = Booked {
+            sequence: record.booked,
+            spent: Vec::new(),
+        };
+        if sequence <= record.booked {
+            return Pending::ready(Ok(booked));
+        }
+        record.booked = sequence;
+        booked.sequence = sequence;
+        for (lease, used) in totals {
+            let Some(record) = leases.get_mut(&lease).filter(|record| record.node == node) else {
+                continue;
+            };
+            let before = record.cost().total();
+            record.book(used);
+            let charge = record.cost().total().saturating_sub(before);
+            if let Some(tenant) = tenants.get_mut(&record.tenant) {
+                tenant.spent = tenant.spent.saturating_add(charge);
+                booked.spent.retain(|(id, _)| *id != tenant.id);
+                booked.spent.push((tenant.id, tenant.spent));
+            }
+        }
+        Pending::ready(Ok(booked))
+    }
+
+    fn charge(&self, totals: Vec<(TenantId, u64)>) -> Pending<Vec<TenantRecord>> {
+        let mut kept = self.kept();
+        let mut charged = Vec::new();
+        for (id, total) in totals {
+            if let Some(tenant) = kept.tenants.get_mut(&id).filter(|tenant| tenant.spent_on_tasks < total) {
+                tenant.spent = tenant.spent.saturating_add(total - tenant.spent_on_tasks);
+                tenant.spent_on_tasks = total;
+                charged.push(tenant.clone());
+            }
+        }
+        Pending::ready(Ok(charged))
+    }
+
+    fn keep(&self, bearer: Bearer) -> Pending<()> {
+        let mut kept = self.kept();
+        let is_replaced = |other: &Bearer| {
+            bearer.speaks.is_named()
+                && other.speaks.is_like(bearer.speaks)
+                && (other.tenant, &other.name) == (bearer.tenant, &bearer.name)
+        };
+        let replaced = kept.bearers.values().filter(|other| is_replaced(other));
+        for hash in replaced.map(|other| other.hash).collect::<Vec<_>>() {
+            kept.bearers.remove(&hash);
+            kept.rebind(hash, Some(bearer.hash));
+        }
+        kept.bearers.insert(bearer.hash, bearer);
+        Pending::ready(Ok(()))
+    }
+
+    fn revoke(&self, hash: [u8; 32], leases: Leases) -> Pending<()> {
+        let mut kept = self.kept();
+        kept.bearers.remove(&hash);
+        if leases == Leases::Keep {
+            kept.rebind(hash, None);
+        }
+        Pending::ready(Ok(()))
+    }
+
+    fn tenant(&self, new: TenantId, name: String, spec: TenantSpec) -> Pending<TenantRecord> {
+        let mut kept = self.kept();
+        let known = kept.tenants.values().find(|tenant| tenant.name == name);
+        let record = match known.cloned() {
+            Some(known) => TenantRecord { spec, ..known },
+            None => TenantRecord {
+                id: new,
+                name,
+                spec,
+                spent: 0,
+                spent_on_tasks: 0,
+            },
+        };
+        kept.tenants.insert(record.id, record.clone());
+        Pending::ready(Ok(record))
+    }
+
+    fn prices(&self, prices: Prices) -> Pending<()> {
+        self.kept().prices = prices;
+        Pending::ready(Ok(()))
+    }
+
+    fn bill(&self, query: BillQuery) -> Pending<Vec<LeaseRecord>> {
+        let kept = self.kept();
+        let wanted = |record: &&LeaseRecord| {
+            query.tenant.is_none_or(|tenant| tenant == record.tenant)
+                && (record.state.is_live() || record.ended_at_ms >= query.from_ms)
+                && record.granted_at_ms < query.until_ms
+                && query
+                    .after
+                    .is_none_or(|after| (record.granted_at_ms, record.lease) > after)
+        };
+        let mut lines: Vec<LeaseRecord> = kept.leases.values().filter(wanted).cloned().collect();
+        lines.sort_by_key(|record| (record.granted_at_ms, record.lease));
+        lines.truncate(query.limit as usize);
+        Pending::ready(Ok(lines))
+    }
+
+    fn audit(&self, entry: AuditEntry) -> Pending<()> {
+        let mut kept = self.kept();
+        let number = kept.audit.last().map_or(1, |last| last.number + 1);
+        kept.audit.push(AuditEntry { number, ..entry });
+        Pending::ready(Ok(()))
+    }
+
+    fn audited(&self, page: AuditPage) -> Pending<Vec<AuditEntry>> {
+        let kept = self.kept();
+        let within = |entry: &&AuditEntry| entry.number > page.above && page.before.is_none_or(|n| entry.number < n);
+        let mut found: Vec<AuditEntry> = kept.audit.iter().filter(within).cloned().collect();
+        let more = found.len().saturating_sub(page.limit as usize);
+        match page.before {
+            Some(_) => drop(found.drain(..more)),
+            None => found.truncate(page.limit as usize),
+        }
+        Pending::ready(Ok(found))
+    }
+
+    fn audit_surplus(&self, most_bytes: u64) -> Pending<u64> {
+        let kept = self.kept();
+        let mut bytes = 0;
+        let surplus = kept.audit.iter().rev().find(|entry| {
+            bytes += AUDIT_ENTRY_BYTES + (entry.subject.len() + entry.details.len()) as u64;
+            bytes > most_bytes
+        });
+        Pending::ready(Ok(surplus.map_or(0, |entry| entry.number)))
+    }
+
+    fn trim_audit(&self, trim: AuditTrim) -> Pending<Trimmed> {
+        let mut kept = self.kept();
+        let behind = kept.audit.iter().filter(|entry| entry.number > trim.above);
+        let looked_at: Vec<u64> = behind.map(|entry| entry.number).take(trim.step as usize).collect();
+        let last = looked_at.last().copied().unwrap_or_default();
+        let all = kept.audit.len();
+        kept.audit.retain(|entry| {
+            entry.number <= trim.above
+                || entry.number > last
+                || (entry.number > trim.up_to && entry.at_ms >= trim.before_ms)
+        });
+        Pending::ready(Ok(Trimmed {
+            entries: (all - kept.audit.len()) as u64,
+            next: (looked_at.len() == trim.step as usize).then_some(last),
+        }))
+    }
+
+    fn admit(&self, join_hash: [u8; 32], credential: Bearer, now_ms: u64) -> Pending<bool> {
+        let mut kept = self.kept();
+        let usable = |join: &&mut Bearer| {
+            join.speaks == As::Join
+                && join.expires_at_ms > now_ms
+                && (join.node.is_none() || join.node == credential.node)
+        };
+        let Some(join) = kept.bearers.get_mut(&join_hash).filter(usable) else {
+            return Pending::ready(Ok(false));
+        };
+        join.node = credential.node;
+        kept.bearers
+            .retain(|_, other| other.speaks != As::Node || other.node != credential.node);
+        kept.bearers.insert(credential.hash, credential);
+        Pending::ready(Ok(true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn store() -> Option<((), MemoryStore)> {
+        Some(((), MemoryStore::default()))
+    }
+
+    crate::store_tests!(store);
+}

@@ -1,0 +1,71 @@
+//! The [mark](crate::mark) of a database that managers share: each manager counts there when it starts and once a minute, and
+//! keeps the last count that it saw in its state directory.
+
+use std::path::Path;
+
+use futures_util::FutureExt;
+use tokio_postgres::Row;
+
+use super::connect::Link;
+use super::faults::Fault;
+use super::reader::Reader;
+use super::rows;
+use crate::StoreError;
+use crate::mark::{Count, Known, Mark, SYNC_PERIOD};
+
+/// The table, of one row.
+macro_rules! mark_table {
+    () => {
+        "
+CREATE TABLE dayfly.mark (
+    one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), store BYTEA NOT NULL, commits BIGINT NOT NULL DEFAULT 0,
+    at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+INSERT INTO dayfly.mark (store) VALUES (decode(md5(random()::TEXT || clock_timestamp()::TEXT), 'hex'));
+"
+    };
+}
+pub(super) use mark_table;
+
+/// File of a manager's state directory.
+const FILE: &str = "database.mark";
+
+const FOUND: &str = "SELECT store, commits, (1000 * extract(epoch FROM at))::BIGINT FROM mark";
+const COUNT: &str = "UPDATE mark SET commits = commits + 1, at = now()
+    RETURNING store, commits, (1000 * extract(epoch FROM at))::BIGINT";
+
+/// Compares the database with what this manager knows of it, and counts in it from then on.
+pub async fn compare(reader: &Reader, name: String, state_dir: &Path, accept_loss: bool) -> Result<Mark, StoreError> {
+    let known = Known::read(name, state_dir.join(FILE), accept_loss)?;
+    let found = ask(reader, FOUND).await?;
+    known.compare(Some(&found))?;
+    let count = ask(reader, COUNT).await?;
+    Ok(known.open(count))
+}
+
+/// Counts for as long as the manager runs.
+pub async fn keep(reader: Reader, mut mark: Mark) {
+    loop {
+        tokio::time::sleep(SYNC_PERIOD).await;
+        match ask(&reader, COUNT).await {
+            Ok(count) => mark.reached(count.commits, count.at_ms),
+            Err(error) => tracing::debug!(%error, "the database's mark cannot be counted on"),
+        }
+    }
+}
+
+async fn ask(reader: &Reader, sql: &'static str) -> Result<Count, StoreError> {
+    let found = reader.read(move |link| async move { count(&link, sql).await }.boxed());
+    found.wait().await
+}
+
+async fn count(link: &Link, sql: &'static str) -> Result<Count, Fault> {
+    let found = link.query(sql, &[]).await?;
+    let missing = || Fault::Refused(StoreError::Broken("its mark is missing".into()));
+    let row: &Row = found.first().ok_or_else(missing)?;
+    Ok(Count {
+        store: hex::encode(rows::bytes::<16>(row, 0)?),
+        commits: rows::unsigned(row, 1)?,
+        at_ms: rows::unsigned(row, 2)?,
+    })
+}

@@ -1,0 +1,207 @@
+//! Reading, on a connection of its own: nobody who writes waits for a long bill.
+
+use std::sync::Arc;
+
+use dayfly_lease::quota::Held;
+use dayfly_protocol::accounts::{AuditEntry, Prices};
+use dayfly_protocol::ids::{LeaseId, PublicKey, TenantId};
+use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex, oneshot};
+use tokio::time::Instant;
+
+use super::connect::{Address, Link};
+use super::faults::Fault;
+use super::rows::{self, lease_columns, node_columns, signed, tenant_columns};
+use super::{FIRST_WAIT, STATEMENT_DEADLINE};
+use crate::{AuditPage, BillQuery, LeaseRecord, Pending, Snapshot, StoreError, WRITE_DEADLINE};
+
+/// Reads whatever is asked, one after the other.
+#[derive(Clone)]
+pub struct Reader {
+    address: Address,
+    link: Arc<Mutex<Option<Arc<Link>>>>,
+}
+
+impl Reader {
+    /// One that connects when something is asked.
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            link: Arc::default(),
+        }
+    }
+
+    /// Reads something, on a new connection where the one there was is lost.
+    pub fn read<T: Send + 'static>(
+        &self,
+        read: impl Fn(Arc<Link>) -> BoxFuture<'static, Result<T, Fault>> + Send + Sync + 'static,
+    ) -> Pending<T> {
+        let (reply, receiver) = oneshot::channel();
+        let reader = self.clone();
+        tokio::spawn(async move {
+            let until = Instant::now() + WRITE_DEADLINE;
+            let answer = loop {
+                match reader.attempt(&read).await {
+                    Ok(done) => break Ok(done),
+                    Err(Fault::Refused(error)) => break Err(error),
+                    Err(fault) if Instant::now() >= until || reply.is_closed() => break Err(fault.told()),
+                    Err(_) => tokio::time::sleep(FIRST_WAIT).await,
+                }
+            };
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(answer);
+        });
+        Pending(receiver)
+    }
+
+    async fn attempt<T>(
+        &self,
+        read: &(impl Fn(Arc<Link>) -> BoxFuture<'static, Result<T, Fault>> + Sync),
+    ) -> Result<T, Fault> {
+        let link = {
+            let mut kept = self.link.lock().await;
+            match kept.as_ref().filter(|link| !link.is_closed()) {
+                Some(link) => link.clone(),
+                None => {
+                    let link = Arc::new(Link::open(&self.address, None).await?);
+                    *kept = Some(link.clone());
+                    link
+                }
+            }
+        };
+        let done = tokio::time::timeout(STATEMENT_DEADLINE, read(link)).await;
+        let done = done.unwrap_or_else(|_| Err(Fault::Lost("it does not answer".into())));
+        if matches!(done, Err(Fault::Lost(_))) {
+            *self.link.lock().await = None;
+        }
+        done
+    }
+}
+
+/// All that a manager keeps in memory, of leases those of its nodes that live or ended after this time.
+pub async fn read_all(link: &Link, me: PublicKey, ended_after_ms: u64) -> Result<Snapshot, Fault> {
+    let nodes = link
+        .query(concat!("SELECT ", node_columns!(), " FROM nodes"), &[])
+        .await?;
+    let sql = "SELECT hash, role, tenant, node, expires_at_ms, name, read_only FROM bearers";
+    let bearers = link.query(sql, &[]).await?;
+    // After the bearers: a lease may then end with a bearer of which news follow, and not with one that was replaced before.
+    let sql = concat!(
+        "SELECT ",
+        lease_columns!(),
+        " FROM leases WHERE (ended_at_ms = 0 OR ended_at_ms >= $1)
+        AND node IN (SELECT id FROM nodes WHERE manager = $2)"
+    );
+    let since_ms = signed(ended_after_ms);
+    let leases = link.query(sql, &[&since_ms, &me.0.as_slice()]).await?;
+    let tenants = link
+        .query(concat!("SELECT ", tenant_columns!(), " FROM tenants"), &[])
+        .await?;
+    let prices = link.query("SELECT prices FROM site", &[]).await?;
+    Ok(Snapshot {
+        nodes: nodes.iter().map(rows::node).collect::<Result<_, _>>()?,
+        leases: leases.iter().map(rows::lease).collect::<Result<_, _>>()?,
+        bearers: bearers.iter().map(rows::bearer).collect::<Result<_, _>>()?,
+        tenants: tenants.iter().map(rows::tenant).collect::<Result<_, _>>()?,
+        prices: match prices.first() {
+            Some(row) => rows::parsed(row, 0)?,
+            None => Prices::default(),
+        },
+    })
+}
+
+/// See [`crate::Store::bill`].
+pub async fn bill(link: &Link, query: BillQuery) -> Result<Vec<LeaseRecord>, Fault> {
+    let (after_ms, after) = query.after.unwrap_or((0, LeaseId([0; 16])));
+    let tenant = query.tenant.map(|tenant| tenant.0.to_vec());
+    let sql = concat!(
+        "SELECT ",
+        lease_columns!(),
+        " FROM leases WHERE (granted_at_ms, id) > ($1, $2) AND granted_at_ms < $3
+        AND (ended_at_ms = 0 OR ended_at_ms >= $4) AND ($5::BYTEA IS NULL OR tenant = $5)
+        ORDER BY granted_at_ms, id LIMIT $6"
+    );
+    let found = link
+        .query(
+            sql,
+            &[
+                &signed(after_ms),
+                &after.0.as_slice(),
+                &signed(query.until_ms),
+                &signed(query.from_ms),
+                &tenant,
+                &i64::from(query.limit),
+            ],
+        )
+        .await?;
+    found.iter().map(rows::lease).collect()
+}
+
+/// See [`crate::Store::audited`].
+pub async fn audited(link: &Link, page: AuditPage) -> Result<Vec<AuditEntry>, Fault> {
+    // An earlier release bounded no texts.
+    macro_rules! entries {
+        () => {
+            "SELECT number, at_ms, tenant, token, action, left(subject, 4096), left(details, 8192) FROM audit
+             WHERE number > $1 AND number < $2 ORDER BY number"
+        };
+    }
+    let sql = match page.before {
+        None => concat!(entries!(), " LIMIT $3"),
+        Some(_) => concat!("SELECT * FROM (", entries!(), " DESC LIMIT $3) AS last ORDER BY number"),
+    };
+    let (above, below, limit) = (signed(page.above), page.below(), i64::from(page.limit));
+    let found = link.query(sql, &[&above, &below, &limit]).await?;
+    let entry = |row: &tokio_postgres::Row| {
+        Ok(AuditEntry {
+            number: rows::unsigned(row, 0)?,
+            at_ms: rows::unsigned(row, 1)?,
+            tenant: TenantId(rows::bytes(row, 2)?),
+            token: row.try_get(3)?,
+            action: row.try_get(4)?,
+            subject: row.try_get(5)?,
+            details: row.try_get(6)?,
+        })
+    };
+    found.iter().map(entry).collect()
+}
+
+/// See [`crate::Store::others`].
+pub async fn others(
+    link: &Link,
+    me: PublicKey,
+    lease: Option<LeaseId>,
+    ended_after_ms: u64,
+) -> Result<Vec<LeaseRecord>, Fault> {
+    let me = me.0.as_slice();
+    let since_ms = signed(ended_after_ms);
+    let found = match lease {
+        Some(lease) => {
+            let sql = concat!("SELECT ", lease_columns!(), " FROM leases WHERE id = $1");
+            link.query(sql, &[&lease.0.as_slice()]).await?
+        }
+        None => {
+            let sql = concat!(
+                "SELECT ",
+                lease_columns!(),
+                " FROM leases WHERE (ended_at_ms = 0 OR ended_at_ms >= $1)
+                AND node NOT IN (SELECT id FROM nodes WHERE manager = $2)"
+            );
+            link.query(sql, &[&since_ms, &me]).await?
+        }
+    };
+    found.iter().map(rows::lease).collect()
+}
+
+/// See [`crate::Store::held`].
+pub async fn held(link: &Link) -> Result<Vec<(TenantId, Held)>, Fault> {
+    let sql = "SELECT id, leases, workers, cores, memory_bytes FROM tenants";
+    let found = link.query(sql, &[]).await?;
+    let one = |row: &tokio_postgres::Row| Ok((TenantId(rows::bytes(row, 0)?), rows::held(row, 1)?));
+    found.iter().map(one).collect()
+}
+
+/// Whether the store answers at all, and is ours.
+pub async fn check(address: &Address) -> Result<(), StoreError> {
+    Link::open(address, None).await.map(drop).map_err(|fault| fault.told())
+}

@@ -1,0 +1,260 @@
+//! Rows as records, and records as parameters.
+
+use dayfly_lease::State;
+use dayfly_lease::quota::Held;
+use dayfly_protocol::accounts::Prices;
+use dayfly_protocol::api::{Mode, Sandbox, Usage};
+use dayfly_protocol::ids::{LeaseId, NodeId, PublicKey, TenantId};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::faults::Fault;
+use crate::{As, Bearer, LeaseRecord, NodeRecord, StoreError, TenantRecord};
+
+/// Parameters of a statement that is still to be sent.
+pub type Params = Vec<Box<dyn ToSql + Sync + Send>>;
+
+/// Columns in the order in which [`lease`] reads them.
+macro_rules! lease_columns {
+    () => {
+        "id, tenant, node, holder, state, workers, cores_per_worker, hot, memory_bytes, duration_ms, granted_at_ms, \
+         expires_at_ms, ended_at_ms, computing_us, polling_us, allocated_us, calls, failures, sandbox, \
+         allocation_price, computing_price, polling_price, image, functions, gpus_per_worker, bearer"
+    };
+}
+pub(super) use lease_columns;
+
+/// Columns in the order in which [`node`] reads them.
+macro_rules! node_columns {
+    () => {
+        "address, capacity, epoch, booked, reclaimed, manager"
+    };
+}
+pub(super) use node_columns;
+
+/// A new lease, from [`lease_parameters`].
+pub const INSERT_LEASE: &str = concat!(
+    "INSERT INTO leases (",
+    lease_columns!(),
+    ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)"
+);
+
+/// What may change of a lease, from [`lease_changes`].
+pub const UPDATE_LEASE: &str = "UPDATE leases SET state = $2, hot = $3, duration_ms = $4, expires_at_ms = $5, \
+    ended_at_ms = $6, computing_us = $7, polling_us = $8, allocated_us = $9, calls = $10, failures = $11, image = $12, functions = $13, sandbox = $14 WHERE id = $1";
+
+/// Which bearer a lease ends with, from its id and the bearer. Apart from [`UPDATE_LEASE`], since it changes without the lock of the
+/// lease's node when a bearer is revoked or replaced.
+pub const REBIND_LEASE: &str = "UPDATE leases SET bearer = $2 WHERE id = $1";
+
+/// Leases that live and end with one bearer end with another one, or with none. Locks them in the order of all writers.
+pub const REBIND_LEASES: &str = "UPDATE leases SET bearer = $2 WHERE id IN (SELECT id FROM leases WHERE bearer = $1 \
+    AND ended_at_ms = 0 ORDER BY id FOR UPDATE)";
+
+/// PostgreSQL's integers are signed; nothing that Dayfly counts honestly comes near the difference.
+pub fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn damaged(what: impl std::fmt::Display) -> Fault {
+    Fault::Refused(StoreError::Broken(format!(
+        "the database holds something that is not Dayfly's: {what}"
+    )))
+}
+
+/// A number that is never negative.
+pub fn unsigned(row: &Row, column: usize) -> Result<u64, Fault> {
+    Ok(row.try_get::<_, i64>(column)?.unsigned_abs())
+}
+
+/// A number that was small when it was written.
+pub fn small<T: TryFrom<u64>>(row: &Row, column: usize) -> Result<T, Fault> {
+    T::try_from(unsigned(row, column)?).map_err(|_| damaged("a number that is too large"))
+}
+
+/// An id, a key or a hash.
+pub fn bytes<const N: usize>(row: &Row, column: usize) -> Result<[u8; N], Fault> {
+    let bytes: &[u8] = row.try_get(column)?;
+    bytes.try_into().map_err(|_| damaged("an id of the wrong length"))
+}
+
+/// What is kept as JSON.
+pub fn parsed<T: serde::de::DeserializeOwned>(row: &Row, column: usize) -> Result<T, Fault> {
+    serde_json::from_str(row.try_get(column)?).map_err(damaged)
+}
+
+/// The other way.
+pub fn json(value: &impl serde::Serialize) -> String {
+    // Numbers, texts and lists of them always can be written.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// See [`lease_columns`].
+pub fn lease(row: &Row) -> Result<LeaseRecord, Fault> {
+    Ok(LeaseRecord {
+        lease: LeaseId(bytes(row, 0)?),
+        tenant: TenantId(bytes(row, 1)?),
+        node: NodeId(bytes(row, 2)?),
+        holder: PublicKey(bytes(row, 3)?),
+        state: State::from_name(row.try_get(4)?).unwrap_or(State::Lost),
+        workers: small(row, 5)?,
+        cores_per_worker: small(row, 6)?,
+        mode: if row.try_get(7)? { Mode::Hot } else { Mode::Warm },
+        memory_bytes: unsigned(row, 8)?,
+        duration_ms: unsigned(row, 9)?,
+        granted_at_ms: unsigned(row, 10)?,
+        expires_at_ms: unsigned(row, 11)?,
+        ended_at_ms: unsigned(row, 12)?,
+        usage: Usage {
+            computing_us: unsigned(row, 13)?,
+            polling_us: unsigned(row, 14)?,
+            allocated_us: unsigned(row, 15)?,
+            calls: unsigned(row, 16)?,
+            failures: unsigned(row, 17)?,
+        },
+        // A level that an earlier release does not know is taken for the strictest, which opens nothing.
+        sandbox: Sandbox::from_number(small(row, 18)?).unwrap_or(Sandbox::Isolated),
+        prices: Prices {
+            allocation_per_gib_s: unsigned(row, 19)?,
+            computing_per_s: unsigned(row, 20)?,
+            polling_per_s: unsigned(row, 21)?,
+        },
+        image: row.try_get(22)?,
+        functions: parsed(row, 23)?,
+        gpus_per_worker: small(row, 24)?,
+        bearer: match row.try_get::<_, Option<&[u8]>>(25)? {
+            Some(_) => Some(bytes(row, 25)?),
+            None => None,
+        },
+    })
+}
+
+fn text(bytes: &[u8]) -> Box<dyn ToSql + Sync + Send> {
+    Box::new(bytes.to_vec())
+}
+
+fn number(value: impl Into<u64>) -> Box<dyn ToSql + Sync + Send> {
+    Box::new(signed(value.into()))
+}
+
+/// What was used, in the order of both statements.
+fn used(usage: &Usage) -> Params {
+    vec![
+        number(usage.computing_us),
+        number(usage.polling_us),
+        number(usage.allocated_us),
+        number(usage.calls),
+        number(usage.failures),
+    ]
+}
+
+/// For [`INSERT_LEASE`].
+pub fn lease_parameters(record: &LeaseRecord) -> Params {
+    let mut parameters = vec![
+        text(&record.lease.0),
+        text(&record.tenant.0),
+        text(&record.node.0),
+        text(&record.holder.0),
+        Box::new(record.state.name()),
+        number(record.workers),
+        number(record.cores_per_worker),
+        Box::new(record.mode == Mode::Hot),
+        number(record.memory_bytes),
+        number(record.duration_ms),
+        number(record.granted_at_ms),
+        number(record.expires_at_ms),
+        number(record.ended_at_ms),
+    ];
+    parameters.extend(used(&record.usage));
+    parameters.extend([
+        number(record.sandbox.number()),
+        number(record.prices.allocation_per_gib_s),
+        number(record.prices.computing_per_s),
+        number(record.prices.polling_per_s),
+        Box::new(record.image.clone()),
+        Box::new(json(&record.functions)),
+        number(record.gpus_per_worker),
+        Box::new(record.bearer.map(|hash| hash.to_vec())),
+    ]);
+    parameters
+}
+
+/// For [`UPDATE_LEASE`].
+pub fn lease_changes(record: &LeaseRecord) -> Params {
+    let mut parameters = vec![
+        text(&record.lease.0),
+        Box::new(record.state.name()),
+        Box::new(record.mode == Mode::Hot),
+        number(record.duration_ms),
+        number(record.expires_at_ms),
+        number(record.ended_at_ms),
+    ];
+    parameters.extend(used(&record.usage));
+    parameters.push(Box::new(record.image.clone()));
+    parameters.push(Box::new(json(&record.functions)));
+    parameters.push(number(record.sandbox.number()));
+    parameters
+}
+
+/// For [`REBIND_LEASE`].
+pub fn lease_bearer(record: &LeaseRecord) -> Params {
+    vec![text(&record.lease.0), Box::new(record.bearer.map(|hash| hash.to_vec()))]
+}
+
+/// See [`node_columns`].
+pub fn node(row: &Row) -> Result<NodeRecord, Fault> {
+    Ok(NodeRecord {
+        address: parsed(row, 0)?,
+        capacity: parsed(row, 1)?,
+        epoch: unsigned(row, 2)?,
+        booked: unsigned(row, 3)?,
+        reclaimed: row.try_get(4)?,
+        manager: Some(PublicKey(bytes(row, 5)?)),
+    })
+}
+
+/// `hash, role, tenant, node, expires_at_ms, name, read_only`.
+pub fn bearer(row: &Row) -> Result<Bearer, Fault> {
+    let node = match row.try_get::<_, Option<&[u8]>>(3)? {
+        Some(_) => Some(NodeId(bytes(row, 3)?)),
+        None => None,
+    };
+    Ok(Bearer {
+        hash: bytes(row, 0)?,
+        speaks: As::from_name(row.try_get(1)?),
+        tenant: TenantId(bytes(row, 2)?),
+        node,
+        expires_at_ms: unsigned(row, 4)?,
+        name: row.try_get(5)?,
+        read_only: row.try_get(6)?,
+    })
+}
+
+/// `id, name, spec, spent`.
+macro_rules! tenant_columns {
+    () => {
+        "id, name, spec, spent, spent_on_tasks"
+    };
+}
+pub(super) use tenant_columns;
+
+/// A row of [`tenant_columns`].
+pub fn tenant(row: &Row) -> Result<TenantRecord, Fault> {
+    Ok(TenantRecord {
+        id: TenantId(bytes(row, 0)?),
+        name: row.try_get(1)?,
+        spec: parsed(row, 2)?,
+        spent: unsigned(row, 3)?,
+        spent_on_tasks: unsigned(row, 4)?,
+    })
+}
+
+/// `leases, workers, cores, memory_bytes`, from this column on.
+pub fn held(row: &Row, first: usize) -> Result<Held, Fault> {
+    Ok(Held {
+        leases: small(row, first)?,
+        workers: small(row, first + 1)?,
+        cores: small(row, first + 2)?,
+        memory_bytes: unsigned(row, first + 3)?,
+    })
+}

@@ -1,0 +1,141 @@
+//! The tables, and how they are made.
+
+use tokio_postgres::Client;
+
+use super::faults::Fault;
+use super::{mark, tasks};
+use crate::StoreError;
+
+/// Version of the tables below.
+pub const SCHEMA: i64 = 13;
+
+/// Where the tables were when this program had another name.
+const FORMER_SCHEMA: &str = "mayfly";
+
+/// Whoever makes tables does so alone: the number is Dayfly's own, and means nothing.
+const LOCK: &str = "SELECT pg_advisory_xact_lock(7092581043)";
+
+const TABLES: &str = "
+CREATE SCHEMA IF NOT EXISTS dayfly;
+CREATE TABLE dayfly.version (version BIGINT NOT NULL);
+INSERT INTO dayfly.version VALUES (13);
+CREATE TABLE dayfly.managers (
+    key BYTEA PRIMARY KEY, url TEXT NOT NULL, ca_pem TEXT NOT NULL, free TEXT NOT NULL, seen TIMESTAMPTZ NOT NULL
+);
+CREATE TABLE dayfly.nodes (
+    id BYTEA PRIMARY KEY, key BYTEA NOT NULL, address TEXT NOT NULL, capacity TEXT NOT NULL, epoch BIGINT NOT NULL,
+    manager BYTEA NOT NULL, booked BIGINT NOT NULL DEFAULT 0, reclaimed BOOLEAN NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+CREATE INDEX nodes_by_manager ON dayfly.nodes (manager);
+CREATE TABLE dayfly.leases (
+    id BYTEA PRIMARY KEY, tenant BYTEA NOT NULL, node BYTEA NOT NULL, holder BYTEA NOT NULL, state TEXT NOT NULL,
+    workers BIGINT NOT NULL, cores_per_worker BIGINT NOT NULL, hot BOOLEAN NOT NULL, memory_bytes BIGINT NOT NULL,
+    duration_ms BIGINT NOT NULL, granted_at_ms BIGINT NOT NULL, expires_at_ms BIGINT NOT NULL,
+    ended_at_ms BIGINT NOT NULL, computing_us BIGINT NOT NULL, polling_us BIGINT NOT NULL,
+    allocated_us BIGINT NOT NULL, calls BIGINT NOT NULL, failures BIGINT NOT NULL, sandbox BIGINT NOT NULL,
+    allocation_price BIGINT NOT NULL, computing_price BIGINT NOT NULL, polling_price BIGINT NOT NULL,
+    image TEXT, functions TEXT NOT NULL DEFAULT '[]', gpus_per_worker BIGINT NOT NULL DEFAULT 0,
+    bearer BYTEA
+) WITH (fillfactor = 70);
+CREATE INDEX leases_by_node ON dayfly.leases (node, ended_at_ms);
+CREATE INDEX leases_by_end ON dayfly.leases (ended_at_ms);
+CREATE INDEX leases_by_grant ON dayfly.leases (granted_at_ms, id);
+CREATE INDEX leases_by_bearer ON dayfly.leases (bearer) WHERE ended_at_ms = 0;
+CREATE TABLE dayfly.bearers (
+    hash BYTEA PRIMARY KEY, role TEXT NOT NULL, tenant BYTEA NOT NULL, node BYTEA, expires_at_ms BIGINT NOT NULL,
+    name TEXT NOT NULL, read_only BOOLEAN NOT NULL
+);
+CREATE INDEX bearers_by_tenant ON dayfly.bearers (tenant, name);
+CREATE INDEX bearers_by_node ON dayfly.bearers (node);
+CREATE TABLE dayfly.tenants (
+    id BYTEA PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, spent BIGINT NOT NULL DEFAULT 0,
+    spent_on_tasks BIGINT NOT NULL DEFAULT 0, leases BIGINT NOT NULL DEFAULT 0, workers BIGINT NOT NULL DEFAULT 0, cores BIGINT NOT NULL DEFAULT 0,
+    memory_bytes BIGINT NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+CREATE TABLE dayfly.site (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), prices TEXT NOT NULL);
+CREATE TABLE dayfly.audit (
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, written BYTEA NOT NULL UNIQUE, at_ms BIGINT NOT NULL,
+    tenant BYTEA NOT NULL, token TEXT NOT NULL, action TEXT NOT NULL, subject TEXT NOT NULL, details TEXT NOT NULL
+);
+";
+
+/// What brings tables of an earlier version to the next one, from the first.
+const UPGRADES: [&str; 12] = [
+    "ALTER TABLE dayfly.leases ADD COLUMN functions TEXT NOT NULL DEFAULT '[]'; UPDATE dayfly.version SET version = 2;",
+    concat!(tasks::tables!(), "UPDATE dayfly.version SET version = 3;"),
+    "ALTER TABLE dayfly.leases ADD COLUMN gpus_per_worker BIGINT NOT NULL DEFAULT 0; UPDATE dayfly.version SET version = 4;",
+    concat!(
+        "ALTER TABLE dayfly.tenants ADD COLUMN spent_on_tasks BIGINT NOT NULL DEFAULT 0;",
+        tasks::costs!(),
+        "UPDATE dayfly.version SET version = 5;"
+    ),
+    concat!(tasks::times!(), "UPDATE dayfly.version SET version = 6;"),
+    concat!(tasks::waits!(), "UPDATE dayfly.version SET version = 7;"),
+    concat!(tasks::memos!(), "UPDATE dayfly.version SET version = 8;"),
+    concat!(tasks::failed!(), "UPDATE dayfly.version SET version = 9;"),
+    "ALTER TABLE dayfly.leases ADD COLUMN bearer BYTEA;
+    CREATE INDEX leases_by_bearer ON dayfly.leases (bearer) WHERE ended_at_ms = 0;
+    UPDATE dayfly.version SET version = 10;",
+    concat!(mark::mark_table!(), "UPDATE dayfly.version SET version = 11;"),
+    concat!(tasks::exceptions!(), "UPDATE dayfly.version SET version = 12;"),
+    concat!(tasks::printed!(), "UPDATE dayfly.version SET version = 13;"),
+];
+
+/// Makes the tables where there are none, and changes those of an earlier release. Leaves those of a later one alone.
+pub async fn bring_up_to_date(client: &Client) -> Result<(), Fault> {
+    if version(client).await? == Some(SCHEMA) {
+        return Ok(());
+    }
+    client.batch_execute(&format!("BEGIN; {LOCK};")).await?;
+    // Another manager may have been quicker.
+    let made = match version(client).await? {
+        Some(older @ 1..SCHEMA) => {
+            let upgrades = UPGRADES[older as usize - 1..].concat();
+            client.batch_execute(&upgrades).await.map_err(Fault::from)
+        }
+        Some(found) => known(found),
+        None if has_versions_of(client, FORMER_SCHEMA).await? => Err(Fault::Refused(StoreError::Former)),
+        None => {
+            let tables = [
+                TABLES,
+                tasks::tables!(),
+                tasks::costs!(),
+                tasks::times!(),
+                tasks::waits!(),
+                tasks::memos!(),
+                tasks::failed!(),
+                mark::mark_table!(),
+                tasks::exceptions!(),
+                tasks::printed!(),
+            ]
+            .concat();
+            client.batch_execute(&tables).await.map_err(Fault::from)
+        }
+    };
+    client
+        .batch_execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" })
+        .await?;
+    made
+}
+
+/// Whether there are tables of this program in a schema.
+async fn has_versions_of(client: &Client, schema: &str) -> Result<bool, Fault> {
+    // Asked of the tables and not by name: a session remembers for a while that it found no such name.
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version')";
+    Ok(client.query_one(sql, &[&schema]).await?.try_get(0)?)
+}
+
+async fn version(client: &Client) -> Result<Option<i64>, Fault> {
+    if !has_versions_of(client, "dayfly").await? {
+        return Ok(None);
+    }
+    let row = client.query_one("SELECT version FROM dayfly.version", &[]).await?;
+    Ok(Some(row.try_get(0)?))
+}
+
+fn known(found: i64) -> Result<(), Fault> {
+    match found {
+        SCHEMA => Ok(()),
+        found => Err(Fault::Refused(StoreError::Schema { found, known: SCHEMA })),
+    }
+}

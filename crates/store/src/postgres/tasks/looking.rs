@@ -1,0 +1,131 @@
+//! Lists and numbers of tasks, some at a time.
+
+use dayfly_protocol::ids::{TaskId, TenantId};
+use dayfly_protocol::tasks::{TaskCounts, TaskTimes};
+
+use super::books::{ids, task, task_of};
+use super::missing;
+use crate::postgres::connect::Link;
+use crate::postgres::faults::Fault;
+use crate::postgres::rows::{self, signed};
+use crate::tasks::{How, LOOK, Like, TALLIED, TaskPage, TaskQuery};
+
+/// The last task that is looked at.
+const LAST: &str = "SELECT id FROM tasks WHERE id < $1 ORDER BY id DESC OFFSET $2 LIMIT 1";
+/// The same of those that failed, which are few, mostly, and have an index.
+const LAST_FAILED: &str = "SELECT id FROM tasks WHERE id < $1 AND code IS NOT NULL ORDER BY id DESC OFFSET $2 LIMIT 1";
+
+/// Reads a page of tasks.
+macro_rules! page {
+    ($how:literal) => {
+        task!(
+            "WHERE id < $1 AND id >= $2 AND ($3::BYTEA IS NULL OR tenant = $3) AND ($4::BYTEA IS NULL OR tag = $4)
+             AND ($5::BYTEA IS NULL OR endpoint = $5) AND ($6::BYTEA[] IS NULL OR function = ANY($6)) ",
+            $how,
+            " ORDER BY id DESC LIMIT $7"
+        )
+    };
+}
+
+/// Times as `TaskTimes::between` has them.
+const TALLY: &str = "SELECT count(*), count(code), coalesce(max(number), 0),
+    coalesce(sum(greatest(coalesce(nullif(waiting, 0), nullif(environment, 0), nullif(started, 0), ended) - submitted, 0)), 0)::BIGINT,
+    coalesce(sum(greatest(coalesce(nullif(environment, 0), nullif(started, 0), ended) - waiting, 0))
+        FILTER (WHERE waiting > 0), 0)::BIGINT,
+    coalesce(sum(greatest(coalesce(nullif(started, 0), ended) - environment, 0)) FILTER (WHERE environment > 0), 0)::BIGINT,
+    coalesce(sum(greatest(ended - started, 0)) FILTER (WHERE started > 0), 0)::BIGINT
+    FROM (SELECT number, code, submitted_at_ms AS submitted, waiting_at_ms AS waiting, environment_at_ms AS environment,
+        started_at_ms AS started, ended_at_ms AS ended FROM tasks
+        WHERE tenant = $1 AND tag = $2 AND number > $3 AND number <= $4 AND number IS NOT NULL
+        ORDER BY number LIMIT $5) AS ended";
+
+/// Tasks among the next [`LOOK`].
+pub async fn page(link: &Link, query: &TaskQuery) -> Result<TaskPage, Fault> {
+    const ALL: &str = page!("");
+    const ENDED: &str = page!("AND number IS NOT NULL");
+    const WELL: &str = page!("AND number IS NOT NULL AND code IS NULL");
+    const FAILED: &str = page!("AND code IS NOT NULL");
+    let (last, page) = match query.ended {
+        None => (LAST, ALL),
+        Some(How::Somehow) => (LAST, ENDED),
+        Some(How::Well) => (LAST, WELL),
+        Some(How::Failed) => (LAST_FAILED, FAILED),
+    };
+    let before = query.before.unwrap_or(TaskId([0xff; 16]));
+    let before = before.0.as_slice();
+    let next = link.query(last, &[&before, &i64::from(LOOK - 1)]).await?;
+    let next = next.first().map(|row| rows::bytes(row, 0).map(TaskId)).transpose()?;
+    let from = next.unwrap_or(TaskId([0; 16]));
+    let tenant = query.tenant.as_ref().map(|tenant| tenant.0.as_slice());
+    let tag = query.tag.as_ref().map(|tag| tag.as_bytes());
+    let endpoint = query.endpoint.as_ref().map(|endpoint| endpoint.0.as_slice());
+    let functions = query
+        .functions
+        .as_ref()
+        .map(|functions| ids(functions, |function| &function.0));
+    let limit = i64::from(query.limit);
+    let found = link
+        .query(
+            page,
+            &[
+                &before,
+                &from.0.as_slice(),
+                &tenant,
+                &tag,
+                &endpoint,
+                &functions,
+                &limit,
+            ],
+        )
+        .await?;
+    Ok(TaskPage {
+        next: next.filter(|_| found.len() < query.limit as usize),
+        tasks: found.iter().map(task_of).collect::<Result<_, _>>()?,
+    })
+}
+
+/// Ids that begin or end so among the next [`LOOK`].
+pub async fn like(link: &Link, like: &Like) -> Result<(Vec<TaskId>, Option<TaskId>), Fault> {
+    const NEXT: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 ORDER BY id DESC OFFSET $3 LIMIT 1";
+    const FOUND: &str = "SELECT id FROM tasks WHERE id < $1 AND id >= $2 AND ($3::BYTEA IS NULL OR tenant = $3)
+        AND (encode(id, 'hex') LIKE $4 || '%' OR encode(id, 'hex') LIKE '%' || $4)";
+    let (before, from) = (like.before.0.as_slice(), like.from.0.as_slice());
+    let next = link.query(NEXT, &[&before, &from, &i64::from(LOOK - 1)]).await?;
+    let next = next.first().map(|row| rows::bytes(row, 0).map(TaskId)).transpose()?;
+    let tenant = like.tenant.as_ref().map(|tenant| tenant.0.as_slice());
+    let from = next.unwrap_or(like.from);
+    let found = link
+        .query(FOUND, &[&before, &from.0.as_slice(), &tenant, &like.digits])
+        .await?;
+    let found = found.iter().map(|row| rows::bytes(row, 0).map(TaskId));
+    Ok((found.collect::<Result<_, _>>()?, next))
+}
+
+/// How many have ended among the next [`TALLIED`] of a tag.
+pub async fn tally(
+    link: &Link,
+    tenant: TenantId,
+    tag: &str,
+    after: u64,
+    up_to: u64,
+) -> Result<(TaskCounts, Option<u64>), Fault> {
+    let (tenant, tag) = (tenant.0.as_slice(), tag.as_bytes());
+    let most = i64::from(TALLIED);
+    let found = link
+        .query(TALLY, &[&tenant, &tag, &signed(after), &signed(up_to), &most])
+        .await?;
+    let row = found.first().ok_or_else(missing)?;
+    let counts = TaskCounts {
+        done: rows::unsigned(row, 0)?,
+        failed: rows::unsigned(row, 1)?,
+        times: TaskTimes {
+            queued_ms: rows::unsigned(row, 3)?,
+            waiting_ms: rows::unsigned(row, 4)?,
+            environment_ms: rows::unsigned(row, 5)?,
+            running_ms: rows::unsigned(row, 6)?,
+        },
+        ..TaskCounts::default()
+    };
+    let is_full = counts.done == u64::from(TALLIED);
+    Ok((counts, is_full.then(|| rows::unsigned(row, 2)).transpose()?))
+}

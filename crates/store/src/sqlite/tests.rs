@@ -1,0 +1,134 @@
+//! What is SQLite's alone: its file.
+
+use dayfly_protocol::accounts::Role;
+use tempfile::TempDir;
+
+use super::*;
+use crate::conformance::store::{
+    LEASE, address, bearer, booked, load, noted, only_lease, record, register, under, used,
+};
+
+mod conformance {
+    use super::*;
+
+    async fn store() -> Option<(TempDir, SqliteStore)> {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path());
+        Some((directory, store))
+    }
+
+    async fn tasks() -> Option<((), SqliteTasks)> {
+        Some(((), SqliteTasks::open(None, None, false).unwrap()))
+    }
+
+    crate::store_tests!(store);
+    crate::task_store_tests!(tasks);
+}
+
+fn open(directory: &Path) -> SqliteStore {
+    SqliteStore::open(&directory.join("manager.db"), None, false).unwrap()
+}
+
+#[tokio::test]
+async fn a_file_that_is_opened_again_has_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    register(&store, address(1)).await;
+    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
+    store
+        .keep(bearer(1, As::Client(Role::Administrator), None))
+        .wait()
+        .await
+        .unwrap();
+    booked(&store, 3, vec![(LEASE, used(10, 1))]).await;
+    let before = load(&store).await;
+    drop(store);
+    assert_eq!(load(&open(directory.path())).await, before);
+}
+
+#[tokio::test]
+async fn a_second_manager_is_kept_away_from_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let _first = open(directory.path());
+    let second = SqliteStore::open(&directory.path().join("manager.db"), None, false);
+    assert!(matches!(second.err(), Some(StoreError::InUse(_))));
+}
+
+#[tokio::test]
+async fn a_file_of_a_later_release_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.pragma_update(None, "user_version", 99).unwrap();
+    drop(other);
+    assert_eq!(
+        SqliteStore::open(&path, None, false).err(),
+        Some(StoreError::Schema { found: 99, known: 8 })
+    );
+}
+
+#[tokio::test]
+async fn a_file_of_an_earlier_release_is_brought_up_to_date_and_keeps_what_it_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let store = SqliteStore::open(&path, None, false).unwrap();
+    register(&store, address(1)).await;
+    noted(&store, vec![Change::Offered(Box::new(record()))]).await;
+    let operator = bearer(1, As::Client(Role::Administrator), None);
+    store.keep(operator).wait().await.unwrap();
+    drop(store);
+    // The first release had no levels of isolation, and one operator instead of tenants.
+    let earlier = rusqlite::Connection::open(&path).unwrap();
+    let undo = "DROP INDEX leases_by_grant; DROP INDEX leases_by_bearer; ALTER TABLE leases DROP COLUMN bearer; DROP TABLE tenants; DROP TABLE site; DROP TABLE audit;
+        ALTER TABLE leases DROP COLUMN allocation_price; ALTER TABLE leases DROP COLUMN computing_price;
+        ALTER TABLE leases DROP COLUMN polling_price; ALTER TABLE bearers DROP COLUMN name;
+        ALTER TABLE bearers DROP COLUMN read_only; UPDATE bearers SET role = 'operator';
+        ALTER TABLE leases DROP COLUMN functions; ALTER TABLE leases DROP COLUMN gpus_per_worker; ALTER TABLE leases DROP COLUMN image; ALTER TABLE leases DROP COLUMN sandbox; ALTER TABLE nodes DROP COLUMN reclaimed; PRAGMA user_version = 1;";
+    earlier.execute_batch(undo).unwrap();
+    drop(earlier);
+    let store = SqliteStore::open(&path, None, false).unwrap();
+    let expected = LeaseRecord {
+        sandbox: Sandbox::Process,
+        gpus_per_worker: 0,
+        prices: Prices::default(),
+        bearer: None,
+        ..record()
+    };
+    assert_eq!(only_lease(&store).await, expected);
+    let operator = Bearer {
+        name: "connection.json".into(),
+        ..bearer(1, As::Client(Role::Administrator), None)
+    };
+    assert_eq!(load(&store).await.bearers, vec![operator]);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named_keeps_nothing_by_halves_and_heals() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("manager.db");
+    let store = SqliteStore::open(&path, Some(24), false).unwrap();
+    register(&store, address(1)).await;
+    let granted = |n: u32| {
+        let mut lease = [0; 16];
+        lease[..4].copy_from_slice(&n.to_le_bytes());
+        Change::Offered(Box::new(LeaseRecord {
+            lease: LeaseId(lease),
+            ..record()
+        }))
+    };
+    let mut written = 0;
+    let error = loop {
+        let pair = vec![granted(written), granted(written + 1)];
+        match store.note(under(1, pair)).wait().await {
+            Ok(_) => written += 2,
+            Err(error) => break error,
+        }
+        assert!(written < 10_000, "the limit of pages was never met");
+    };
+    assert_eq!(error, StoreError::Full);
+    assert_eq!(load(&store).await.leases.len() as u32, written);
+    drop(store);
+    let roomy = SqliteStore::open(&path, Some(1_000), false).unwrap();
+    assert_eq!(load(&roomy).await.leases.len() as u32, written);
+    noted(&roomy, vec![granted(written)]).await;
+}

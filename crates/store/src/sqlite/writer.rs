@@ -1,0 +1,371 @@
+//! One SQLite file: write-ahead log, one writer thread, commits in groups.
+//!
+//! Writers queue here; the thread takes all that wait and commits them together, so that a disk that takes a
+//! millisecond to sync is asked once for many.
+
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+
+use super::mark;
+use crate::mark::Mark;
+use crate::system::now_ms;
+use crate::{Pending, StoreError};
+
+/// Most writes in one commit: bounds how long the first of them waits, at some 10 us each.
+const GROUP: usize = 1_024;
+/// Statements that stay prepared.
+const STATEMENTS: usize = 64;
+
+/// The path of a database that is not on a disk.
+pub const MEMORY: &str = ":memory:";
+
+/// The tables of a file.
+pub struct Schema {
+    /// What makes them, of the last version.
+    pub tables: &'static [&'static str],
+    /// What brings tables of an earlier version to the next one, from the first.
+    pub upgrades: &'static [&'static str],
+}
+
+impl Schema {
+    fn version(&self) -> i64 {
+        self.upgrades.len() as i64 + 1
+    }
+}
+
+/// One write of a group.
+trait Job: Send {
+    /// Whether it must be on the disk before anybody hears of it.
+    fn durable(&self) -> bool;
+    /// How many rows it is about, roughly.
+    fn rows(&self) -> usize;
+    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()>;
+    fn finish(self: Box<Self>, result: Result<(), StoreError>);
+}
+
+struct Write<T, F> {
+    durable: bool,
+    rows: usize,
+    action: F,
+    outcome: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T, F> Job for Write<T, F>
+where
+    T: Send,
+    F: FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send,
+{
+    fn durable(&self) -> bool {
+        self.durable
+    }
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn run(&mut self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        self.outcome = Some((self.action)(transaction)?);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
+        let Self { outcome, reply, .. } = *self;
+        let missing = || StoreError::Broken("a write was not run".into());
+        // Whoever asked may have stopped waiting; the write stands all the same.
+        let _ = reply.send(result.and_then(|()| outcome.ok_or_else(missing)));
+    }
+}
+
+type Read = Box<dyn FnOnce(&Connection) + Send>;
+
+enum Command {
+    Write(Box<dyn Job>),
+    Read(Read),
+}
+
+/// A file and the thread that writes it. Dropping it commits what waits and closes the file.
+pub struct Writer {
+    commands: Option<Sender<Command>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Opens or makes the file. `most_pages` of 4 KiB bound its size, where a site wants that. One that lacks what it had before
+    /// is opened only with `accept_loss`.
+    pub fn open(path: &Path, schema: &Schema, most_pages: Option<u32>, accept_loss: bool) -> Result<Self, StoreError> {
+        let known = match path == Path::new(MEMORY) {
+            true => None,
+            false => {
+                keep_private(path)?;
+                Some(mark::read(path, accept_loss)?)
+            }
+        };
+        let connection = connect(path, most_pages).map_err(|error| match kind(&error) {
+            Kind::Busy => StoreError::InUse(path.display().to_string()),
+            _ => failed(&error),
+        })?;
+        let found: i64 = connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .map_err(|e| failed(&e))?;
+        if let Some(known) = &known {
+            mark::check(known, &connection, found == 0)?;
+        }
+        let version = schema.version();
+        match found {
+            0 => run(&connection, &schema.tables.join(";"), version)?,
+            found if found == version => {}
+            older if (1..version).contains(&older) => {
+                for (upgrade, version) in schema.upgrades.iter().zip(2..).skip(older as usize - 1) {
+                    run(&connection, upgrade, version)?;
+                }
+            }
+            found => return Err(StoreError::Schema { found, known: version }),
+        }
+        let mark = known
+            .map(|known| mark::compare(known, &connection, found == 0))
+            .transpose()?;
+        let (commands, queue) = channel();
+        let writer = std::thread::Builder::new()
+            .name("store".into())
+            .spawn(move || write_groups(connection, mark, &queue))
+            .map_err(|error| StoreError::Broken(error.to_string()))?;
+        Ok(Self {
+            commands: Some(commands),
+            writer: Some(writer),
+        })
+    }
+
+    /// Writes in its turn. `durable` is whether it must be on the disk before anybody hears of it; others are in the operating
+    /// system's hands, and survive the process but not a power cut. `rows` is how many rows it is about, roughly.
+    pub fn write<T: Send + 'static>(
+        &self,
+        durable: bool,
+        rows: usize,
+        action: impl FnMut(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let (reply, receiver) = oneshot::channel();
+        self.send(Command::Write(Box::new(Write {
+            durable,
+            rows,
+            action,
+            outcome: None,
+            reply,
+        })));
+        Pending(receiver)
+    }
+
+    /// Reads what was written before.
+    pub fn read<T: Send + 'static>(
+        &self,
+        action: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let (reply, receiver) = oneshot::channel();
+        self.send(Command::Read(Box::new(move |connection| {
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(action(connection).map_err(|error| failed(&error)));
+        })));
+        Pending(receiver)
+    }
+
+    fn send(&self, command: Command) {
+        if let Some(commands) = &self.commands {
+            // When the writer has died the reply dies with the command, and the waiter hears that.
+            let _ = commands.send(command);
+        }
+    }
+}
+
+fn run(connection: &Connection, statements: &str, version: i64) -> Result<(), StoreError> {
+    connection
+        .execute_batch(&format!(
+            "BEGIN; {statements}; PRAGMA user_version = {version}; COMMIT;"
+        ))
+        .map_err(|error| failed(&error))
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.commands = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+/// Makes the file and those beside it readable to this user alone. SQLite gives its log the mode of the file.
+fn keep_private(path: &Path) -> Result<(), StoreError> {
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(number) if number == Errno::NOSPC.raw_os_error() => StoreError::Full,
+        _ => StoreError::Broken(format!("{}: {error}", path.display())),
+    };
+    let mut options = OpenOptions::new();
+    options
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    for suffix in ["", "-wal", "-shm"] {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(suffix);
+        // Some file systems have no modes to set.
+        let is_open = |found: std::fs::Metadata| found.permissions().mode() & 0o077 != 0;
+        match std::fs::metadata(&beside).map(is_open) {
+            Ok(true) => std::fs::set_permissions(&beside, Permissions::from_mode(0o600)).map_err(failed)?,
+            Ok(false) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
+}
+
+fn connect(path: &Path, most_pages: Option<u32>) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(Duration::from_millis(500))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    // One manager owns the file; the lock also keeps a second one away.
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // See `Log`.
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+    if let Some(pages) = most_pages {
+        connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+    }
+    // Takes the exclusive lock now rather than at the first write.
+    connection.execute_batch("BEGIN EXCLUSIVE; COMMIT;")?;
+    Ok(connection)
+}
+
+/// The write-ahead log, which somebody must copy into the file now and then. That takes the disk some milliseconds, for which
+/// every writer waits: so it is done when nobody writes, or else seldom.
+#[derive(Default)]
+struct Log {
+    writes: usize,
+}
+
+impl Log {
+    /// Nobody writes for so long: nobody waits.
+    const QUIET: Duration = Duration::from_millis(100);
+    /// Some 32 MiB, at a page for a write.
+    const MOST_WRITES: usize = 8_192;
+
+    /// The next command. Copies the log when none comes for a while, and when it is long.
+    fn next(&mut self, connection: &Connection, queue: &Receiver<Command>) -> Option<Command> {
+        if self.writes >= Self::MOST_WRITES {
+            self.copy(connection);
+        }
+        if self.writes > 0 {
+            match queue.recv_timeout(Self::QUIET) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Timeout) => self.copy(connection),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        queue.recv().ok()
+    }
+
+    fn copy(&mut self, connection: &Connection) {
+        self.writes = 0;
+        // A disk that is full now has room later; until then the log holds everything.
+        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            tracing::warn!(%error, "the store's log cannot be copied into its file yet");
+        }
+    }
+}
+
+fn write_groups(mut connection: Connection, mut mark: Option<Mark>, queue: &Receiver<Command>) {
+    let mut log = Log::default();
+    let mut syncing = false;
+    while let Some(first) = log.next(&connection, queue) {
+        let mut group = Vec::new();
+        let mut read = None;
+        let mut next = Some(first);
+        let mut rows = 0;
+        while let Some(command) = next {
+            match command {
+                Command::Write(job) => {
+                    rows += job.rows();
+                    group.push(job);
+                }
+                Command::Read(action) => {
+                    read = Some(action);
+                    break;
+                }
+            }
+            next = (rows < GROUP).then(|| queue.try_recv().ok()).flatten();
+        }
+        if !group.is_empty() {
+            let result = commit(&mut connection, &mut mark, &mut group, &mut syncing).map_err(|error| failed(&error));
+            log.writes += rows;
+            for job in group {
+                job.finish(result.clone());
+            }
+        }
+        if let Some(read) = read {
+            read(&connection);
+        }
+    }
+    let closed = connection.close();
+    if let (Some(mark), Ok(())) = (mark, closed) {
+        mark.close();
+    }
+}
+
+/// Commits a group together. `syncing` is whether the last one was synced to the disk.
+fn commit(
+    connection: &mut Connection,
+    mark: &mut Option<Mark>,
+    group: &mut [Box<dyn Job>],
+    syncing: &mut bool,
+) -> rusqlite::Result<()> {
+    let durable = group.iter().any(|job| job.durable());
+    if durable != *syncing {
+        connection.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
+        *syncing = durable;
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for job in group {
+        job.run(&transaction)?;
+    }
+    let Some(mark) = mark.as_mut().filter(|_| durable) else {
+        return transaction.commit();
+    };
+    let (commits, at_ms) = (mark.commits() + 1, now_ms());
+    mark::count(&transaction, commits, at_ms)?;
+    transaction.commit()?;
+    mark.reached(commits, at_ms);
+    Ok(())
+}
+
+enum Kind {
+    Full,
+    Busy,
+    Other,
+}
+
+fn kind(error: &rusqlite::Error) -> Kind {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Kind::Full,
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Kind::Busy,
+        _ => Kind::Other,
+    }
+}
+
+/// As callers hear of it.
+pub(super) fn failed(error: &rusqlite::Error) -> StoreError {
+    match kind(error) {
+        Kind::Full => StoreError::Full,
+        _ => StoreError::Broken(error.to_string()),
+    }
+}

@@ -69,6 +69,15 @@ class Site:
         wait_until(lambda: self.up(manager) == len(self.nodes), f"all nodes up for {manager!r}", timeout)
 
 
+    def all_named(self) -> None:
+        """Waits until clients of either manager know of the other."""
+
+        def names_another(manager: Daemon) -> bool:
+            return bool(json.loads((manager.state / "connection.json").read_text()).get("others"))
+
+        wait_until(lambda: all(map(names_another, self.managers)), "connection files that name both managers", 20)
+
+
 CLIENT = textwrap.dedent(
     """
     import json, os, sys, time
@@ -263,6 +272,7 @@ def test_when_a_manager_is_killed_its_nodes_and_clients_go_on_with_the_other(
     try:
         clients.go_on(40)
         for dead, alive in ((0, 1), (1, 0)):
+            site.all_named()
             site.managers[dead].kill()
             begun = time.monotonic()
             site.all_up(site.managers[alive])

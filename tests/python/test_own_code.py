@@ -176,7 +176,7 @@ import os, time
 with client.lease(workers=1, mode="warm") as lease:
     print(lease.call(lambda: native.get()), client.run(native.get).result(60))
     os.rename("next/native.so", "native.so")
-    time.sleep(0.05)
+    time.sleep(2.1)
     print(lease.call(lambda: native.get()), client.run(native.get).result(60))
 """
     build_extension(project.directory, 1)

@@ -21,6 +21,42 @@ def test_links_within_the_checkout_lead_somewhere(page: Path) -> None:
     assert not missing, f"{page.relative_to(ROOT)} links to {missing}"
 
 
+def words_of_sources() -> set[str]:
+    """Every identifier of the sources."""
+    kinds = ("*.rs", "*.py", "*.toml", "*.h", "*.json", "scripts/*")
+    listed = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / line for line in listed.stdout.splitlines() if line != "tests/test_documents.py"]
+    return {word for path in paths for word in re.findall(r"[a-z][a-z0-9_]*", path.read_text())}
+
+
+#: Names of tests, functions and fields; one that is cut ends with dots.
+NAME = re.compile(r"(?:[\w/.-]+::)?([a-z][a-z0-9]*(?:_[a-z0-9]+){2,}_?)(\.\.\.)?")
+#: Paths in the checkout.
+PLACE = re.compile(r"(?:crates|tests|scripts|docs|benches|bindings|examples)/[\w./-]*[\w/-]")
+#: They give examples of names.
+EXAMPLES = {"STYLE.md", "CHANGELOG.md"}
+#: What belongs to others.
+FOREIGN = {"no_new_privs", "init_process_group", "ssh_public_key"}
+
+
+def test_every_test_and_file_that_documents_name_exists() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("a copy without its history does not say which files are its own")
+    words, missing = words_of_sources(), []
+    for page in PAGES:
+        if page.name in EXAMPLES:
+            continue
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for quoted in re.findall(r"`([^`\n]+)`", prose):
+            if (place := PLACE.match(quoted)) and not (ROOT / place[0]).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {quoted}")
+            if (found := NAME.fullmatch(quoted)) and found[1] not in FOREIGN:
+                name, is_cut = found[1], found[2]
+                if not (any(word.startswith(name) for word in words) if is_cut else name in words):
+                    missing.append(f"{page.relative_to(ROOT)}: {quoted}")
+    assert not missing, missing
+
+
 def test_every_make_command_in_the_documents_exists() -> None:
     helped = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     targets = set(re.findall(r"make ([a-z-]+)", helped.stdout))

@@ -22,30 +22,30 @@ use crate::lease::Lease;
 use crate::node;
 use crate::opening::Opening;
 
-/// Between two looks at the clock while spinning: 256 empty polls, under a microsecond of shared memory.
+/// Empty polls of shared memory between two reads of the clock: less than a microsecond.
 const POLLS_PER_LOOK: u32 = 256;
-/// An empty poll of a stream is a system call.
+/// Empty polls of a stream between two reads of the clock. Each is a system call.
 const STREAM_POLLS_PER_LOOK: u32 = 2;
-/// How often a sleeper looks around although nobody woke it.
+/// Longest sleep without a wake-up before the channel is polled again.
 const SLEEP_LIMIT: Duration = Duration::from_millis(100);
-/// How often a wait looks whether the node still lives.
+/// Interval at which a waiting thread checks that the node is alive.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long the node may take to notice that a worker died.
+/// Longest time that the node may take to notice a worker's death.
 const FATE_LIMIT: Duration = Duration::from_secs(3);
 
-/// How a channel is opened.
+/// Transport, sizes and spinning of a channel.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelOptions {
-    /// Which transport; none for the best one.
+    /// Transport; `None` selects the best one.
     pub transport: Option<Transport>,
-    /// Size of the rings and of the bulk memory.
+    /// Sizes of the rings and of the bulk memory.
     pub geometry: Geometry,
-    /// How long a wait spins before it sleeps; none for ever. A client that spins for ever spares its worker a fence.
+    /// Time that a wait spins before it sleeps; `None` spins without end, which saves the worker a fence.
     pub spin: Option<Duration>,
 }
 
 impl Default for ChannelOptions {
-    /// Sleeps after 50 us: about as long as sleeping and waking cost, so a wait costs at most twice what it must.
+    /// Sleeps after 50 us: about the cost of sleeping and waking, so a wait costs at most twice the optimum.
     fn default() -> Self {
         Self {
             transport: None,
@@ -55,7 +55,7 @@ impl Default for ChannelOptions {
     }
 }
 
-/// A channel to one worker.
+/// A channel to one worker. One thread at a time uses it.
 pub struct Channel {
     link: AnyLink,
     lease: Lease,
@@ -65,19 +65,19 @@ pub struct Channel {
     worker_pid: u32,
     spin: Option<Duration>,
     outstanding: u16,
-    /// Keeps the connection on which the node sees that this client lives. Streams are that connection themselves.
+    /// The connection by which the node sees that this client is alive. A stream is that connection itself.
     control: Option<OwnedFd>,
-    /// Watches over the node, if it is on another host.
+    /// Watches the node if it is on another host.
     keepalive: Option<Arc<Keepalive>>,
 }
 
-/// The output of a call, where it landed. Dropping it frees its slot.
+/// The output of a call, in the memory that it was received in. Dropping it frees its slot.
 pub struct Reply<'a> {
     channel: &'a mut Channel,
 }
 
 impl Reply<'_> {
-    /// Takes a large output along, without a copy; none if it is small and lies in the slot.
+    /// Returns a large output without a copy; `None` if the output is small and lies in the slot.
     pub fn take(self) -> Option<Received> {
         self.channel.link.take()
     }
@@ -99,16 +99,16 @@ impl Drop for Reply<'_> {
 /// A response to an earlier [`Channel::submit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The number that `submit` answered.
+    /// The sequence number that `submit` returned.
     pub sequence: u32,
-    /// [`Status`] as the worker wrote it.
+    /// The [`Status`] word that the worker wrote.
     pub status: u16,
-    /// Bytes of output in the room that the request named, if it did.
+    /// Bytes of output in the buffer that the request named; `None` if it named no buffer.
     pub in_room: Option<usize>,
 }
 
 impl Channel {
-    /// Asks the lease's node for a channel, for as long as `opening` is not ended.
+    /// Requests a channel from the lease's node and waits until it is open or `opening` is ended.
     pub(crate) fn open(
         lease: &Lease,
         worker: WorkerIndex,
@@ -197,22 +197,22 @@ impl Channel {
         })
     }
 
-    /// Which transport it uses.
+    /// The transport in use.
     pub fn transport(&self) -> Transport {
         self.link.transport()
     }
 
-    /// Its size.
+    /// Sizes of the rings and of the bulk memory.
     pub fn geometry(&self) -> Geometry {
         self.link.geometry()
     }
 
-    /// The worker that it leads to.
+    /// Index of the channel's worker in the lease.
     pub fn worker(&self) -> WorkerIndex {
         self.worker
     }
 
-    /// How often that worker has been started. State in it lives as long as this number.
+    /// How many times that worker has been started. State in the worker is lost when this number changes.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -222,22 +222,23 @@ impl Channel {
         self.worker_pid
     }
 
-    /// Calls sent and not yet answered.
+    /// Calls that were sent and have no response yet.
     pub fn outstanding(&self) -> u16 {
         self.outstanding
     }
 
-    /// Largest input that travels inside a slot.
+    /// Largest input that fits in a slot, in bytes.
     pub fn inline_bytes(&self) -> usize {
         self.link.geometry().inline_bytes()
     }
 
-    /// A buffer in memory that this channel sends from, and receives into, without a copy.
+    /// Allocates a buffer of `length` bytes that this channel sends from and receives into without a copy. Returns an
+    /// error if the bulk memory has no room.
     pub fn allocate(&mut self, length: usize) -> Result<Buffer, Error> {
         Ok(self.link.allocate(length)?)
     }
 
-    /// Allocates such buffers from any thread.
+    /// Returns an allocator for such buffers that any thread can use.
     pub fn allocator(&self) -> Allocator {
         self.link.allocator()
     }
@@ -246,25 +247,26 @@ impl Channel {
         &mut self.link
     }
 
-    /// Resolves a function whose code the node has ([`Lease::put_code`]).
+    /// Resolves a function whose code the node has ([`Lease::put_code`]), and returns its index on this channel.
     pub fn load(&mut self, hash: CodeHash, form: &Form) -> Result<FunctionIndex, CallError> {
         let reply = self.call(FunctionIndex::LOAD, &load_request(hash, form)?)?;
         read_index(&reply)
     }
 
-    /// Says whether calls that are sent from now on may be answered by [`Code::Rejected`] when a warm worker wakes up and every
-    /// core that it shares is busy. Else they run all the same, and share one. A [`crate::Pool`] does this by itself.
+    /// Sets whether later calls may end with [`Code::Rejected`] when a warm worker wakes up and every core that it may
+    /// use is busy. Otherwise such calls run and share a core. A [`crate::Pool`] sets this itself.
     pub fn set_rejectable(&mut self, rejectable: bool) {
         self.link.set_rejectable(rejectable);
     }
 
-    /// Calls a function and waits. Every earlier [`Channel::submit`] must have been answered.
+    /// Calls a function and waits for its output. No earlier [`Channel::submit`] may be outstanding.
     #[inline]
     pub fn call(&mut self, function: FunctionIndex, input: &[u8]) -> Result<Reply<'_>, CallError> {
         self.call_within(function, input, 0)
     }
 
-    /// As [`Channel::call`], with so many milliseconds of execution allowed; the worker is ended when they are over.
+    /// As [`Channel::call`], with at most `deadline_ms` milliseconds of execution (0: no limit); the node then ends the
+    /// worker.
     #[inline]
     pub fn call_within(
         &mut self,
@@ -283,8 +285,8 @@ impl Channel {
         self.reply(completion)
     }
 
-    /// Calls a function on the first `length` bytes of a buffer and has the output written into another, both of this
-    /// channel; answers the output's length. Over shared memory nothing is copied.
+    /// Calls a function on the first `length` bytes of `input` and has the output written into `output`; both buffers
+    /// belong to this channel. Returns the output's length in bytes. Shared memory copies nothing.
     pub fn call_into(
         &mut self,
         function: FunctionIndex,
@@ -317,7 +319,7 @@ impl Channel {
                 format!("an output of {length} bytes for a buffer of {}", output.len()),
             ));
         }
-        // A small output came inside the slot.
+        // A small output is inside the slot.
         output.as_mut_slice()[..length].copy_from_slice(&reply);
         Ok(length)
     }
@@ -332,7 +334,8 @@ impl Channel {
         Err(error)
     }
 
-    /// Sends a call without waiting and answers its number. At most as many may be outstanding as the ring has slots.
+    /// Sends a call without waiting and returns its sequence number. At most as many calls may be outstanding as the
+    /// ring has slots.
     #[inline]
     pub fn submit(&mut self, function: FunctionIndex, input: &[u8], deadline_ms: u32) -> Result<u32, CallError> {
         if self.outstanding >= self.link.geometry().slots {
@@ -368,7 +371,7 @@ impl Channel {
         self.outstanding += 1;
     }
 
-    /// As [`Channel::submit`], with a buffer of this channel's that the channel keeps until the call is answered.
+    /// As [`Channel::submit`], with a buffer of this channel. The channel keeps it until the call has its response.
     pub fn submit_buffer(
         &mut self,
         function: FunctionIndex,
@@ -389,8 +392,8 @@ impl Channel {
         Ok(sequence)
     }
 
-    /// The next completion, in the order of submission, if it is here. Its output is [`Channel::output`] until
-    /// [`Channel::done`], which must follow.
+    /// Returns the next completion, in the order of submission, or `None` if none has arrived. Its output is
+    /// [`Channel::output`] until [`Channel::done`], which must follow.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Completion>, LinkError> {
         let Some(Meta { sequence, function, .. }) = self.link.poll()? else {
@@ -404,7 +407,7 @@ impl Channel {
         }))
     }
 
-    /// Waits for the next completion.
+    /// Waits at most `limit` for the next completion. Returns an error if no call is outstanding.
     pub fn wait(&mut self, limit: Duration) -> Result<Completion, CallError> {
         let oldest = self.outstanding;
         if oldest == 0 {
@@ -420,18 +423,18 @@ impl Channel {
         }
     }
 
-    /// Output of the completion that came last.
+    /// Output of the last completion.
     #[inline]
     pub fn output(&mut self) -> &[u8] {
         self.link.current().input
     }
 
-    /// Takes the output of the completion that came last along, if it is large.
+    /// Takes the output of the last completion without a copy; `None` if it is small.
     pub fn take_output(&mut self) -> Option<Received> {
         self.link.take()
     }
 
-    /// Done with the completion that came last.
+    /// Frees the slot of the last completion.
     #[inline]
     pub fn done(&mut self) {
         self.link.done();
@@ -488,7 +491,7 @@ impl Channel {
         }
     }
 
-    /// The node closes a channel and says why; a node that died says nothing, but its end of the connection is gone.
+    /// Returns an error if the node closed the connection. A node that died sends no reason.
     pub(crate) fn check_node(&self) -> Result<(), LinkError> {
         let Some(control) = &self.control else { return Ok(()) };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -499,7 +502,7 @@ impl Channel {
         }
     }
 
-    /// That its node is lost, if it is.
+    /// Returns an error if the channel's node is lost.
     pub(crate) fn check_lost(&self) -> Result<(), Error> {
         self.keepalive.as_ref().map_or(Ok(()), |watch| watch.check())
     }
@@ -508,7 +511,7 @@ impl Channel {
         self.id
     }
 
-    /// What became of this channel, once the node knows why it ended.
+    /// Asks the node why this channel ended and which of its calls ran. Waits up to 3 s until the node knows.
     pub fn fate(&self) -> Result<Fate, Error> {
         self.check_lost()?;
         let until = Instant::now() + FATE_LIMIT;
@@ -517,12 +520,12 @@ impl Channel {
             if fate.end.is_some() || Instant::now() >= until {
                 return Ok(fate);
             }
-            // The node answers from what it saw; it has not yet collected the dead worker.
+            // The node has not reaped the dead worker yet.
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Has the node end the call `sequence` by ending its worker, now or when it begins.
+    /// Ends the call `sequence` by ending its worker, now or when the call begins.
     pub fn cancel(&self, sequence: u32) -> Result<(), Error> {
         let channel = self.id;
         self.lease
@@ -535,7 +538,7 @@ impl Channel {
         match error {
             LinkError::Ended(_) | LinkError::PeerGone | LinkError::Io(_) => match self.fate() {
                 Ok(fate) => verdict_on(&fate, sequence),
-                // Whoever could tell is gone too.
+                // The node is unreachable too.
                 Err(unknown) => CallError::new(
                     Code::MaybeExecuted,
                     format!("the channel broke ({error}) and its node cannot say whether the call ran: {unknown}"),
@@ -547,8 +550,8 @@ impl Channel {
 }
 
 impl Drop for Channel {
-    /// Tells the node at once. Closing alone may tell it later: a child that some thread forks just now has copies of the
-    /// connections until it starts its program.
+    /// Shuts the connections down, so that the node notices at once. Closing alone may be noticed late: a child that
+    /// another thread forks at this moment holds copies of the connections until it executes its program.
     fn drop(&mut self) {
         let sockets = self.control.iter().chain(self.link.socket().map(|socket| &**socket));
         for socket in sockets {
@@ -557,7 +560,7 @@ impl Drop for Channel {
     }
 }
 
-/// What the fate of a channel means for call `sequence` on it.
+/// The error of call `sequence` on a channel with this fate.
 pub(crate) fn verdict_on(fate: &Fate, sequence: u32) -> CallError {
     let worker = fate.worker.0;
     let cause = match fate.end {

@@ -1,4 +1,4 @@
-//! Where leases come from: a manager, or one node directly.
+//! Sources of leases: a manager, or one node directly.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -29,50 +29,50 @@ use crate::node::{Control, unexpected};
 use crate::tasks::{Tasks, TasksOptions};
 use crate::{Error, discover};
 
-/// A node that has no room is asked again this often by whoever waits for some: it does not tell by itself.
+/// Interval at which a node without room is asked again; a node does not report that it has room.
 const ROOM_TICK: Duration = Duration::from_millis(20);
 
-/// The right to lease from one node without a manager, as the node wrote it into `allowance.json`.
+/// The right to lease from one node without a manager, as the node writes it to `allowance.json`.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Node {
     /// The signed allowance, in hexadecimal.
     pub token: String,
-    /// Seed of the key that may use it, in hexadecimal.
+    /// Seed of the holder's key, in hexadecimal.
     #[serde(rename = "holder_seed")]
     pub seed: String,
-    /// The node.
+    /// Address of the node.
     pub node: NodeAddress,
 }
 
 pub(crate) enum Source {
     Manager(Arc<ManagerClient>),
     Node(Box<Node>),
-    /// Nodes, under an allowance of their manager's.
+    /// Nodes, under an allowance of their manager.
     Direct(Box<Direct>),
-    /// None: a part of somebody else's lease.
+    /// A delegated part of another client's lease.
     Part,
 }
 
 struct Inner {
-    // Declared before `embedded`: connections close before the processes behind them end.
+    // Declared before `embedded`: connections close before the processes at their other end are stopped.
     source: Arc<Source>,
     embedded: Mutex<Option<Embedded>>,
-    /// Code that nodes are known to keep, so that it is neither sent nor asked about twice.
+    /// Code that nodes have, to avoid sending it or asking about it twice.
     known_code: Mutex<HashSet<(NodeId, CodeHash)>>,
     holder: OnceLock<SigningKey>,
     keepalives: Keepalives,
 }
 
-/// A client of a manager, or of one node. Cheap to clone; every clone shares the connection.
+/// A client of a manager, or of one node. Cloning is cheap; all clones share the connection.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
 }
 
 impl Client {
-    /// Uses the manager that `path` names (a connection file, or a state directory), else the one of the environment
-    /// variable `DAYFLY_MANAGER`, else the one that this user runs, else starts an embedded one that ends with the last
-    /// clone of this client, or with this process.
+    /// Connects to the first of: the manager at `path` (a connection file, or a state directory), the manager that the
+    /// environment variable `DAYFLY_MANAGER` names, the manager that this user runs. If there is none, starts an
+    /// embedded manager, which ends with the last clone of this client or with this process.
     pub fn connect(path: Option<&Path>) -> Result<Self, Error> {
         match discover::find(path)? {
             Some(connection) => Self::over(Source::Manager(Arc::new(ManagerClient::new(&connection)?)), None),
@@ -80,7 +80,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::connect`], but an embedded manager is started by the `dayfly` at `binary`, if that is named.
+    /// As [`Client::connect`]; an embedded manager is started with the `dayfly` at `binary`, if given.
     pub fn connect_or_start(path: Option<&Path>, binary: Option<&Path>) -> Result<Self, Error> {
         match discover::find(path)? {
             Some(connection) => Self::manager_at(&connection),
@@ -88,13 +88,13 @@ impl Client {
         }
     }
 
-    /// Uses the manager that a connection describes.
+    /// Connects to the manager that a connection file describes.
     pub fn manager_at(connection: &Connection) -> Result<Self, Error> {
         Self::over(Source::Manager(Arc::new(ManagerClient::new(connection)?)), None)
     }
 
-    /// Starts an embedded manager and node, whatever else is configured. `binary` names `dayfly` if it is neither beside
-    /// this program nor on PATH.
+    /// Starts an embedded manager and node, whatever is configured. `binary` is the path of `dayfly`; `None` looks
+    /// beside this program and in PATH.
     pub fn embedded(binary: Option<&Path>) -> Result<Self, Error> {
         let (embedded, connection) = Embedded::start(binary)?;
         Self::over(
@@ -103,7 +103,7 @@ impl Client {
         )
     }
 
-    /// Leases from one node directly, with the allowance in the file that the node wrote (`allowance.json`).
+    /// Leases from one node directly. `allowance` is the `allowance.json` that the node wrote.
     pub fn node(allowance: &Path) -> Result<Self, Error> {
         let unusable = |error: String| {
             Error::new(
@@ -140,7 +140,8 @@ impl Client {
         self.inner.embedded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends an embedded manager now, with everything below it, or gives an allowance back, whoever still has a clone of this client or a lease.
+    /// Ends an embedded manager with all its leases, or gives an allowance back, even if clones of this client or
+    /// leases remain.
     pub fn stop(&self) {
         if let Source::Direct(direct) = &*self.inner.source {
             direct.stop();
@@ -148,12 +149,12 @@ impl Client {
         drop(self.embedded_manager().take());
     }
 
-    /// Whether its manager is one that it started itself.
+    /// Whether this client started its manager.
     pub fn is_embedded(&self) -> bool {
         self.embedded_manager().is_some()
     }
 
-    /// What it is connected to, for people.
+    /// Describes the connection for a user.
     pub fn describe(&self) -> String {
         match &*self.inner.source {
             Source::Manager(manager) if self.embedded_manager().is_some() => {
@@ -166,7 +167,7 @@ impl Client {
         }
     }
 
-    /// Durable tasks of one tag.
+    /// Opens a session of durable tasks under one tag. Returns an error without a manager.
     pub fn tasks(&self, options: TasksOptions) -> Result<Tasks, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Tasks::open(Arc::clone(manager), options),
@@ -177,7 +178,7 @@ impl Client {
         }
     }
 
-    /// The bytes of a content of one's own in the manager's content store.
+    /// Reads a content of this tenant from the manager's content store.
     pub fn read_content(&self, content: Content) -> Result<Vec<u8>, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Contents::new(Arc::clone(manager)).read(content),
@@ -185,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Has bytes kept in the manager's content store, as one's own.
+    /// Stores bytes as a content of this tenant in the manager's content store.
     pub fn store_content(&self, bytes: &[u8]) -> Result<Content, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Contents::new(Arc::clone(manager)).store(bytes),
@@ -193,7 +194,7 @@ impl Client {
         }
     }
 
-    /// Contents of the tasks that an endpoint has; of a client with an endpoint's token.
+    /// Contents of an endpoint's tasks. The client needs an endpoint's token.
     pub fn held_contents(&self) -> Result<HeldContents, Error> {
         match &*self.inner.source {
             Source::Manager(manager) => Ok(HeldContents::new(Arc::clone(manager))),
@@ -201,7 +202,7 @@ impl Client {
         }
     }
 
-    /// Leases workers.
+    /// Leases workers. Waits at most [`LeaseOptions::wait`] for room; then the error is [`Code::NoCapacity`].
     pub fn lease(&self, options: LeaseOptions) -> Result<Lease, Error> {
         let holder = self.holder()?;
         let mut request = options.request(holder.public());
@@ -212,13 +213,13 @@ impl Client {
         Lease::new(self.clone(), self.inner.source.clone(), grant, holder, true)
     }
 
-    /// Leases a gang: all of its workers or none, on one node or several; [`LeaseOptions::workers`] and
-    /// [`LeaseOptions::memory_bytes`] are those of the whole. The leases are in the order of the gang's ranks.
+    /// Leases a gang: all workers or none, on one node or several. [`LeaseOptions::workers`] and
+    /// [`LeaseOptions::memory_bytes`] are totals. Returns the leases in the order of the gang's ranks.
     pub fn gang(&self, options: LeaseOptions, placement: Placement) -> Result<Vec<Lease>, Error> {
         self.gang_among(options, placement, Vec::new())
     }
 
-    /// The same on none but these nodes, unless there are none of them.
+    /// As [`Client::gang`], on the given nodes only. An empty list allows every node.
     pub fn gang_among(
         &self,
         options: LeaseOptions,
@@ -226,7 +227,7 @@ impl Client {
         among: Vec<NodeId>,
     ) -> Result<Vec<Lease>, Error> {
         let Source::Manager(manager) = &*self.inner.source else {
-            // One node has no other to divide with, and an allowance asks one at a time.
+            // One node cannot divide a gang, and an allowance leases from one node at a time.
             return Ok(vec![self.lease(options)?]);
         };
         let holder = self.holder()?;
@@ -245,13 +246,13 @@ impl Client {
         leased.collect()
     }
 
-    /// Asks for room until there is some, for as long as is left; `ask` learns how many milliseconds a manager may wait for it.
+    /// Repeats `ask` until there is room or `wait` is over. `ask` receives the milliseconds that a manager may wait.
     fn in_time<T>(&self, wait: Duration, mut ask: impl FnMut(u64) -> Result<T, Error>) -> Result<T, Error> {
         let until = Instant::now() + wait;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match ask((left.as_millis() as u64).min(MOST_WAIT_MS)) {
-                // A manager waits for room itself, for a while; a node does not.
+                // A manager waits for room itself, for a limited time; a node does not.
                 Err(error)
                     if matches!(error.code(), Code::NoCapacity | Code::EnvironmentBuilding) && !left.is_zero() =>
                 {
@@ -282,19 +283,19 @@ impl Client {
         }
     }
 
-    /// Leasing straight from nodes, as much as `options` say: a client whose leases the manager hears of only afterwards. It ends
-    /// with the last clone of that client; leases go on.
+    /// Returns a client that leases directly from nodes, within `options`. The manager learns of its leases afterwards.
+    /// The allowance ends with the last clone of that client; leases go on.
     pub fn allowance(&self, options: &AllowanceOptions) -> Result<Self, Error> {
         let manager = Arc::clone(self.manager()?);
         let direct = Direct::allow(self.clone(), manager, options, self.holder()?)?;
         let client = Self::over(Source::Direct(Box::new(direct)), None)?;
-        // One key for the allowance and the leases under it.
+        // Use one key for the allowance and the leases under it.
         let _ = client.inner.holder.set(self.holder()?);
         Ok(client)
     }
 
-    /// Uses a lease that was granted before, perhaps to another process, with the seed of the key that it names. It stays
-    /// when the last clone is dropped; only [`Lease::release`] gives it back.
+    /// Opens a lease that was granted before, perhaps to another process. `holder_seed` is the seed of the key in the
+    /// grant. The lease outlives its last clone; only [`Lease::release`] gives it back.
     pub fn lease_granted(&self, grant: Grant, holder_seed: [u8; 32]) -> Result<Lease, Error> {
         let holder = SigningKey::from_seed(holder_seed);
         Lease::new(self.clone(), self.inner.source.clone(), grant, holder, false)
@@ -305,7 +306,7 @@ impl Client {
         if self.inner.holder.get().is_none() {
             let mut seed = [0; 32];
             getrandom_into(&mut seed)?;
-            // Of two leases that are the first at once, one's key is kept.
+            // If two threads get here at once, the first key is kept.
             let _ = self.inner.holder.set(SigningKey::from_seed(seed));
         }
         let key = self.inner.holder.get().cloned();
@@ -323,23 +324,23 @@ impl Client {
         }
     }
 
-    /// The manager's nodes.
+    /// Lists the manager's nodes.
     pub fn nodes(&self) -> Result<Vec<NodeStatus>, Error> {
         self.manager()?.nodes()
     }
 
-    /// Takes a node back for its owner: no new lease, an end to those there are, a `grace` for calls that run. Answers when it
-    /// is empty and its last bill is booked.
+    /// Takes a node back for its owner: no new leases; existing leases end, and running calls get `grace`. Returns when
+    /// the node is empty and its last usage is booked.
     pub fn reclaim_node(&self, node: NodeId, grace: Duration) -> Result<Reclaimed, Error> {
         self.manager()?.reclaim_node(node, grace)
     }
 
-    /// Gives a node that was taken back to leases again.
+    /// Opens a reclaimed node to leases again.
     pub fn resume_node(&self, node: NodeId) -> Result<NodeStatus, Error> {
         self.manager()?.resume_node(node)
     }
 
-    /// The manager's leases.
+    /// Lists the manager's leases.
     pub fn leases(&self) -> Result<Vec<LeaseStatus>, Error> {
         self.manager()?.leases()
     }
@@ -349,12 +350,12 @@ impl Client {
         self.manager()?.release(lease)
     }
 
-    /// Takes a lease away from whoever holds it; running calls may go on for `grace`. Returns when it has ended.
+    /// Revokes a lease; running calls get `grace`. Returns when the lease has ended.
     pub fn revoke(&self, lease: dayfly_protocol::ids::LeaseId, grace: Duration) -> Result<LeaseStatus, Error> {
         self.manager()?.revoke(lease, grace)
     }
 
-    /// Where the manager is that answered last: `https://...`.
+    /// URL of the manager that responded last.
     pub fn manager_url(&self) -> Result<String, Error> {
         Ok(self.manager()?.url())
     }
@@ -386,7 +387,7 @@ impl Node {
     }
 }
 
-/// A key by its seed.
+/// Parses the seed of a key: 64 hexadecimal digits.
 pub(crate) fn parse_seed(text: &str) -> Result<SigningKey, Error> {
     let mut seed = [0; 32];
     hex::decode_to_slice(text, &mut seed)

@@ -1,4 +1,4 @@
-//! Long arguments and answers, which go to a manager's content store and come from there by themselves.
+//! Long arguments and results, which travel through the manager's content store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +10,12 @@ use dayfly_protocol::ids::{ContentHash, TaskId};
 use crate::Error;
 use crate::manager::ManagerClient;
 
-/// A manager keeps what nobody has for an hour; for a part of it, what was stored is not sent again.
+/// How long a stored content is not sent again. A manager keeps unreferenced contents for an hour.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// So many of them at most.
+/// Most contents that are remembered.
 const MOST_REMEMBERED: usize = 10_000;
 
-/// Says what bytes are called.
+/// Hash and length of the bytes.
 fn name_of(bytes: &[u8]) -> Content {
     Content {
         hash: ContentHash(*blake3::hash(bytes).as_bytes()),
@@ -23,7 +23,6 @@ fn name_of(bytes: &[u8]) -> Content {
     }
 }
 
-/// The content store of a manager, as a client sees it.
 pub(crate) struct Contents {
     manager: Arc<ManagerClient>,
     stored: Mutex<HashMap<ContentHash, Instant>>,
@@ -37,7 +36,8 @@ impl Contents {
         }
     }
 
-    /// Has bytes stored, unless they were a moment ago.
+    /// Stores bytes and returns their content reference. Sends nothing if the same bytes were stored in the last 10
+    /// minutes.
     pub fn store(&self, bytes: &[u8]) -> Result<Content, Error> {
         let content = name_of(bytes);
         let now = Instant::now();
@@ -58,19 +58,18 @@ impl Contents {
         Ok(kept)
     }
 
-    /// What was stored before may be gone.
+    /// Forgets which contents are stored, so that the next [`Contents::store`] sends them.
     pub fn forget(&self) {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The bytes of a content.
     pub fn read(&self, content: Content) -> Result<Vec<u8>, Error> {
         let path = format!("/v1/contents/{}", content.hash);
         self.manager.get_bytes(&path, content.bytes)
     }
 }
 
-/// Contents of the tasks that an endpoint has, as its dispatcher sees them.
+/// Contents of the tasks of an endpoint, for its dispatcher.
 pub struct HeldContents(Arc<ManagerClient>);
 
 impl HeldContents {
@@ -82,12 +81,12 @@ impl HeldContents {
         format!("/v1/endpoints/tasks/{task}/contents/{}", content.hash)
     }
 
-    /// The arguments of a task.
+    /// Reads the arguments of a task.
     pub fn read(&self, task: TaskId, content: Content) -> Result<Vec<u8>, Error> {
         self.0.get_bytes(&Self::path(task, content), content.bytes)
     }
 
-    /// Has the answer of a task stored.
+    /// Stores the result of a task and returns its content reference.
     pub fn store(&self, task: TaskId, bytes: &[u8]) -> Result<Content, Error> {
         self.0.put_bytes(&Self::path(task, name_of(bytes)), bytes)
     }

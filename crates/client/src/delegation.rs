@@ -1,7 +1,8 @@
 //! Parts of a lease for others: a function that calls functions, or another process.
 //!
-//! A delegation is a grant of some workers of a lease under a key of its own. Whoever has it can use those workers for its time, and
-//! delegate a part of that; it can neither renew nor release the lease. It travels as text, and is as good as a password.
+//! A delegation is a grant of some workers of a lease under a key of its own. Its holder can use those workers until it
+//! ends, and delegate a part of them. The holder can neither renew nor release the lease. A delegation travels as text;
+//! keep that text as secret as a password.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,20 +21,20 @@ use crate::embedded::getrandom_into;
 use crate::node::{is_local, unexpected};
 use crate::{Client, Error, Lease};
 
-/// A part of a lease, for whoever holds this.
+/// A part of a lease, and the key to use it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Delegation {
-    /// Its workers, and until when.
+    /// The workers and the expiry.
     pub grant: Grant,
-    /// Seed of the key that may use them, in hexadecimal.
+    /// Seed of the holder's key, in hexadecimal.
     #[serde(rename = "holder_seed")]
     seed: String,
-    /// Where workers for whom it was made find the node's socket.
+    /// Path of the node's socket inside the sandboxes that it was made for.
     socket: Option<String>,
 }
 
 impl std::fmt::Debug for Delegation {
-    /// Without what would let its reader use it.
+    /// Leaves out the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Delegation")
             .field("lease", &self.grant.lease)
@@ -44,18 +45,18 @@ impl std::fmt::Debug for Delegation {
 }
 
 impl Delegation {
-    /// As text, for somebody else.
+    /// Serializes the delegation, including its key.
     pub fn to_text(&self) -> Result<String, Error> {
         serde_json::to_string(self).map_err(|error| Error::new(Code::Internal, error.to_string()))
     }
 
-    /// Reads [`Delegation::to_text`].
+    /// Parses the output of [`Delegation::to_text`].
     pub fn from_text(text: &str) -> Result<Self, Error> {
         let unusable = |error| Error::new(Code::InvalidRequest, format!("this is no delegation: {error}"));
         serde_json::from_str(text).map_err(unusable)
     }
 
-    /// The workers of this part, as a lease of its own: here, or in a worker for whose lease it was made.
+    /// Opens the delegated workers as a lease, on this host or in a worker of a lease that the delegation was made for.
     pub fn open(&self) -> Result<Lease, Error> {
         let mut grant = self.grant.clone();
         if let Some(socket) = self.socket.as_ref().filter(|socket| Path::new(socket).exists())
@@ -72,7 +73,7 @@ impl Delegation {
         parse_seed(&self.seed)
     }
 
-    /// Whether both are one.
+    /// Whether both have the same key.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.seed == other.seed
     }
@@ -83,8 +84,9 @@ impl Delegation {
 }
 
 impl Lease {
-    /// Delegates some of this lease's workers for `duration` at most, to whoever gets the delegation. No channel may be open to
-    /// them when it is used; [`crate::Pool::delegate`] sees to that. Isolated workers of `users` find the node, and so can use it.
+    /// Delegates some of this lease's workers for at most `duration`. No channel to them may be open when the
+    /// delegation is used; [`crate::Pool::delegate`] ensures that. Isolated workers of the lease `users` see the
+    /// node's socket, so they can use it.
     pub fn delegate(
         &self,
         workers: Range<u16>,
@@ -110,7 +112,7 @@ impl Lease {
         }
     }
 
-    /// Takes back what was delegated of this lease, with all that came of it. Its channels end; a call that runs may go on for some
+    /// Ends a delegation and all delegations made from it. Their channels end; a running call may go on for some
     /// seconds.
     pub fn take_back(&self, delegation: &Delegation) -> Result<(), Error> {
         let holder = delegation.holder()?;
@@ -118,9 +120,9 @@ impl Lease {
         self.inner.with_control(|control| control.ask(&request)).map(drop)
     }
 
-    /// Lets this lease's workers reach their node, and answers where they find it.
+    /// Shows the node's socket to this lease's workers, and returns its path there.
     fn show_node(&self) -> Result<String, Error> {
-        // Whoever has a part of a lease runs where that lease's node is to be seen already, or needs no sandbox's door.
+        // The holder of a part runs where its lease already shows the socket, or outside a sandbox.
         if matches!(*self.inner.source, Source::Part) {
             return Ok(self.inner.node.unix.clone().unwrap_or_default());
         }

@@ -1,7 +1,7 @@
-//! Leasing straight from nodes, under an allowance of the manager's.
+//! Leasing directly from nodes, under an allowance of the manager.
 //!
-//! A thread of its own hears from the manager where there is room, and gets tokens that last longer. A lease asks nodes out of
-//! what was heard last, in random order, each once in a round; the manager is on nobody's way.
+//! A thread receives from the manager which nodes have room, and renewed tokens. A lease asks those nodes in random
+//! order, each once in a round. The manager takes no part in it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,32 +21,32 @@ use crate::manager::ManagerClient;
 use crate::node::{Control, unexpected};
 use crate::{Client, Error};
 
-/// How long the manager may take to answer that nothing has changed.
+/// Limit for the manager's response that the list has not changed.
 const NEWS_WAIT: Duration = Duration::from_secs(10);
-/// After the manager could not be asked.
+/// Pause after a failed request to the manager.
 const RETRY: Duration = Duration::from_millis(500);
-/// Open connections that are kept for the next lease.
+/// Most idle connections that are kept.
 const MOST_IDLE: usize = 64;
 
-/// How much may be leased straight from nodes.
+/// Bounds of leasing directly from nodes.
 #[derive(Debug, Clone, Copy)]
 pub struct AllowanceOptions {
-    /// Workers, of all leases together.
+    /// Workers of all leases together.
     pub workers: u32,
-    /// Cores of all of them; 0 for one each.
+    /// Cores of all leases together; 0 for one core per worker.
     pub cores: u32,
-    /// Their memory in bytes; 0 to leave it to the nodes.
+    /// Memory of all leases together, in bytes; 0 leaves it to the nodes.
     pub memory_bytes: u64,
-    /// Workers on one node at most; 0 for the manager's choice.
+    /// Most workers on one node; 0 leaves it to the manager.
     pub workers_per_node: u16,
-    /// The longest lease.
+    /// Longest duration of a lease.
     pub duration: Duration,
-    /// How isolated the workers are; none for the site's default.
+    /// Isolation of the workers; `None` for the site's default.
     pub sandbox: Option<Sandbox>,
 }
 
 impl AllowanceOptions {
-    /// So many workers, for leases of a day at most.
+    /// `workers` workers, for leases of at most a day.
     pub fn workers(workers: u32) -> Self {
         Self {
             workers,
@@ -71,7 +71,7 @@ struct Shared {
     request: AllowanceRequest,
     holder: SigningKey,
     state: Mutex<State>,
-    /// Told when there is another list.
+    /// Notified when the list of nodes changes.
     changed: Condvar,
 }
 
@@ -81,7 +81,7 @@ struct State {
     version: u64,
     addresses: HashMap<NodeId, NodeAddress>,
     candidates: Candidates,
-    /// Connections that somebody used and nobody uses now.
+    /// Idle connections, with the token that each was opened with.
     idle: Vec<(NodeId, Token, Control)>,
     over: bool,
 }
@@ -103,7 +103,7 @@ fn random() -> Result<u64, Error> {
 }
 
 impl Direct {
-    /// Asks a manager for an allowance.
+    /// Requests an allowance from a manager.
     pub fn allow(
         client: Client,
         manager: Arc<ManagerClient>,
@@ -157,16 +157,16 @@ impl Direct {
         state.idle.clear();
         let allowance = state.allowance;
         drop(state);
-        // One that cannot be given back now is worth nothing in a minute.
+        // Without the manager's help it expires within a minute.
         let _ = self.shared.manager.disallow(allowance);
     }
 
-    /// The manager that signed it.
+    /// The manager that signed the allowance.
     pub fn manager(&self) -> &Arc<ManagerClient> {
         &self.shared.manager
     }
 
-    /// A lease from whichever node has room, waiting for some until then.
+    /// Leases from any node with room. Waits at most `wait` for room.
     pub fn lease(&self, request: &LeaseRequest, wait: Duration) -> Result<Grant, Error> {
         let began = since_start();
         let until = Instant::now() + wait;
@@ -191,7 +191,7 @@ impl Direct {
         }
     }
 
-    /// Asks every node that may have room once. Why none had, if none had.
+    /// Asks each candidate node once. Returns the grant, or the reason why no node granted one.
     fn round(&self, request: &LeaseRequest, began: Instant) -> Result<Result<Grant, Error>, Error> {
         let nodes = {
             let mut state = self.shared.state();
@@ -213,7 +213,7 @@ impl Direct {
                         Code::Unreachable | Code::TimedOut | Code::ExecutorFailed | Code::StoreFailed => {
                             state.candidates.gone(node, now_ms(began));
                         }
-                        // No other node would answer better.
+                        // Every other node would refuse too.
                         Code::QuotaExceeded => return Ok(Err(error)),
                         _ => return Err(error),
                     }
@@ -228,11 +228,11 @@ impl Direct {
         let (address, token, idle) = {
             let mut state = self.shared.state();
             let address = state.addresses.get(&node).cloned();
-            // News that came meanwhile tell of those with room alone.
+            // A list that arrived meanwhile contains only nodes with room.
             let address =
                 address.ok_or_else(|| Error::new(Code::NoCapacity, "the node has no room any more, or has left"))?;
             let token = state.token;
-            // A connection lives as long as its token.
+            // A connection is valid as long as its token.
             state.idle.retain(|(_, used, _)| *used == token);
             let found = state.idle.iter().position(|(of, ..)| *of == node);
             (address, token, found.map(|found| state.idle.swap_remove(found).2))
@@ -243,7 +243,7 @@ impl Direct {
             None => Control::open(&address, &token, &self.shared.holder)?,
         };
         let answer = match control.ask(&request) {
-            // A connection that was kept may have ended since; nothing was asked on it then.
+            // A kept connection may have ended before this request was sent on it.
             Err(error) if error.code() == Code::Unreachable => {
                 control = Control::open(&address, &token, &self.shared.holder)?;
                 control.ask(&request)
@@ -262,7 +262,7 @@ impl Direct {
     }
 }
 
-/// One clock for all rounds.
+/// A common clock for all rounds.
 fn since_start() -> Instant {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     *START
@@ -286,7 +286,7 @@ impl State {
     }
 }
 
-/// Hears where there is room until nobody uses the allowance any more.
+/// Receives lists of nodes until the allowance is dropped or given back.
 fn listen(shared: &Weak<Shared>) {
     loop {
         let Some(shared) = shared.upgrade() else { return };
@@ -298,7 +298,7 @@ fn listen(shared: &Weak<Shared>) {
             return;
         }
         let news = match shared.manager.allowance(allowance, version, NEWS_WAIT) {
-            // A manager that started anew knows nothing of it, and may allow it again.
+            // A restarted manager does not know the allowance; request it again.
             Err(error) if error.code() == Code::NotFound && !shared.state().over => {
                 shared.manager.allow(&shared.request)
             }
@@ -308,7 +308,7 @@ fn listen(shared: &Weak<Shared>) {
         if heard.is_ok() {
             shared.changed.notify_all();
         } else {
-            // What was heard last may still be true, and its token good.
+            // The last list may still be correct and its token valid.
             let state = shared.state();
             let _ = shared.changed.wait_timeout_while(state, RETRY, |state| !state.over);
         }

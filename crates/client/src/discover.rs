@@ -1,4 +1,4 @@
-//! Where the manager is: by argument, environment or configuration.
+//! Finds the manager: by argument, environment or configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{Error, former};
 pub const MANAGER_VARIABLE: &str = "DAYFLY_MANAGER";
 const CONNECTION_FILE: &str = "connection.json";
 
-/// Where `dayfly up` keeps its state unless told otherwise: `$XDG_STATE_HOME/dayfly`, else `~/.local/state/dayfly`.
+/// Default state directory of `dayfly up`: `$XDG_STATE_HOME/dayfly`, else `~/.local/state/dayfly`.
 pub fn default_state_dir() -> Option<PathBuf> {
     let named = |variable: &str| {
         std::env::var_os(variable)
@@ -23,9 +23,9 @@ pub fn default_state_dir() -> Option<PathBuf> {
         .map(|base| base.join("dayfly"))
 }
 
-/// The configured manager: `argument`, else `DAYFLY_MANAGER`, else the connection file of a manager that this user runs.
-/// None when nothing is configured; an error when something is, and it is unusable, and where there is one under the program's
-/// former name alone.
+/// The configured manager: `argument`, else `DAYFLY_MANAGER`, else the connection file of a manager that this user
+/// runs. Returns `None` when nothing is configured. Returns an error when the configuration is unusable, and when a
+/// state directory exists only under the program's former name.
 pub fn find(argument: Option<&Path>) -> Result<Option<Connection>, Error> {
     if let Some(path) = argument {
         return read(path).map(Some);

@@ -1,4 +1,4 @@
-//! A manager and node of this process's own, for programs that found none.
+//! A manager and node that this process starts when it finds none.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,13 +16,13 @@ use crate::Error;
 
 /// Environment variable that names the `dayfly` binary.
 pub const BINARY_VARIABLE: &str = "DAYFLY_BIN";
-/// How long `dayfly up` may take: it makes keys and a database, some 100 ms on a slow disk.
+/// Limit for the start of `dayfly up`, which makes keys and a database: about 100 ms on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// How long it may take to end its workers before it is killed.
+/// Time to end its workers before the child is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// `dayfly up --embedded` as a child, in a private directory. Both go when this value is dropped; the child also ends by
-/// itself when this process dies.
+/// `dayfly up --embedded` as a child process, in a private directory. Dropping this value ends the child and removes
+/// the directory. The child also ends when this process dies.
 #[derive(Debug)]
 pub struct Embedded {
     child: Child,
@@ -44,10 +44,10 @@ impl Embedded {
             .arg(told.as_raw_fd().to_string())
             .arg("--state-dir")
             .arg(&state_dir)
-            // Its standard output and error are ours: what workers print appears there.
+            // The child inherits standard output and error, so the workers' output appears there.
             .stdin(Stdio::null());
         let inherited = told.as_raw_fd();
-        // SAFETY: between fork and exec only one system call is made, on a descriptor that `told` keeps open.
+        // SAFETY: between fork and exec the child makes one system call, on a descriptor that `told` keeps open.
         unsafe {
             command.pre_exec(move || {
                 let told = std::os::fd::BorrowedFd::borrow_raw(inherited);
@@ -66,7 +66,8 @@ impl Embedded {
         Ok((embedded, connection))
     }
 
-    /// A line says that it is ready; the end of the pipe, that it failed (standard error says why).
+    /// Waits for the line that reports readiness. End of file means failure; the child printed the reason to standard
+    /// error.
     fn wait_until_ready(&mut self, ready: OwnedFd) -> Result<(), Error> {
         let failed = |text: &str| Error::new(Code::ExecutorFailed, format!("the embedded manager {text}"));
         let until = Instant::now() + START_LIMIT;
@@ -154,7 +155,7 @@ fn private_dir() -> Result<PathBuf, Error> {
     Ok(dir)
 }
 
-/// Fills with random bytes.
+/// Fills `bytes` with random bytes.
 pub fn getrandom_into(bytes: &mut [u8]) -> Result<(), Error> {
     getrandom::fill(bytes).map_err(|error| Error::new(Code::Internal, format!("no random numbers: {error}")))
 }

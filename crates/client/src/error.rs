@@ -1,27 +1,27 @@
-//! What a caller is told when something fails.
+//! Errors of this crate.
 
 use dayfly_fabric::LinkError;
 use dayfly_protocol::error::{Code, Failure, Retry};
 use dayfly_protocol::exception::Exception;
 use dayfly_protocol::slot::Status;
 
-/// Anything that failed outside a function: leasing, connecting, sending.
+/// An error outside a function: leasing, connecting, sending.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(#[from] pub Failure);
 
 impl Error {
-    /// An error with a sentence that says what happened and what to do.
+    /// An error with a message that states what happened and what to do.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self(Failure::new(code, message))
     }
 
-    /// Its stable code.
+    /// The stable code of this error.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// Whether the same request may be made again.
+    /// Whether the same request may be repeated.
     pub fn retry(&self) -> Retry {
         self.0.code.retry()
     }
@@ -41,25 +41,25 @@ impl From<LinkError> for Error {
     }
 }
 
-/// Why one call failed.
+/// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{failure}")]
 pub struct CallError {
-    /// Code and sentence.
+    /// Code and message.
     pub failure: Failure,
-    /// What the worker said, if it was the worker who said it.
+    /// The worker's status; `None` if the error does not come from the worker.
     pub status: Option<Status>,
-    /// What came with it: a text, or a pickled exception.
+    /// What the worker sent with it: a text, or a pickled exception.
     pub payload: Vec<u8>,
 }
 
 impl CallError {
-    /// Its stable code.
+    /// The stable code of this error.
     pub fn code(&self) -> Code {
         self.failure.code
     }
 
-    /// A call that never reached a worker, or whose worker is gone.
+    /// The error of a call that reached no worker, or whose worker is gone.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             failure: Failure::new(code, message),
@@ -68,7 +68,7 @@ impl CallError {
         }
     }
 
-    /// What a worker answered with a status other than `Ok`.
+    /// The error for a response with a status other than `Ok`.
     pub fn answered(status_word: u16, payload: &[u8]) -> Self {
         let Some(status) = Status::from_wire(status_word) else {
             return Self::new(
@@ -82,7 +82,7 @@ impl CallError {
             Status::UnknownFunction => Code::UnknownFunction,
             Status::OutputOverflow => Code::OutputOverflow,
             Status::MalformedRequest => Code::InvalidRequest,
-            // The worker has no other word for it; see `executor::Runtime::load` of Python's.
+            // The protocol has no other status for it; see `executor::Runtime::load` of the Python crate.
             Status::LoadFailed if String::from_utf8_lossy(payload).contains("was pickled by") => Code::PythonMismatch,
             Status::LoadFailed => Code::LoadFailed,
             Status::Rejected => Code::Rejected,

@@ -1,17 +1,18 @@
-//! What was left under the program's former name, Mayfly: named with the command that moves it, and used for nothing.
+//! State directories under the program's former name, Mayfly. They are not used; a message names the command that moves
+//! them.
 
 use std::path::{Path, PathBuf};
 
-/// The last part of the directory's path then.
+/// Last component of the former state directory's path.
 const FORMER_NAME: &str = "mayfly";
 
-/// The state directory of the former name that lies beside this one, if this one is not there.
+/// The former state directory beside `state_dir`, if `state_dir` does not exist.
 pub fn beside(state_dir: &Path) -> Option<PathBuf> {
     let former = state_dir.with_file_name(FORMER_NAME);
     (!state_dir.exists() && former.is_dir()).then_some(former)
 }
 
-/// Says what it is, and the command that moves it to where state is kept now.
+/// A message with the command that moves the directory.
 pub fn told(former: &Path, state_dir: &Path) -> String {
     let (former, now) = (former.display(), state_dir.display());
     format!(

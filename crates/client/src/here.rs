@@ -1,7 +1,7 @@
-//! Requests to a manager of this machine: over a local socket, where encryption would protect nothing from anybody.
+//! Requests to a manager on this machine, over a local socket. Encryption would add no protection there.
 //!
-//! Who listens there is known by the kernel. It is asked without TLS if it belongs to root, or to this user and is in the same
-//! user namespace, which no isolated function is; any other is asked as managers elsewhere are.
+//! The client checks the peer's credentials before it sends its token. The peer must be root, or this user in the same
+//! user namespace; an isolated function has another one. Any other manager is reached over TLS.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,14 +21,14 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Error, Timeout};
 
-/// How a manager with this certificate authority is connected to.
+/// Returns the connector for a manager with this certificate authority.
 pub fn connector(ca_pem: &str) -> impl Connector {
     Here { ca_pem: ca_pem.into() }
         .chain(TcpConnector::default())
         .chain(RustlsConnector::default())
 }
 
-/// Connects to a manager of this machine, and leaves all others to what comes after it.
+/// Connects to a manager on this machine, and passes all others to the next connector.
 struct Here {
     ca_pem: String,
 }
@@ -46,7 +46,7 @@ impl Connector for Here {
         let Some(port) = details.uri.port_u16().filter(|_| details.needs_tls()) else {
             return Ok(None);
         };
-        // A copy of it may listen here, as when a backup is tried out.
+        // A copy of the manager may listen on this machine, for example to test a backup.
         if !details.addrs.iter().any(is_here) {
             return Ok(None);
         }
@@ -64,21 +64,21 @@ impl Connector for Here {
     }
 }
 
-/// Whether an address is this machine's.
+/// Whether an address belongs to this machine.
 fn is_here(address: &SocketAddr) -> bool {
     address.ip().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
 }
 
-/// Whether a process is this user's and no function of somebody else's: those have user namespaces of their own.
+/// Whether a process is this user's and shares our user namespace, which an isolated function does not.
 fn is_own(peer: UCred) -> bool {
     let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user"));
     let (theirs, ours) = (namespace(&peer.pid.to_string()), namespace("self"));
     peer.uid == rustix::process::geteuid() && theirs.is_ok() && theirs.ok() == ours.ok()
 }
 
-/// A socket to somebody who may be trusted with a token.
+/// Connects to the local socket `name`, and returns an error unless its peer may receive a token.
 fn dial(name: &str) -> io::Result<UnixStream> {
-    // Where nobody accepts just now, this must not wait.
+    // Without an accepting peer, this must not block.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -95,16 +95,16 @@ struct Stream(UnixStream);
 
 impl ShutdownHandle for Stream {
     fn shutdown(&self) {
-        // One that is closed already needs none.
+        // The socket may be closed already.
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// A connection to a manager of this machine.
+/// A connection to a manager on this machine.
 struct Local {
     stream: Arc<Stream>,
     buffers: LazyBuffers,
-    /// For reading and for writing, as the socket has them.
+    /// Timeouts of the socket: reading, writing.
     limits: [Option<Duration>; 2],
 }
 
@@ -114,7 +114,7 @@ impl fmt::Debug for Local {
     }
 }
 
-/// What a socket's deadline is called here.
+/// Converts an error of the socket; an expired timeout becomes `Error::Timeout`.
 fn late(error: io::Error, timeout: Timeout) -> Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(timeout),
@@ -123,7 +123,7 @@ fn late(error: io::Error, timeout: Timeout) -> Error {
 }
 
 impl Local {
-    /// Sets a limit where it is another one than before.
+    /// Sets a timeout if it differs from the current one.
     fn limit(
         &mut self,
         which: usize,
@@ -148,7 +148,8 @@ impl Transport for Local {
         self.limit(0, timeout, UnixStream::set_write_timeout)?;
         let output = &self.buffers.output()[..amount];
         match (&self.stream.0).write_all(output) {
-            // Who answered before all was read may have closed its end. Where nothing was answered, reading says so.
+            // A peer that responded before it read everything may have closed its end. Without a response, reading
+            // reports the error.
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
             written => written.map_err(|error| late(error, timeout.reason)),
         }
@@ -169,13 +170,13 @@ impl Transport for Local {
     }
 
     fn is_open(&mut self) -> bool {
-        // A connection that waits for its next request has nothing to read but its end.
+        // An idle connection has nothing to read except its end.
         let peek = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         matches!(rustix::net::recv(&self.stream.0, &mut [0; 1], peek), Err(Errno::AGAIN))
     }
 
     fn is_tls(&self) -> bool {
-        // As safe as one, so that nobody wraps it in another.
+        // Claim TLS, so that no connector adds it.
         true
     }
 }

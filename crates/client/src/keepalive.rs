@@ -1,9 +1,9 @@
 //! Notices within 300 ms that a node on another host is lost: switched off, or cut off by the network.
 //!
-//! A connection says nothing when its far host disappears, and a worker that computes says nothing either. So one thread for
-//! each such node asks it something small ten times a second, over a connection of its own. Whether the host is there is read
-//! from what its kernel acknowledges and not from the answers, so that a node that is merely slow is not taken for lost.
-//! Shared memory and the loopback need none of this: the kernel tells.
+//! A connection reports nothing when its remote host disappears, and a computing worker is silent too. So one thread
+//! for each such node sends a small request ten times a second over a separate connection. The host's state is derived
+//! from its kernel's acknowledgements, not from the responses, so a slow node is not taken for lost. Shared memory and
+//! the loopback interface need none of this: the kernel reports the end.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -22,19 +22,18 @@ use dayfly_protocol::node_api::{MAX_FRAME_BYTES, Request};
 use crate::Error;
 use crate::node::{Socket, frame, open_control};
 
-/// How often a node that answers is asked.
+/// Interval of requests to a node that responds.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// How often one is asked that has acknowledged nothing since: a question that was lost on its way is repaired by the
-/// acknowledgement of the next.
+/// Interval while requests are unacknowledged. The acknowledgement of the next request also covers a lost one.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// A host that acknowledges nothing for this long, and four round trips, is lost.
+/// A host is lost when it acknowledges nothing for this time plus four round trips.
 const SILENCE: Duration = Duration::from_millis(140);
-/// Sleep of ours that took this much longer than it should says something about this host, and nothing about the other.
+/// A sleep that takes this much longer than requested means that this host was slow, not the other.
 const OVERSLEPT: Duration = Duration::from_millis(50);
-/// Questions that a node may leave unanswered while its kernel acknowledges them.
+/// Most requests without a response while the kernel acknowledges them.
 const MOST_UNANSWERED: u32 = 1024;
 
-/// Watches over one node for all that this client has open to it.
+/// Watches one node for all connections of this client to it.
 pub struct Keepalive {
     node: NodeAddress,
     state: Mutex<State>,
@@ -42,15 +41,15 @@ pub struct Keepalive {
 
 #[derive(Default)]
 struct State {
-    /// What ends with the node.
+    /// Connections to shut down when the node is lost.
     connections: Vec<Weak<OwnedFd>>,
-    /// For how long nothing came from the node, when it was given up.
+    /// How long the node was silent when it was declared lost.
     lost: Option<Duration>,
-    /// Nobody watches any more.
+    /// The watching thread has ended.
     over: bool,
 }
 
-/// The nodes that a client watches over.
+/// The watched nodes of a client.
 #[derive(Default)]
 pub struct Keepalives(Mutex<HashMap<NodeId, Weak<Keepalive>>>);
 
@@ -59,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Keepalives {
-    /// The watch over a node, which begins with the first who asks and ends with the last who holds it.
+    /// Returns the watch of a node. It begins at the first call and ends when its last holder drops it.
     pub fn of(&self, node: &NodeAddress, token: &Token, holder: &SigningKey) -> Result<Arc<Keepalive>, Error> {
         let mut all = lock(&self.0);
         let known = all.get(&node.id).and_then(Weak::upgrade);
@@ -75,7 +74,7 @@ impl Keepalives {
         std::thread::Builder::new()
             .name("dayfly-keepalive".into())
             .spawn(move || {
-                // Whoever connects to a node that refuses this hears of it by themselves.
+                // A node that refuses this connection refuses the others too; they report the error.
                 let socket = open_control(&address, false, &token, &holder).ok();
                 let lost = socket.and_then(|socket| Questions::new(socket).ask(&weak));
                 if let Some(watch) = weak.upgrade() {
@@ -89,7 +88,7 @@ impl Keepalives {
 }
 
 impl Keepalive {
-    /// Ends this connection when the node is lost.
+    /// Shuts this connection down when the node is lost.
     pub fn guard(&self, connection: &Arc<OwnedFd>) {
         let mut state = lock(&self.state);
         if state.lost.is_some() {
@@ -99,7 +98,7 @@ impl Keepalive {
         state.connections.push(Arc::downgrade(connection));
     }
 
-    /// That the node is lost, if it is.
+    /// Returns an error if the node is lost.
     pub fn check(&self) -> Result<(), Error> {
         match lock(&self.state).lost {
             None => Ok(()),
@@ -128,16 +127,16 @@ impl Keepalive {
     }
 }
 
-/// What is asked over one connection, and what came of it.
+/// Requests over one connection, and the state of their responses.
 struct Questions {
     socket: Socket,
     unanswered: u32,
-    /// Bytes of an answer that is not complete.
+    /// Bytes of an incomplete response.
     partial: Vec<u8>,
     asked: Instant,
-    /// When the first of those questions went out that were not acknowledged; none if all were.
+    /// When the first unacknowledged request was sent; `None` if all are acknowledged.
     unacknowledged: Option<Instant>,
-    /// Smoothed time between a question and its answer.
+    /// Smoothed time between a request and its response.
     round_trip: Duration,
 }
 
@@ -153,7 +152,8 @@ impl Questions {
         }
     }
 
-    /// Asks until nobody holds the watch any more or the node is gone; answers for how long it was silent if its host is lost.
+    /// Sends requests until the watch is dropped or the node is gone. Returns how long the host was silent if it is
+    /// lost.
     fn ask(mut self, watch: &Weak<Keepalive>) -> Option<Duration> {
         let question = frame(&Request::Ping).ok()?;
         loop {
@@ -184,7 +184,7 @@ impl Questions {
                 self.unacknowledged = None;
             }
             if begun.elapsed() > nap + OVERSLEPT {
-                // We did not listen meanwhile: the silence counts anew.
+                // This thread did not read meanwhile: the silence counts anew.
                 self.unacknowledged = self.unacknowledged.map(|_| Instant::now());
             }
             let silence = self.unacknowledged.map(|since| since.elapsed());
@@ -195,7 +195,7 @@ impl Questions {
         }
     }
 
-    /// Takes in answers for as long as this.
+    /// Reads responses for `limit`.
     fn listen(&mut self, limit: Duration) -> Heard {
         let mut bytes = [0; 1024];
         let read = self.socket.set_limit(limit).and_then(|()| self.socket.read(&mut bytes));
@@ -210,7 +210,7 @@ impl Questions {
                         self.round_trip = (self.round_trip * 7 + self.asked.elapsed()) / 8;
                     }
                 }
-                // No node's answer is that long.
+                // No response is that long.
                 match self.partial.len() > MAX_FRAME_BYTES as usize {
                     true => Heard::Closed,
                     false => Heard::Something,
@@ -225,17 +225,17 @@ impl Questions {
     }
 }
 
-/// What came of listening.
+/// Result of one read.
 enum Heard {
-    /// Answers, or nothing for the time being.
+    /// Responses, or nothing yet.
     Something,
-    /// The node has closed the connection. Its channels end by themselves.
+    /// The node closed the connection. Its channels end by themselves.
     Closed,
-    /// The kernel knows no way to that host any more.
+    /// The kernel has no route to the host.
     NoWay,
 }
 
-/// Bytes of the answer that stands first, once it is complete.
+/// Length of the first response in bytes, including its length field; `None` if it is incomplete.
 fn first_answer(bytes: &[u8]) -> Option<usize> {
     let (length, rest) = bytes.split_first_chunk()?;
     let length = u32::from_le_bytes(*length) as usize;

@@ -1,4 +1,4 @@
-//! A lease: the right to some workers, until it ends.
+//! A lease: the signed, time-limited right to some workers.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,45 +23,42 @@ use crate::{Channel, ChannelOptions, Client, Error, Pool, PoolOptions, Reader};
 /// What to lease.
 #[derive(Debug, Clone)]
 pub struct LeaseOptions {
-    /// Number of workers.
     pub workers: u16,
-    /// Cores of each worker.
     pub cores_per_worker: u16,
     /// Memory of the whole lease in bytes; 0 for the node's usual share.
     pub memory_bytes: u64,
-    /// GPUs of each worker, which sees no others.
+    /// GPUs of each worker. A worker sees no others.
     pub gpus_per_worker: u16,
-    /// How long from first use.
+    /// Duration from the first use.
     pub duration: Duration,
-    /// Polling or sleeping workers.
+    /// Whether workers are hot or warm.
     pub mode: Mode,
-    /// How long a hot worker polls before it sleeps; none for ever.
+    /// How long a hot worker polls before it becomes warm; `None` without end.
     pub hot_for: Option<Duration>,
-    /// What the workers run.
     pub runtime: Runtime,
-    /// How long the lease outlives its last channel; zero for as long as it lasts.
+    /// How long the lease outlives its last channel; zero for its whole duration.
     pub idle_release: Duration,
-    /// Wanted node.
+    /// The node to lease from; `None` for any.
     pub node: Option<NodeId>,
-    /// How isolated the workers are; none for the site's default.
+    /// Isolation of the workers; `None` for the site's default.
     pub sandbox: Option<Sandbox>,
-    /// For a container, its image as the site names it; none for the site's first.
+    /// Image of a container, by the site's name for it; `None` for the site's first.
     pub image: Option<String>,
-    /// Whether isolated workers share the host's network, as far as the site allows.
+    /// Whether isolated workers share the host's network, if the site allows it.
     pub network: bool,
-    /// What isolated workers see of the host's files beside programs and libraries, as far as the site allows.
+    /// Host paths that isolated workers see beside programs and libraries, if the site allows them.
     pub files: Vec<HostPath>,
-    /// Whether it is told which call printed what: a call that prints then ends once its node has read all of it.
+    /// Whether output is attributed to calls. A call that prints then ends only when the node has read all its output.
     pub output_by_call: bool,
-    /// How long to wait for a place when there is none.
+    /// How long to wait for room.
     pub wait: Duration,
-    /// The W3C `traceparent` of the step that asks for it; by default that of the environment variable `TRACEPARENT`.
+    /// W3C `traceparent` of the requesting step; the default is the environment variable `TRACEPARENT`.
     pub traceparent: Option<String>,
 }
 
 impl LeaseOptions {
-    /// Workers for shared libraries: hot if the node has the cores, for a day at most; the node takes them back soon after the
-    /// last channel closes, also when this process dies.
+    /// Workers for shared libraries: hot if the node has the cores, for at most a day. The node takes them back soon
+    /// after the last channel closes, also when this process dies.
     pub fn native(workers: u16) -> Self {
         Self {
             workers,
@@ -110,7 +107,7 @@ impl LeaseOptions {
 }
 
 pub(crate) struct Inner {
-    /// Keeps an embedded manager alive for as long as one of its leases.
+    /// Keeps an embedded manager alive while one of its leases exists.
     client: Client,
     pub(crate) source: Arc<Source>,
     grant: Mutex<Grant>,
@@ -118,12 +115,12 @@ pub(crate) struct Inner {
     pub(crate) node: NodeAddress,
     pub(crate) holder: SigningKey,
     control: Mutex<Option<Control>>,
-    /// Who watches over the node, once something here has led off this host.
+    /// Watches the node; set when a connection leaves this host.
     watch: Mutex<Option<Arc<Keepalive>>>,
     /// Code that this lease's isolated workers may load.
     shown_code: Mutex<HashSet<CodeHash>>,
     released: AtomicBool,
-    /// Whether it goes back when nobody here uses it any more.
+    /// Whether the lease is released when it is dropped.
     owned: bool,
 }
 
@@ -131,7 +128,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A lease. Cheap to clone; it is released when the last clone, channel and pool of it is dropped, unless it came from
+/// A lease. Cloning is cheap. It is released when its last clone, channel and pool is dropped, except a lease from
 /// [`Client::lease_granted`].
 #[derive(Clone)]
 pub struct Lease {
@@ -162,12 +159,12 @@ impl Lease {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What was granted.
+    /// The grant as it is now, after renewals.
     pub fn grant(&self) -> Grant {
         lock(&self.inner.grant).clone()
     }
 
-    /// Where its workers are.
+    /// Id of the node with the workers.
     pub fn node(&self) -> NodeId {
         self.inner.node.id
     }
@@ -176,7 +173,7 @@ impl Lease {
         lock(&self.inner.grant).lease
     }
 
-    /// Workers granted.
+    /// Number of granted workers.
     pub fn workers(&self) -> u16 {
         lock(&self.inner.grant).workers
     }
@@ -186,16 +183,16 @@ impl Lease {
         lock(&self.inner.grant).mode == Mode::Hot
     }
 
-    /// The transport that a channel of this lease uses unless told otherwise.
+    /// The default transport of this lease's channels.
     pub fn best_transport(&self) -> Transport {
         best_transport(&self.inner.node)
     }
 
-    /// Makes code known to the node, if it is not yet, and answers its hash.
+    /// Sends code to the node unless the node has it. Returns its hash.
     pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, Error> {
         let hash = CodeHash(Sha256::digest(code).into());
         let known = (self.inner.node.id, hash);
-        // Isolated workers see only what was named on their own lease.
+        // Isolated workers see only code that was named on their own lease.
         let isolated = lock(&self.inner.grant).sandbox != Sandbox::Process;
         let is_known = match isolated {
             true => lock(&self.inner.shown_code).contains(&hash),
@@ -216,17 +213,17 @@ impl Lease {
         Ok(hash)
     }
 
-    /// Opens a channel to one worker.
+    /// Opens a channel to one worker. Waits until the worker has started.
     pub fn channel(&self, worker: WorkerIndex, options: &ChannelOptions) -> Result<Channel, Error> {
         Channel::open(self, worker, options, &Opening::default())
     }
 
-    /// Opens a channel to every worker and spreads calls over them.
+    /// Opens a channel to every worker and returns a pool over them.
     pub fn pool(&self, options: PoolOptions) -> Result<Pool, Error> {
         Pool::open(self, options)
     }
 
-    /// Makes the lease last `duration` from now.
+    /// Extends the lease to `duration` from now.
     pub fn renew(&self, duration: Duration) -> Result<(), Error> {
         let grant = match &*self.inner.source {
             Source::Manager(manager) => manager.renew(self.id(), duration)?,
@@ -246,15 +243,15 @@ impl Lease {
         Ok(())
     }
 
-    /// Reads what the workers print, from the beginning, as far as their node keeps it: the last 256 KiB.
+    /// Reads the workers' output from the beginning, as far as the node keeps it: the last 256 KiB.
     pub fn printed(&self) -> Result<Reader, Error> {
         let node = self.inner.node.clone();
         let watch = self.inner.keepalive(is_local(&node))?;
         Ok(Reader::new(node, self.inner.token(), self.inner.holder.clone(), watch))
     }
 
-    /// Gives the workers back. Channels end; calls that run are ended. When neither the manager nor the node can be reached, that
-    /// is an error, and the node takes the workers back by itself, [`LeaseOptions::idle_release`] after the last channel.
+    /// Gives the workers back. Channels and running calls end. Returns an error when neither the manager nor the node
+    /// can be reached; the node then takes the workers back [`LeaseOptions::idle_release`] after the last channel.
     pub fn release(&self) -> Result<(), Error> {
         self.inner.release()
     }
@@ -265,7 +262,7 @@ impl Inner {
         *lock(&self.token)
     }
 
-    /// Runs `request` over the lease's control connection, once more over a fresh one if the old one broke.
+    /// Runs `request` over the control connection, and repeats it over a new one if the connection broke.
     pub(crate) fn with_control<T>(
         &self,
         mut request: impl FnMut(&mut Control) -> Result<T, Error>,
@@ -286,7 +283,7 @@ impl Inner {
         result
     }
 
-    /// The watch over the lease's node, for a connection that leaves this host.
+    /// The watch of the lease's node; `None` for a connection that stays on this host.
     pub(crate) fn keepalive(&self, unix: bool) -> Result<Option<Arc<Keepalive>>, Error> {
         if unix || is_on_loopback(&self.node) {
             return Ok(None);
@@ -296,13 +293,13 @@ impl Inner {
         Ok(Some(watch))
     }
 
-    /// Tells the node that this client has given a channel up.
+    /// Reports to the node that this client closed a channel.
     pub(crate) fn close(&self, channel: ChannelId) -> Result<(), Error> {
         self.with_control(|control| control.ask(&Request::Close { channel }))
             .map(drop)
     }
 
-    /// What became of a channel.
+    /// The fate of a channel, as its node knows it.
     pub(crate) fn fate(&self, channel: ChannelId) -> Result<Fate, Error> {
         match self.with_control(|control| control.ask(&Request::Fate { channel }))? {
             Response::Fate(fate) => Ok(fate),
@@ -315,13 +312,14 @@ impl Inner {
             return Ok(());
         }
         let by_node = || match self.with_control(|control| control.ask(&Request::Release)) {
-            // It is as gone as it could be.
+            // The lease has ended already.
             Err(over) if matches!(over.code(), Code::LeaseEnded | Code::LeaseExpired) => Ok(()),
             done => done.map(drop),
         };
         match &*self.source {
             Source::Manager(manager) => match manager.release(lock(&self.grant).lease) {
-                // Its node can end it as well, and tells the manager when that is back. Nobody waits for a node that is gone too.
+                // The node can end it as well, and reports that to the manager later. Do not wait for a node that is
+                // gone too.
                 Err(gone) if gone.code() == Code::Unreachable => by_node().map_err(|_| gone),
                 done => done,
             },
@@ -333,7 +331,7 @@ impl Inner {
                 }
                 done => done,
             },
-            // It goes back to whoever delegated it when that takes it back.
+            // It returns to its delegator when that takes it back.
             Source::Part => Ok(()),
         }
     }
@@ -342,7 +340,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
-            // A lease that is gone already, or a node that is, needs no release; nobody is left to hear of another failure.
+            // A drop cannot report an error.
             let _ = self.release();
         }
     }

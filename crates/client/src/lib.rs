@@ -1,26 +1,54 @@
-//! Lease, connect, invoke: how a program uses workers.
+//! The client library of Dayfly: lease workers, connect to them, invoke functions.
+//!
+//! A program uses workers in three steps. Each step is a type, and each costs less than the one before:
+//!
+//! 1. A [`Client`] knows one manager, or one node. [`Client::connect`] finds the manager by argument, environment or
+//!    state directory, and starts an embedded one if there is none. The client talks to it over HTTP, only to lease and
+//!    to ask.
+//! 2. A [`Lease`] is the signed, time-limited right to some workers on one node. It uploads code ([`Lease::put_code`])
+//!    and opens channels. The node verifies the lease itself, so no call waits for the manager. A lease ends when its
+//!    time is over, when its last clone is dropped, or when the manager revokes it.
+//! 3. A channel connects this process to one worker: shared memory on the node's host, TCP or TLS elsewhere. From here
+//!    on only the channel is involved: a call to a hot worker on the same host makes no system call.
+//!
+//! This example leases two workers and calls a function of a shared library on one of them:
 //!
 //! ```no_run
-//! # fn main() -> Result<(), dayfly_client::Error> {
 //! use dayfly_client::{CallOptions, Client, Form, LeaseOptions};
 //!
-//! let client = Client::connect(None)?;                        // finds a manager, or starts one of its own
-//! let lease = client.lease(LeaseOptions::native(2))?;         // two workers
-//! let code = lease.put_code(&std::fs::read("libsquare.so").unwrap())?;
-//! let pool = lease.pool(Default::default())?;                 // opens a channel to each worker
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect(None)?;
+//! let lease = client.lease(LeaseOptions::native(2))?;
+//! let code = lease.put_code(&std::fs::read("libsquare.so")?)?;
+//! let pool = lease.pool(Default::default())?; // opens a channel to each worker
 //! let square = pool.register(code, Form::Plain { symbol: "square".into() })?;
-//! let reply = pool.call(square, &2.0f64.to_le_bytes(), CallOptions::default())?;
-//! # let _ = reply; Ok(()) }
+//! let output = pool.call(square, &2.0f64.to_le_bytes(), CallOptions::default())?;
+//! assert_eq!(output.as_slice(), &4.0f64.to_le_bytes());
+//! # Ok(())
+//! # }
 //! ```
 //!
-//! A [`Client`] speaks to a manager (or to one node directly) over HTTP and sockets, rarely. A [`Lease`] is the signed
-//! right to some workers; it opens channels. From then on nothing but the channel is involved:
+//! # Pool, channel or tasks
 //!
-//! - [`Channel`] is one channel to one worker, used by one thread at a time: the shortest way, nothing is shared, nothing
-//!   is allocated.
-//! - [`Tasks`] submits durable tasks to the manager, and gets their outcomes.
-//! - [`Pool`] spreads calls over all workers of a lease, from any thread. The thread that waits for a call drives the
-//!   rings, so no other thread has to be woken; calls that were not executed because their worker died go elsewhere.
+//! - [`Pool`] is the usual choice. It spreads calls over all workers of a lease and is used from any thread. The thread
+//!   that waits for a call polls the rings, so no other thread has to wake up. A call that did not run because its
+//!   worker died is retried on another worker.
+//! - [`Channel`] is one channel to one worker, for one thread at a time. It has the lowest latency: it shares and
+//!   allocates nothing. The caller chooses the worker and handles its death.
+//! - [`Tasks`] submits durable tasks to the manager. A task survives the end of this process and has exactly one
+//!   outcome.
+//!
+//! # Errors
+//!
+//! Leasing and connecting return [`Error`], calls return [`CallError`]. Both carry a [`Code`] that is stable across
+//! releases, and a message that states what to do. [`Error::retry`] states whether the same request may be repeated. A
+//! call whose worker died is `not_executed` or `maybe_executed`; only calls with [`CallOptions::idempotent`] are
+//! retried after the latter.
+//!
+//! # Without a manager in the way
+//!
+//! [`Client::allowance`] leases directly from nodes, and [`Client::node`] uses one node without any manager.
+//! [`Lease::delegate`] passes some workers of a lease to another process or to a function.
 
 mod channel;
 mod client;

@@ -1,4 +1,4 @@
-//! The managers' HTTP API, as a client uses it. A site may have several managers, of which each will do.
+//! The managers' HTTP API. A site may have several managers; any of them can serve a request.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,34 +22,34 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 use crate::resolver::Remembering;
 use crate::{Error, here};
 
-/// Longer than a manager waits for its slowest node.
+/// Limit of one request. Longer than a manager waits for its slowest node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
-/// More than a manager answers at once.
+/// Largest response.
 const MOST_ANSWER_BYTES: u64 = 1 << 30;
-/// No network is slower.
+/// Slowest network that is expected; sets the time for large bodies.
 const SLOW_BYTES_PER_S: u64 = 1 << 20;
-/// Connections that are kept for the next requests.
+/// Idle connections that are kept.
 const IDLE_CONNECTIONS: usize = 12;
-/// A manager that takes longer to connect to is gone.
+/// Limit for connecting to a manager.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// One manager, with connections that are kept alive between requests.
+/// One manager and its kept-alive connections.
 #[derive(Debug)]
 struct Endpoint {
     agent: Agent,
     address: ManagerAddress,
 }
 
-/// A site's managers, and the token that all of them know.
+/// A site's managers, and the token that is valid at all of them.
 #[derive(Debug)]
 pub struct ManagerClient {
     endpoints: RwLock<Vec<Arc<Endpoint>>>,
-    /// The one that answered last.
+    /// Index of the manager that responded last.
     now: AtomicUsize,
-    /// The list of managers that is known.
+    /// Version of the list of managers that is known.
     version: RwLock<Option<String>>,
     authorization: String,
-    /// Of the step that this process belongs to, if whoever started it says so.
+    /// W3C `traceparent` of the step that this process belongs to, from its environment.
     traceparent: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl Endpoint {
             .http_status_as_error(false)
             .proxy(None)
             .max_idle_age(Duration::from_secs(60))
-            // As many as store long arguments at the same time, and others beside.
+            // One for each thread that stores long arguments, and some for other requests.
             .max_idle_connections_per_host(IDLE_CONNECTIONS)
             .max_idle_connections(IDLE_CONNECTIONS)
             .build();
@@ -95,7 +95,7 @@ impl Endpoint {
         )
     }
 
-    /// Asks it. An error of the outer kind means that it did not answer.
+    /// Sends a request. The outer error means that the manager sent no response.
     fn ask(&self, question: &Question<'_>) -> Result<Answer, Error> {
         let request = Request::builder()
             .method(question.method.clone())
@@ -139,9 +139,9 @@ impl Endpoint {
             .content_length()
             .unwrap_or_default()
             .min(question.most_bytes);
-        // At once as long as it will be: it may be most of the memory.
+        // Reserve the whole length at once: growing the vector could need twice the memory.
         let mut body = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-        // One more, for what is read to its end is asked for more than there is.
+        // One byte more, because reading to the end asks for one more byte than there is.
         let limit = question.most_bytes.saturating_add(1);
         let reader = response.body_mut().with_config().limit(limit).reader();
         std::io::copy(&mut { reader }, &mut body).map_err(|error| self.failed(error.into()))?;
@@ -162,19 +162,19 @@ impl Endpoint {
     }
 }
 
-/// What a manager answered.
+/// A manager's response.
 struct Answer {
     said: Result<Vec<u8>, Error>,
-    /// Of its list of managers, if it is one of several.
+    /// Version of the list of managers, if the site has several.
     version: Option<String>,
 }
 
-/// How bodies are written.
+/// Encoding of bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Json,
     MessagePack,
-    /// The bytes themselves; what is answered to them is JSON.
+    /// Raw bytes; the response is JSON.
     Bytes,
 }
 
@@ -203,19 +203,19 @@ impl Format {
     }
 }
 
-/// What is asked of a manager.
+/// A request to a manager.
 struct Question<'a> {
     format: Format,
     method: Method,
     path: &'a str,
     authorization: &'a str,
     body: Option<Cow<'a, [u8]>>,
-    /// How long an answer may take, and so much longer where there are many bytes.
+    /// Time limit of the response, and the addition for large bodies.
     limit: Duration,
     longer: Duration,
-    /// Most that may be answered.
+    /// Largest response, in bytes.
     most_bytes: u64,
-    /// Of the step that it belongs to.
+    /// W3C `traceparent` of the step that the request belongs to.
     traceparent: Option<&'a str>,
 }
 
@@ -226,7 +226,7 @@ impl ManagerClient {
             ca_pem: connection.ca_pem.clone(),
         })?;
         let mut endpoints = vec![Arc::new(first)];
-        // One that is written wrongly need not keep anybody from the others.
+        // A malformed address must not prevent the use of the others.
         let others = connection.others.iter().cloned().map(Endpoint::new);
         endpoints.extend(others.filter_map(Result::ok).map(Arc::new));
         Ok(Self {
@@ -278,7 +278,7 @@ impl ManagerClient {
         }
     }
 
-    /// `PUT path` with bytes that are not looked at.
+    /// `PUT path` with raw bytes.
     pub fn put_bytes<T: DeserializeOwned>(&self, path: &str, bytes: &[u8]) -> Result<T, Error> {
         let said = self.ask_for(Question {
             body: Some(Cow::Borrowed(bytes)),
@@ -288,7 +288,7 @@ impl ManagerClient {
         Format::Bytes.read(&said)
     }
 
-    /// `GET path`, whose answer has so many bytes at most.
+    /// `GET path`; the response has at most `most_bytes` bytes.
     pub fn get_bytes(&self, path: &str, most_bytes: u64) -> Result<Vec<u8>, Error> {
         self.ask_for(Question {
             longer: time_for(most_bytes),
@@ -297,8 +297,8 @@ impl ManagerClient {
         })
     }
 
-    /// Asks the manager that answered last, and the others when it is gone or cannot write. Whatever is asked may be asked again: a
-    /// lease that a dying manager granted and nobody heard of ends unused.
+    /// Sends a request to the manager that responded last, and to the others if it is unreachable or cannot write.
+    /// Every request can be repeated: a lease whose grant was lost with a dying manager ends unused.
     fn ask_for(&self, question: Question<'_>) -> Result<Vec<u8>, Error> {
         let endpoints = self.endpoints();
         let first = self.now.load(Ordering::Relaxed);
@@ -308,7 +308,7 @@ impl ManagerClient {
             let endpoint = &endpoints[index];
             match endpoint.ask(&question) {
                 Ok(Answer { said: Err(error), .. }) if error.code() == Code::StoreFailed => {
-                    // What the first says is the most likely to be of use.
+                    // The first error is the most likely one to help the user.
                     failed.get_or_insert(error);
                 }
                 Ok(Answer { said, version }) => {
@@ -326,20 +326,20 @@ impl ManagerClient {
         Err(failed.unwrap_or_else(|| Error::new(Code::Unreachable, "there is no manager")))
     }
 
-    /// Asks for the list of managers when it is not the one that is known.
+    /// Reads the list of managers if its version is a new one.
     fn learn(&self, endpoint: &Arc<Endpoint>, version: Option<String>) {
         let Some(version) = version else { return };
         if *self.version.read().unwrap_or_else(PoisonError::into_inner) == Some(version.clone()) {
             return;
         }
-        // At once, so that of many threads one asks.
+        // Store the version first, so that only one thread reads the list.
         *self.version.write().unwrap_or_else(PoisonError::into_inner) = Some(version);
         let question = Question {
             traceparent: None,
             ..self.question(Format::Json, Method::GET, "/v1/managers")
         };
         let said = endpoint.ask(&question).and_then(|answer| answer.said);
-        // Without an answer, those that are known will do; the next change is another chance.
+        // After a failure the known managers remain; the next change triggers another attempt.
         let Ok(managers) = said.and_then(|said| Format::Json.read::<Vec<ManagerStatus>>(&said)) else {
             return;
         };
@@ -358,17 +358,17 @@ impl ManagerClient {
         self.now.store(0, Ordering::Relaxed);
     }
 
-    /// `GET path`, with bytes in the answer, which may take so much longer than other requests.
+    /// `GET path`, in MessagePack. The response may take `longer` in addition to the usual limit.
     pub fn get_packed<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
         self.ask(Format::MessagePack, Method::GET, path, None, longer)
     }
 
-    /// `POST path`, with bytes in what is sent and answered.
+    /// `POST path`, in MessagePack both ways.
     pub fn post_packed<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Error> {
         self.post_packed_within(REQUEST_LIMIT, path, body)
     }
 
-    /// As [`ManagerClient::post_packed`]. Each manager has so long to answer.
+    /// As [`ManagerClient::post_packed`], with `limit` for each manager.
     pub fn post_packed_within<T: DeserializeOwned>(
         &self,
         limit: Duration,
@@ -385,7 +385,7 @@ impl ManagerClient {
         Format::MessagePack.read(&said)
     }
 
-    /// `GET path`.
+    /// `GET path`, which returns JSON.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.ask(Format::Json, Method::GET, path, None, Duration::ZERO)
     }
@@ -409,7 +409,7 @@ impl ManagerClient {
         self.ask(Format::Json, Method::PUT, path, Some(json(body)?), Duration::ZERO)
     }
 
-    /// `DELETE path`, which may take so much longer than other requests.
+    /// `DELETE path`. The response may take `longer` in addition to the usual limit.
     pub fn delete<T: DeserializeOwned>(&self, path: &str, longer: Duration) -> Result<T, Error> {
         self.ask(Format::Json, Method::DELETE, path, None, longer)
     }
@@ -441,7 +441,7 @@ impl ManagerClient {
         self.post("/v1/allowances", request)
     }
 
-    /// News of an allowance: its next list of nodes after `version`, or the same one after `wait`.
+    /// The first list of an allowance's nodes after `version`, or the same list when `wait` is over.
     pub fn allowance(&self, allowance: AllowanceId, version: u64, wait: Duration) -> Result<Allowance, Error> {
         let wait_ms = wait.as_millis();
         self.get(&format!("/v1/allowances/{allowance}?after={version}&wait_ms={wait_ms}"))
@@ -488,7 +488,7 @@ impl ManagerClient {
     }
 }
 
-/// What so many bytes take on a slow network, beside what every request may take.
+/// Additional time for a body of `bytes` on a slow network.
 fn time_for(bytes: u64) -> Duration {
     Duration::from_secs(bytes / SLOW_BYTES_PER_S)
 }

@@ -1,4 +1,4 @@
-//! Connections to a node: the hello, and framed requests.
+//! Connections to a node: the hello exchange, and framed requests.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -21,11 +21,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::Error;
 use crate::embedded::getrandom_into;
 
-/// How long a node may take to answer a hello: its own limit for an executor to start is 10 s.
+/// Limit for the node's verdict on a hello. A node allows an executor 10 s to start.
 const VERDICT_LIMIT: Duration = Duration::from_secs(15);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// A connected socket of either family.
+/// A connected socket.
 pub enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
@@ -40,7 +40,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Goes on under TLS with whoever holds `peer`'s private key.
+    /// Continues under TLS with the holder of `peer`'s private key.
     fn encrypt(self, holder: &SigningKey, peer: &PublicKey) -> std::io::Result<Self> {
         let Self::Tcp(socket) = self else {
             return Err(std::io::ErrorKind::Unsupported.into());
@@ -108,7 +108,7 @@ fn unreachable(node: &NodeAddress, error: impl std::fmt::Display) -> Error {
     )
 }
 
-/// Whether this process runs on the node's host and can reach its socket.
+/// Whether this process runs on the node's host and can reach the node's socket.
 pub fn is_local(node: &NodeAddress) -> bool {
     static BOOT: OnceLock<String> = OnceLock::new();
     let boot = BOOT.get_or_init(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default());
@@ -119,7 +119,7 @@ pub fn is_local(node: &NodeAddress) -> bool {
             .is_some_and(|path| std::path::Path::new(path).exists())
 }
 
-/// The transport that suits a node best: shared memory on its host, TCP on the loopback, TLS elsewhere.
+/// The best transport for a node: shared memory on its host, TCP on the loopback interface, TLS elsewhere.
 pub fn best_transport(node: &NodeAddress) -> Transport {
     if is_local(node) {
         return Transport::Shm;
@@ -131,7 +131,7 @@ pub fn best_transport(node: &NodeAddress) -> Transport {
     }
 }
 
-/// Whether what is said to the node leaves this host.
+/// Whether the node's address is on the loopback interface.
 pub fn is_on_loopback(node: &NodeAddress) -> bool {
     let address = node.tcp.as_ref();
     address
@@ -139,7 +139,7 @@ pub fn is_on_loopback(node: &NodeAddress) -> bool {
         .is_some_and(|address| address.ip().is_loopback())
 }
 
-/// Connects by Unix socket when `unix`, else by TCP.
+/// Connects by Unix socket if `unix`, else by TCP.
 pub fn connect(node: &NodeAddress, unix: bool) -> Result<Socket, Error> {
     if unix {
         let path = node
@@ -170,7 +170,7 @@ pub fn connect(node: &NodeAddress, unix: bool) -> Result<Socket, Error> {
     ))
 }
 
-/// A channel id at random.
+/// A random channel id.
 pub fn random_channel() -> Result<ChannelId, Error> {
     let mut id = [0; 16];
     getrandom_into(&mut id)?;
@@ -183,7 +183,7 @@ fn now_ms() -> u64 {
         .map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Says hello and reads the verdict, with the memory file if one came along.
+/// Sends the hello and reads the verdict, with the memory file if the node sends one.
 pub fn open(
     node: &NodeAddress,
     socket: &mut Socket,
@@ -226,7 +226,7 @@ pub fn open(
     Ok((verdict, file))
 }
 
-/// A connection for framed requests, under TLS if it leaves this host.
+/// Opens a connection for framed requests, under TLS if it leaves this host.
 pub fn open_control(node: &NodeAddress, unix: bool, token: &Token, holder: &SigningKey) -> Result<Socket, Error> {
     let mut socket = connect(node, unix)?;
     let encrypted = !unix && !is_on_loopback(node);
@@ -240,13 +240,13 @@ pub fn open_control(node: &NodeAddress, unix: bool, token: &Token, holder: &Sign
     }
 }
 
-/// A request as it travels: its length and its JSON.
+/// Encodes a request: the length of its JSON as a little-endian `u32`, then the JSON.
 pub fn frame(request: &Request) -> Result<Vec<u8>, Error> {
     let json = serde_json::to_vec(request).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
     Ok([&(json.len() as u32).to_le_bytes()[..], &json].concat())
 }
 
-/// A node's answer that is to another question.
+/// The error for a response of the wrong kind.
 pub fn unexpected(what: &str, response: &Response) -> Error {
     Error::new(Code::ProtocolViolation, format!("{what} was answered by {response:?}"))
 }
@@ -255,7 +255,7 @@ pub fn unexpected(what: &str, response: &Response) -> Error {
 pub struct Control {
     node: NodeAddress,
     socket: Socket,
-    /// The same socket, for whoever must end it from another thread.
+    /// The same socket, for threads that shut it down.
     end: Arc<OwnedFd>,
 }
 
@@ -270,7 +270,7 @@ impl Control {
         })
     }
 
-    /// What to shut down in order to end it.
+    /// The socket to shut down in order to end this connection.
     pub fn end(&self) -> &Arc<OwnedFd> {
         &self.end
     }
@@ -310,13 +310,13 @@ impl Control {
         }
     }
 
-    /// One request and its answer.
+    /// Sends a request and reads its response.
     pub fn ask(&mut self, request: &Request) -> Result<Response, Error> {
         self.write(request)?;
         self.read()
     }
 
-    /// Sends code, whose hash the node checks.
+    /// Sends code. The node checks that it has this hash.
     pub fn put_code(&mut self, hash: CodeHash, code: &[u8]) -> Result<(), Error> {
         self.write(&Request::PutCode {
             hash,

@@ -1,5 +1,5 @@
-//! A channel while it is being opened. That takes as long as a worker takes to start, and whoever has no use for the channel
-//! any more can end it from another thread, so that the worker is free for somebody else at once.
+//! A channel that is being opened. Opening takes as long as a worker takes to start. Another thread can end it, and the
+//! worker is then free at once.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
@@ -8,7 +8,7 @@ use dayfly_protocol::error::Code;
 
 use crate::Error;
 
-/// How far the opening of one channel is.
+/// The stage of one channel's opening. Any thread may end it.
 #[derive(Default)]
 pub struct Opening(Mutex<Stage>);
 
@@ -16,7 +16,7 @@ pub struct Opening(Mutex<Stage>);
 enum Stage {
     #[default]
     Begun,
-    /// The node was asked over this connection.
+    /// The request is on this connection.
     Asked(OwnedFd),
     Opened,
     Ended,
@@ -27,7 +27,7 @@ impl Opening {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The node is about to be asked over this connection. An error if nobody wants the channel any more.
+    /// Records the connection that carries the request. Returns an error if [`Opening::end`] was called before.
     pub fn asks(&self, connection: impl AsFd) -> Result<(), Error> {
         let mut stage = self.stage();
         if matches!(*stage, Stage::Ended) {
@@ -38,7 +38,7 @@ impl Opening {
         Ok(())
     }
 
-    /// The channel is open. An error if nobody wants it any more.
+    /// Records that the channel is open. Returns an error if [`Opening::end`] was called before.
     pub fn opened(&self) -> Result<(), Error> {
         let mut stage = self.stage();
         if matches!(*stage, Stage::Ended) {
@@ -48,7 +48,7 @@ impl Opening {
         Ok(())
     }
 
-    /// Nobody wants the channel any more: when this returns, its node can tell. Does nothing to an open channel.
+    /// Ends the opening and shuts its connection down, so that the node notices. Does nothing to an open channel.
     pub fn end(&self) {
         let mut stage = self.stage();
         match &*stage {

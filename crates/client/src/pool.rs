@@ -1,8 +1,8 @@
 //! Calls spread over all workers of a lease, from any thread.
 //!
-//! There is no thread of its own, but for the repair of a channel that broke. Whoever waits for a call drives the rings of all workers meanwhile; the others wait for
-//! the driver to finish their calls or to leave the role to them. While the driver sleeps it holds no lock, so that
-//! submitting never waits for it.
+//! A pool has no thread of its own, except while it repairs a broken channel. The thread that waits for a call becomes
+//! the driver: it polls the rings of all workers. Other waiting threads sleep until the driver finishes their calls or
+//! leaves the role to them. A sleeping driver holds no lock, so submitting never waits for it.
 
 mod dispatch;
 mod lending;
@@ -23,24 +23,24 @@ use crate::error::{CallError, Error};
 use crate::{ChannelOptions, Lease};
 use dispatch::Dispatch;
 
-/// A call of a pool's.
+/// Identifies a call of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub u64);
 
-/// A function known to a pool.
+/// Identifies a function that is registered with one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FunctionId(pub u32);
 
-/// How a pool works.
+/// Retries, depth and channels of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
-    /// How its channels are opened. The time to spin is that of the thread that waits.
+    /// Options of its channels. `spin` applies to the thread that waits.
     pub channel: ChannelOptions,
-    /// How often a call that was not executed, or is idempotent, is tried again elsewhere.
+    /// How often a call is retried that was not executed or is idempotent.
     pub retries: u8,
-    /// Most calls that one worker may have outstanding; 0 to let measured times decide (200 us of work).
+    /// Most outstanding calls of one worker; 0 derives the bound from measured times (200 us of work).
     pub depth: u16,
-    /// Whether [`Pool::printer`] is to know the last calls of each worker.
+    /// Whether the pool remembers each worker's last calls, for [`Pool::printer`].
     pub remembers: bool,
 }
 
@@ -55,33 +55,34 @@ impl Default for PoolOptions {
     }
 }
 
-/// How one call is to be treated.
+/// Limits and placement of one call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CallOptions {
-    /// Milliseconds of execution allowed, after which its worker is ended; 0 for no limit.
+    /// Execution limit in milliseconds, after which the worker is ended; 0 for no limit.
     pub deadline_ms: u32,
-    /// Whether it may be executed again when it may have been executed already.
+    /// Whether the call may be retried after it may have been executed.
     pub idempotent: bool,
-    /// The only worker that may run it.
+    /// The only worker that may run it; `None` for any.
     pub worker: Option<WorkerIndex>,
-    /// The incarnation of that worker whose state it needs; another one ends the call as `state_lost`.
+    /// The incarnation of that worker whose state the call needs; with any other the call ends as `state_lost`.
     pub incarnation: Option<u32>,
-    /// Whether [`Pool::drive`] shall tell of its end.
+    /// Whether [`Pool::drive`] reports the end of this call.
     pub notify: bool,
-    /// Room to make for the output, in bytes; 0 to let the worker choose its place. A C function is told it as its capacity.
+    /// Bytes to reserve for the output; 0 lets the worker choose. A C function receives the number as its capacity.
     pub room: usize,
 }
 
 /// The input of a call.
 #[derive(Debug)]
 pub enum Input {
-    /// Bytes of its own.
+    /// Owned bytes.
     Bytes(Vec<u8>),
-    /// Bytes that others have, too.
+    /// Shared bytes.
     Blob(Blob),
-    /// A buffer from [`Pool::allocate`], and how many of its bytes count.
+    /// A buffer from [`Pool::allocate`], and its length in use, in bytes.
     Buffer(Buffer, usize),
-    /// As `Buffer`, but the caller keeps it and can send it again. What the function writes into it, the caller sees.
+    /// As `Buffer`, but the caller keeps the buffer and can send it again. The caller sees what the function writes
+    /// into it.
     Shared(Arc<Buffer>, usize),
 }
 
@@ -111,14 +112,14 @@ impl From<Vec<u8>> for Input {
 /// The output of a call.
 #[derive(Debug)]
 pub enum Output {
-    /// A small one, copied out of its slot.
+    /// Copied out of its slot.
     Small(Vec<u8>),
-    /// A large one, where it landed.
+    /// Still in the memory that it was received in.
     Large(Received),
 }
 
 impl Output {
-    /// Its bytes.
+    /// The output's bytes.
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Small(bytes) => bytes,
@@ -126,7 +127,7 @@ impl Output {
         }
     }
 
-    /// Its bytes, copied from where they landed, which is then for the next output.
+    /// Copies the bytes and frees the memory that they were received in.
     pub fn into_bytes(self) -> Vec<u8> {
         match self {
             Self::Small(bytes) => bytes,
@@ -135,19 +136,19 @@ impl Output {
     }
 }
 
-/// How a call ended.
+/// Output or error of a call.
 pub type Outcome = Result<Output, CallError>;
 
-/// Spreads calls over the workers of a lease.
+/// Spreads calls over the workers of a lease. Usable from any thread.
 pub struct Pool {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     state: Mutex<State>,
-    /// Told whenever calls ended or the driver left.
+    /// Notified when calls ended or the driver left.
     changed: Condvar,
-    /// Threads that want the lock while the driver spins.
+    /// Threads that wait for the lock while the driver spins.
     wanting: AtomicUsize,
     spin: Option<Duration>,
 }
@@ -156,17 +157,16 @@ struct State {
     dispatch: Dispatch,
     driving: bool,
     waiting: usize,
-    /// When a driver last looked whether nodes live; kept from one driver to the next, each of which may drive for less than the
-    /// time between two looks.
+    /// When a driver last checked the nodes. Drivers share it, because each may drive for less than the check's
+    /// interval.
     looked_at: Instant,
 }
 
-/// How long a driver sleeps before it looks around although nobody woke it; also how soon it notices a channel that was
-/// opened meanwhile.
+/// Longest sleep of a driver without a wake-up; also the time to notice a channel that was opened meanwhile.
 const SLEEP_LIMIT: Duration = Duration::from_millis(50);
-/// How soon a driver that sleeps on other workers' channels notices that one was repaired.
+/// Longest sleep of a driver while a channel is being repaired.
 const REPAIR_LOOK: Duration = Duration::from_millis(2);
-/// Polls of all workers between two looks at the clock, and at those who want the lock.
+/// Polls of all workers between two reads of the clock and checks for threads that want the lock.
 const ROUNDS_PER_LOOK: u32 = 64;
 
 impl Inner {
@@ -180,7 +180,7 @@ impl Inner {
         state
     }
 
-    /// Gives up the lock until something changed, for so long or a little less.
+    /// Releases the lock until a change is notified, for at most `limit` and at most [`SLEEP_LIMIT`].
     fn wait_changed<'a>(&'a self, mut state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
         state.waiting += 1;
         state = match self.changed.wait_timeout(state, limit.min(SLEEP_LIMIT)) {
@@ -191,7 +191,7 @@ impl Inner {
         state
     }
 
-    /// Starts the repair of every channel that broke since.
+    /// Starts the repair of each channel that broke since the last call.
     fn begin_repairs(self: &Arc<Self>, state: &mut State) {
         for repair in state.dispatch.take_repairs() {
             let index = repair.index;
@@ -208,7 +208,7 @@ impl Inner {
         }
     }
 
-    /// Changes the dispatch of a pool that may be gone, from a thread of its own, and wakes whoever waits for a change.
+    /// Changes the dispatch from another thread, unless the pool is dropped, and wakes waiting threads.
     fn tell(inner: &Weak<Self>, change: impl FnOnce(&mut Dispatch)) {
         if let Some(inner) = inner.upgrade() {
             change(&mut inner.lock().dispatch);
@@ -216,7 +216,7 @@ impl Inner {
         }
     }
 
-    /// Takes the driver's role until `enough` or `limit`, and gives it back.
+    /// Drives until `enough` returns true or `limit` is over.
     fn drive_until<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
@@ -265,14 +265,14 @@ impl Inner {
                 std::thread::yield_now();
                 state = self.lock();
             }
-            // A caller that gave no time to spin for still spins while a hot worker answers: the first look is free.
+            // A caller with no time to spin still spins while a hot worker responds: the first check costs nothing.
             if self.spin.is_some_and(|spin| idle_since.elapsed() >= spin)
                 && let Some(sleepers) = state.dispatch.prepare_sleep()
             {
                 let (repairing, patience) = (state.dispatch.is_repairing(), state.dispatch.patience());
                 drop(state);
                 let left = limit.saturating_sub(since.elapsed());
-                // An error shows again at the next poll of the link that has it.
+                // The next poll of that link returns the error again.
                 let nap = if repairing { REPAIR_LOOK } else { SLEEP_LIMIT };
                 let _ = sleep_any(&sleepers, left.min(nap).min(patience));
                 drop(sleepers);
@@ -288,7 +288,7 @@ impl Inner {
 }
 
 impl Drop for Pool {
-    /// Closes every channel, and gives up those that are being opened: whoever opens one next finds the workers free.
+    /// Closes every channel and ends those that are being opened, so that the workers are free.
     fn drop(&mut self) {
         self.disconnect();
     }
@@ -310,12 +310,12 @@ impl Pool {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Makes a function known; its code must be at the node ([`Lease::put_code`]). Workers load it at its first call.
+    /// Registers a function whose code the node has ([`Lease::put_code`]). Workers load it at its first call.
     pub fn register(&self, hash: CodeHash, form: Form) -> Result<FunctionId, Error> {
         self.inner.lock().dispatch.register(hash, form)
     }
 
-    /// Sends a call, or queues it until a worker has room.
+    /// Sends a call, or queues it until a worker has room. Returns without waiting for the call.
     pub fn submit(&self, function: FunctionId, input: impl Into<Input>, options: CallOptions) -> Result<CallId, Error> {
         let mut state = self.inner.lock();
         let id = state.dispatch.submit(function, input.into(), options)?;
@@ -331,8 +331,9 @@ impl Pool {
         self.inner.lock().dispatch.is_done(call)
     }
 
-    /// Waits for a call and takes its outcome. Without a limit it waits as long as the call lasts; a call that is over or
-    /// unknown is an error, and so is one that takes longer than the limit (it goes on, and can be waited for again).
+    /// Waits for a call and takes its outcome. Without a limit it waits until the call ends. A call that is unknown or
+    /// whose outcome was taken is an error. Passing the limit is an error too; the call goes on, and can be waited for
+    /// again.
     pub fn wait(&self, call: CallId, limit: Option<Duration>) -> Outcome {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut state = self.inner.lock();
@@ -361,13 +362,14 @@ impl Pool {
         }
     }
 
-    /// Submits and waits.
+    /// [`Pool::submit`] and [`Pool::wait`] without a limit.
     pub fn call(&self, function: FunctionId, input: &[u8], options: CallOptions) -> Outcome {
         let call = self.submit(function, input, options)?;
         self.wait(call, None)
     }
 
-    /// Drives the rings until some call that asked for it ended, or `limit` has passed; answers which have.
+    /// Drives the rings until a call with [`CallOptions::notify`] ends or `limit` is over. Returns such calls that
+    /// ended.
     pub fn drive(&self, limit: Duration) -> Vec<CallId> {
         let until = Instant::now() + limit;
         let mut state = self.inner.lock();
@@ -385,7 +387,7 @@ impl Pool {
         }
     }
 
-    /// Takes a call out of the queue. True if it will not run; false if it was sent already or is over.
+    /// Removes a call from the queue. Returns true if it will not run, false if it was sent already or has ended.
     pub fn cancel(&self, call: CallId) -> bool {
         let cancelled = self.inner.lock().dispatch.cancel(call);
         if cancelled {
@@ -394,31 +396,31 @@ impl Pool {
         cancelled
     }
 
-    /// Closes every channel. Calls that have not ended end as [`Code::LeaseEnded`]; outcomes can still be taken.
+    /// Closes every channel. Calls that have not ended end with [`Code::LeaseEnded`]; outcomes can still be taken.
     pub fn disconnect(&self) {
         self.inner.lock().dispatch.disconnect();
         self.inner.changed.notify_all();
     }
 
-    /// Takes every call out of the queue that was not sent.
+    /// Removes every unsent call from the queue.
     pub fn cancel_all(&self) {
         self.inner.lock().dispatch.cancel_all();
         self.inner.changed.notify_all();
     }
 
-    /// Ends a call that runs, by ending its worker; one that was sent and has not begun ends when it begins. It is then
-    /// `cancelled`, and calls behind it go elsewhere.
+    /// Ends a call that runs by ending its worker; a call that was sent and has not begun ends when it begins. Its
+    /// outcome is `cancelled`. Calls behind it go to other workers.
     pub fn kill(&self, call: CallId) -> Result<(), Error> {
         self.inner.lock().dispatch.kill(call)
     }
 
-    /// Nobody will ask for this call's outcome.
+    /// Drops the outcome of this call, and the call itself if it is not sent yet.
     pub fn forget(&self, call: CallId) {
         self.inner.lock().dispatch.forget(call);
     }
 
-    /// Takes in what has come and sends what waits, without waiting for anything. Whether anything came; nothing does while
-    /// another thread drives.
+    /// Takes in completions and sends queued calls without waiting. Returns whether there were completions; always
+    /// false while another thread drives.
     pub fn poll(&self) -> bool {
         let mut state = self.inner.lock();
         if state.driving {
@@ -432,34 +434,34 @@ impl Pool {
         came
     }
 
-    /// From now on [`Pool::drive`] shall tell of this call's end; at once if it has ended.
+    /// Has [`Pool::drive`] report the end of this call; at once if it has ended.
     pub fn notify(&self, call: CallId) {
         self.inner.lock().dispatch.notify(call);
         self.inner.changed.notify_all();
     }
 
-    /// Calls of whose end [`Pool::drive`] has still to tell.
+    /// Calls whose end [`Pool::drive`] has still to report.
     pub fn watched(&self) -> usize {
         self.inner.lock().dispatch.watched()
     }
 
-    /// Whether calls wait for somebody to drive: for room in a ring, or for their function to be loaded. What is in the
-    /// rings already runs without anybody's help.
+    /// Whether calls wait for a thread to drive: for room in a ring, or for their function to be loaded. Calls in the
+    /// rings run without a driver.
     pub fn needs_help(&self) -> bool {
         self.inner.lock().dispatch.needs_help()
     }
 
-    /// Whether the call has been sent to a worker and has not ended.
+    /// Whether the call is sent to a worker and has not ended.
     pub fn is_sent(&self, call: CallId) -> bool {
         self.inner.lock().dispatch.is_sent(call)
     }
 
-    /// Which of the pool's calls printed something, also if it ended a moment ago.
+    /// The call of this pool that printed, also shortly after its end. `None` without [`PoolOptions::remembers`].
     pub fn printer(&self, printer: Printer) -> Option<CallId> {
         self.inner.lock().dispatch.printer(printer)
     }
 
-    /// Nobody will ask for this call's outcome, but it shall run.
+    /// Runs this call and drops its outcome.
     pub fn discard(&self, call: CallId) {
         self.inner.lock().dispatch.discard(call);
     }
@@ -469,29 +471,29 @@ impl Pool {
         self.inner.lock().dispatch.pending()
     }
 
-    /// A buffer to compose an input in, that travels without a copy to the worker that [`CallOptions::worker`] should
-    /// then name. Any worker takes it; another one costs a copy.
+    /// Allocates a buffer of `length` bytes that travels without a copy to the returned worker; name that worker in
+    /// [`CallOptions::worker`]. Any other worker accepts the buffer at the cost of a copy.
     pub fn allocate(&self, length: usize) -> Result<(Buffer, WorkerIndex), Error> {
         let (allocator, worker) = self.allocator()?;
         Ok((allocator.allocate(length)?, worker))
     }
 
-    /// Allocates for the worker that has least to do.
+    /// Allocator of the worker with the fewest calls, and that worker.
     pub fn allocator(&self) -> Result<(Allocator, WorkerIndex), Error> {
         self.inner.lock().dispatch.allocator()
     }
 
-    /// Largest input that travels inside a slot.
+    /// Largest input that fits in a slot, in bytes.
     pub fn inline_bytes(&self) -> usize {
         self.inner.lock().dispatch.inline_bytes()
     }
 
-    /// Transport of its channels.
+    /// Transport of the pool's channels.
     pub fn transport(&self) -> crate::Transport {
         self.inner.lock().dispatch.transport()
     }
 
-    /// Incarnation of each worker, 0 for those that are gone.
+    /// Incarnation of each worker; 0 for a worker that is gone.
     pub fn incarnations(&self) -> Vec<u32> {
         self.inner.lock().dispatch.incarnations()
     }

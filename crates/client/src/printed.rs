@@ -1,4 +1,4 @@
-//! What a lease's workers print.
+//! Output of a lease's workers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use crate::Error;
 use crate::keepalive::Keepalive;
 use crate::node::{Control, unexpected};
 
-/// Something that was printed.
+/// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Printed {
-    /// Where: standard output or error.
+    /// Standard output or standard error.
     pub stream: Stream,
-    /// What. Pieces end anywhere.
+    /// Bytes; a piece may end in the middle of a character.
     pub bytes: Vec<u8>,
-    /// By which call, where the lease has that told ([`LeaseOptions::output_by_call`](crate::LeaseOptions::output_by_call)).
+    /// The call that printed, if the lease has [`LeaseOptions::output_by_call`](crate::LeaseOptions::output_by_call).
     pub by: Option<Printer>,
 }
 
-/// Reads what a lease's workers print, from the lease's beginning. Made by [`Lease::printed`](crate::Lease::printed); it keeps no
-/// lease alive, and reads on for some minutes after one is over.
+/// Reads the output of a lease's workers from the lease's beginning. Made by [`Lease::printed`](crate::Lease::printed).
+/// It does not keep the lease alive, and can read for some minutes after the lease's end.
 pub struct Reader {
     node: NodeAddress,
     token: Token,
     holder: SigningKey,
-    /// Who watches over the node, if it is on another host.
+    /// Watches the node if it is on another host.
     watch: Option<Arc<Keepalive>>,
-    /// A connection of its own: others do not wait until something is printed.
+    /// A separate connection, because a request for output blocks it.
     control: Option<Control>,
     from: u64,
     missed: u64,
@@ -53,11 +53,12 @@ impl Reader {
         }
     }
 
-    /// What was printed since the last call. If that is nothing, waits for something, no longer than this and no longer than some
-    /// seconds; nothing then.
+    /// Returns the output since the last call. Without output, waits for at most `wait` and at most some seconds; the
+    /// result may then be empty.
     ///
     /// # Errors
-    /// [`Code::LeaseEnded`] or [`Code::LeaseExpired`] when the lease was over long ago; as [`Lease::renew`](crate::Lease::renew).
+    /// [`Code::LeaseEnded`] or [`Code::LeaseExpired`] when the lease ended some minutes ago; otherwise as
+    /// [`Lease::renew`](crate::Lease::renew).
     pub fn next(&mut self, wait: Duration) -> Result<Vec<Printed>, Error> {
         let request = Request::Output {
             from: self.from,
@@ -71,7 +72,7 @@ impl Reader {
             }
             Ok(other) => return Err(unexpected("what was printed", &other)),
             Err(error) => {
-                // The next call tries over a new one.
+                // The next call opens another connection.
                 self.control = None;
                 return Err(error);
             }
@@ -100,12 +101,12 @@ impl Reader {
         Ok(printed)
     }
 
-    /// Bytes that the node did not keep until they were read.
+    /// Bytes of output that the node dropped before they were read.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// Whether the lease is over, and all was read.
+    /// Whether the lease has ended and all output was read.
     pub fn is_over(&self) -> bool {
         self.over
     }

@@ -1,7 +1,7 @@
-//! Where a manager's name leads.
+//! Name resolution with a cache.
 //!
-//! `ureq` looks a name up for each request, and starts a thread to do so in time, which costs as much as the rest of a request
-//! on one host. An address needs no looking up, and a name that was looked up is good for a while.
+//! `ureq` resolves a name for each request and starts a thread to bound the time, which costs as much as the rest of a
+//! request on one host. Addresses need no resolution, and resolved names are cached.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +13,10 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// How long a name is taken to lead where it did.
+/// Lifetime of a resolved name.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 
-/// Looks one manager's name up, seldom.
+/// Resolves one manager's name and caches the addresses.
 #[derive(Debug, Default)]
 pub struct Remembering {
     known: Mutex<Option<(Instant, Vec<SocketAddr>)>>,

@@ -1,9 +1,10 @@
 //! Durable tasks: submitted in batches, followed by their tag.
 //!
-//! Two threads do the talking, so that submitting waits for nobody: one sends what was submitted since its last request, so that
-//! requests are the fuller the more there is to send; the other keeps a request open that the manager answers as soon as tasks
-//! have ended. Some more store arguments that are long ([`outbox`]). Whoever waits for a task sleeps until it is among those that
-//! ended. The ids of tasks are made here, so that a request whose answer was lost can be sent again.
+//! Two threads communicate with the manager, so submitting does not wait for it. One sends the tasks that were
+//! submitted since its last request, so requests grow with the load. The other keeps one request open, to which the
+//! manager responds as soon as tasks have ended. Further threads store long arguments ([`outbox`]). A thread that waits
+//! for a task sleeps until the task has ended. The client makes the task ids, so a request can be repeated when its
+//! response was lost.
 
 mod outbox;
 
@@ -24,41 +25,41 @@ use crate::embedded::getrandom_into;
 use crate::manager::ManagerClient;
 use outbox::Outbox;
 
-/// How long a manager that does not answer is tried before what was submitted, or registered, fails.
+/// How long an unreachable manager is retried before a submission or a registration fails.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a manager that accepts no task is waited for before those to be cancelled are left alone.
+/// How long to wait for a manager that accepts no task before a cancellation fails.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a manager has to answer what is cancelled. It asks endpoints itself, for 5 s.
+/// Limit for the response to a cancellation. The manager asks endpoints, which takes up to 5 s.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
-/// Between two attempts.
+/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Outcomes that are asked for one by one, where following a tag from its beginning may be long.
+/// Most outcomes that are read one by one, because following a tag from its beginning may take long.
 const FEW: usize = 16;
 
-/// How tasks are submitted.
+/// Tag and endpoint of submitted tasks.
 #[derive(Debug, Clone, Default)]
 pub struct TasksOptions {
-    /// What all of them have in common; random if none is given, and then nobody else's.
+    /// The tag; `None` makes a random one.
     pub tag: Option<String>,
-    /// Where they run; none where there is one endpoint alone.
+    /// The endpoint to run on; `None` if the site has only one.
     pub endpoint: Option<String>,
 }
 
 #[derive(Default)]
 struct State {
     outbox: Outbox,
-    /// Tasks whose outcome is not here yet.
+    /// Tasks whose outcome has not arrived.
     waiting: HashSet<TaskId>,
     ended: HashMap<TaskId, TaskOutcome>,
     watched: HashSet<TaskId>,
-    /// Whose outcomes are to be dropped when they come.
+    /// Tasks whose outcomes are dropped when they arrive.
     forgotten: HashSet<TaskId>,
     notices: Vec<TaskId>,
-    /// Waits for the manager are of no use any more.
+    /// Waiting threads return.
     closed: bool,
     next_id: u128,
-    /// Threads were started, and those that store long arguments.
+    /// Whether the threads run, and those that store long arguments.
     started: bool,
     storing: bool,
 }
@@ -69,19 +70,19 @@ struct Inner {
     tag: String,
     endpoint: Option<String>,
     state: Mutex<State>,
-    /// Something was submitted, or all is closed.
+    /// A task was submitted, or the session was closed.
     submitted: Condvar,
-    /// There are long arguments to store, or all is closed.
+    /// There are long arguments to store, or the session was closed.
     to_store: Condvar,
-    /// Outcomes came.
+    /// Outcomes arrived.
     changed: Condvar,
-    /// Some that are to be told. Apart, so that nobody is woken for what others wait for.
+    /// Outcomes arrived that [`Tasks::serve`] reports. Separate from `changed`, so that no thread wakes up in vain.
     noticed: Condvar,
-    /// What was submitted was sent.
+    /// Submitted tasks were sent.
     sent: Condvar,
 }
 
-/// Durable tasks of one tag. Dropping it leaves them alone: they run, and their outcomes can be asked for by the tag.
+/// Durable tasks of one tag. Dropping it does not end them: they run, and their outcomes can be read by the tag.
 pub struct Tasks {
     inner: Arc<Inner>,
 }
@@ -93,7 +94,7 @@ impl Drop for Tasks {
 }
 
 impl Tasks {
-    /// How long a manager that does not answer is tried before what was submitted, or registered, fails.
+    /// How long an unreachable manager is retried before a submission or a registration fails.
     pub const PATIENCE: Duration = PATIENCE;
 
     pub(crate) fn open(manager: Arc<ManagerClient>, options: TasksOptions) -> Result<Self, Error> {
@@ -123,26 +124,26 @@ impl Tasks {
         })
     }
 
-    /// What its tasks have in common.
+    /// The tag of these tasks.
     pub fn tag(&self) -> &str {
         &self.inner.tag
     }
 
-    /// Makes a function known to the manager. Idempotent: registering a function again returns the existing one. Tries a manager
-    /// that is not there for so long; see [`Tasks::passes`].
+    /// Registers a function with the manager. Idempotent: registering a function again returns the existing one.
+    /// Retries an unavailable manager for `limit`; see [`Tasks::passes`].
     pub fn register(&self, function: &FunctionRegistration, limit: Duration) -> Result<FunctionStatus, Error> {
         self.inner
             .patiently(limit, || self.inner.manager.post_packed("/v1/functions", function))
     }
 
-    /// Whether what failed with this error may succeed in a moment, as when the manager is being started again.
+    /// Whether the error is temporary, as while the manager restarts.
     pub fn passes(error: &Error) -> bool {
-        // A tenant's quota has room again when its tasks have ended, and its budget when somebody says so: not in a moment.
+        // A quota or a budget does not become free in a moment: tasks must end, or an administrator must raise it.
         error.retry() == Retry::Later && error.code() != Code::QuotaExceeded
     }
 
-    /// Submits a task, which gets the answers of those before it. It is on its way when this returns; [`Tasks::flush`] waits
-    /// until the manager has it.
+    /// Submits a task, whose inputs include the results of the tasks in `after`. Returns before the task is sent;
+    /// [`Tasks::flush`] waits until the manager has accepted it.
     pub fn submit(
         &self,
         function: FunctionId,
@@ -178,7 +179,7 @@ impl Tasks {
         Ok(id)
     }
 
-    /// Waits until the manager has accepted all that was submitted. Whether it has.
+    /// Waits until the manager has accepted all submitted tasks. Returns false if `limit` is over before.
     pub fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.inner.state();
@@ -192,7 +193,7 @@ impl Tasks {
         true
     }
 
-    /// As [`Tasks::flush`], for as long as the manager accepts some within `patience`.
+    /// As [`Tasks::flush`], but gives up only when the manager accepts no task for `patience`.
     fn flush_while_accepted(&self, patience: Duration) -> bool {
         let mut state = self.inner.state();
         let mut sent = state.outbox.sent();
@@ -210,8 +211,8 @@ impl Tasks {
         true
     }
 
-    /// Waits for the outcome of a task and takes it; none when the time is over. One that was taken, or that is not of this
-    /// session, is an error.
+    /// Waits for the outcome of a task and takes it; `None` when `limit` is over. An outcome that was taken before, or
+    /// a task of another session, is an error.
     pub fn wait(&self, task: TaskId, limit: Duration) -> Result<Option<TaskOutcome>, Error> {
         let until = Instant::now() + limit;
         let mut state = self.inner.state();
@@ -236,7 +237,7 @@ impl Tasks {
         }
     }
 
-    /// Reads the answer of an outcome, wherever it is. False if it cannot be had just now.
+    /// Fetches the result of an outcome from the content store if it is there. Returns false if it is unavailable now.
     fn complete(&self, outcome: &mut TaskOutcome) -> bool {
         let Some(content) = outcome.content else { return true };
         match self.inner.contents.read(content) {
@@ -255,7 +256,7 @@ impl Tasks {
         true
     }
 
-    /// Follows tasks of this tag that were submitted by somebody else, or earlier.
+    /// Follows tasks of this tag that another session submitted.
     pub fn adopt(&self, tasks: &[TaskId]) -> Result<(), Error> {
         let mut state = self.inner.state();
         let follows = state.started;
@@ -278,7 +279,7 @@ impl Tasks {
         })
     }
 
-    /// Waits until no outcome is missing. Whether none is.
+    /// Waits until every outcome has arrived. Returns false if `limit` is over before.
     pub fn drain(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.inner.state();
@@ -292,23 +293,23 @@ impl Tasks {
         true
     }
 
-    /// Whether a task has ended, as far as is known here.
+    /// Whether this session has received the end of a task.
     pub fn is_done(&self, task: TaskId) -> bool {
         !self.inner.state().waiting.contains(&task)
     }
 
-    /// Whether a task has left for the manager.
+    /// Whether a task was sent to the manager and its outcome has not arrived.
     pub fn is_sent(&self, task: TaskId) -> bool {
         let mut state = self.inner.state();
         state.waiting.contains(&task) && !state.outbox.contains(task)
     }
 
-    /// Tasks whose outcomes are not here yet.
+    /// Tasks whose outcome has not arrived.
     pub fn pending(&self) -> usize {
         self.inner.state().waiting.len()
     }
 
-    /// From now on [`Tasks::serve`] shall tell of this task's end; at once if it has ended.
+    /// Has [`Tasks::serve`] report the end of this task; at once if it has ended.
     pub fn notify(&self, task: TaskId) {
         let mut state = self.inner.state();
         if state.waiting.contains(&task) {
@@ -320,7 +321,8 @@ impl Tasks {
         }
     }
 
-    /// Waits until tasks ended of whose end was to be told; nothing once all is closed.
+    /// Waits until watched tasks ([`Tasks::notify`]) end, and returns them. Returns an empty list when the session is
+    /// closed.
     pub fn serve(&self) -> Vec<TaskId> {
         let mut state = self.inner.state();
         loop {
@@ -331,7 +333,7 @@ impl Tasks {
         }
     }
 
-    /// Nobody will ask for this task's outcome.
+    /// Drops the outcome of this task.
     pub fn forget(&self, task: TaskId) {
         let mut state = self.inner.state();
         state.ended.remove(&task);
@@ -341,14 +343,14 @@ impl Tasks {
         }
     }
 
-    /// Cancels those of these tasks that no worker has been given yet. Those that run go on. Fails with `unreachable` when the
-    /// manager accepts none of the tasks that were submitted for 5 s, or does not answer for 10 s: then they may run.
+    /// Cancels those of these tasks that are not given to a worker yet. Running tasks go on. Returns `unreachable` when
+    /// the manager accepts no submitted task for 5 s, or sends no response for 10 s; the tasks may then run.
     pub fn cancel(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
         self.cancel_within(CANCEL_PATIENCE, CANCEL_LIMIT, tasks)
     }
 
     fn cancel_within(&self, patience: Duration, limit: Duration, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
-        // What the manager has not been told of, it cannot cancel.
+        // The manager cannot cancel a task that it does not have.
         if !self.flush_while_accepted(patience) {
             let text = format!(
                 "the manager at {} accepted no task for {patience:?}, so that none was cancelled. Is it running? `dayfly status` tells",
@@ -364,9 +366,9 @@ impl Tasks {
         self.inner.manager.post_packed_within(limit, "/v1/tasks/cancel", &what)
     }
 
-    /// Ends tasks: those that wait, and those that run.
+    /// Ends tasks, both waiting and running ones.
     pub fn kill(&self, tasks: Vec<TaskId>) -> Result<Cancelled, Error> {
-        // What the manager has not been told of, it cannot end.
+        // The manager cannot end a task that it does not have.
         self.flush(PATIENCE);
         let what = Cancellation {
             tasks,
@@ -375,13 +377,14 @@ impl Tasks {
         self.inner.manager.post_packed("/v1/tasks/cancel", &what)
     }
 
-    /// Cancels all tasks that wait and whose outcomes are not here, as by [`Tasks::cancel`].
+    /// Cancels all waiting tasks of this session, as [`Tasks::cancel`] does.
     pub fn cancel_all(&self) -> Result<Cancelled, Error> {
         let waiting = self.inner.state().waiting.iter().copied().collect();
         self.cancel(waiting)
     }
 
-    /// Ends the waits for this session's tasks, not the tasks. What was submitted is sent first, for so long.
+    /// Ends all waits of this session; the tasks go on. Sends the submitted tasks first, for at most
+    /// [`Tasks::PATIENCE`].
     pub fn close(&self) {
         let started = self.inner.state().started;
         if started {
@@ -404,7 +407,7 @@ fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>, limit: Duration) 
 }
 
 impl Inner {
-    /// Outcomes are here, and whoever waits for them is told.
+    /// Stores outcomes and wakes the threads that wait for them.
     fn end(&self, mut state: MutexGuard<'_, State>, outcomes: impl Iterator<Item = TaskOutcome>) {
         state.end(outcomes);
         let noticed = !state.notices.is_empty();
@@ -436,7 +439,7 @@ impl Inner {
         started.map(drop).map_err(impossible)
     }
 
-    /// Hears of outcomes that whoever follows may have passed by already, when nobody waited for them.
+    /// Reads outcomes that the following thread may have passed before they were wanted.
     fn catch_up(&self, tasks: &[TaskId]) -> Result<(), Error> {
         if tasks.len() <= FEW {
             for task in tasks {
@@ -463,7 +466,7 @@ impl Inner {
         }
     }
 
-    /// Hears of outcomes while any is wanted, until all is closed.
+    /// Reads outcomes while any task is waited for, until the session is closed.
     fn follow(&self) {
         let mut after = 0;
         loop {
@@ -489,7 +492,7 @@ impl Inner {
                     self.end(self.state(), outcomes.into_iter());
                 }
                 Err(_) => {
-                    // It comes back, or whoever waits has a limit: the tasks are safe.
+                    // The manager may return; each waiting thread has its own limit, and the tasks are durable.
                     let state = self.state();
                     if state.closed {
                         return;
@@ -504,7 +507,7 @@ impl Inner {
 impl State {
     fn end(&mut self, outcomes: impl Iterator<Item = TaskOutcome>) {
         for outcome in outcomes {
-            // Others use the same tag, or it was heard before.
+            // The outcome of another session with this tag, or a repeated one.
             if !self.waiting.remove(&outcome.id) {
                 continue;
             }
@@ -518,7 +521,7 @@ impl State {
     }
 }
 
-/// What a task ends with that the manager did not accept.
+/// The outcome of a task that the manager refused.
 fn refused(id: TaskId, error: &Error) -> TaskOutcome {
     TaskOutcome {
         id,
@@ -537,7 +540,7 @@ fn refused(id: TaskId, error: &Error) -> TaskOutcome {
     }
 }
 
-/// A tag or a name as it stands in a path of the manager's API.
+/// Percent-encodes a tag or a name for a path of the manager's API.
 pub fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     text.bytes()
@@ -559,7 +562,7 @@ mod tests {
 
     use super::*;
 
-    /// Tasks of a manager that takes connections and never answers.
+    /// A session with a manager that accepts connections and sends no response.
     fn tasks_of_a_silent_manager() -> (Tasks, TcpListener) {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let manager = ManagerClient::new(&Connection {
@@ -580,7 +583,7 @@ mod tests {
         let patience = Duration::from_millis(200);
         let refused = tasks.cancel_within(patience, patience, vec![task]).unwrap_err();
         assert_eq!(refused.code(), Code::Unreachable);
-        // The same where there are tasks that it has not accepted.
+        // The same result with tasks that the manager has not accepted.
         tasks
             .inner
             .state()

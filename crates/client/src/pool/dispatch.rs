@@ -1,4 +1,4 @@
-//! Which call goes to which worker, and what happens when a worker dies. Used under the pool's lock.
+//! Assigns calls to workers, and handles the death of a worker. Used under the pool's lock.
 
 mod calls;
 mod lending;
@@ -24,26 +24,26 @@ use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::opening::Opening;
 
-/// Work that a worker may have waiting: enough to bridge the caller's own pauses, little enough that no worker idles
+/// Work to queue at a worker, in nanoseconds: enough to bridge the caller's pauses, and so little that no worker idles
 /// while another has a queue.
 const WAITING_NS: f64 = 200_000.0;
-/// A call that was rejected for want of a core is tried on other workers for so long; then it runs all the same, sharing one.
+/// How long a call that was rejected for want of a core is tried on other workers; then it runs and shares a core.
 const REJECTED_AT_MOST: Duration = Duration::from_millis(1);
-/// A worker that rejected a call gets no other for so long, and twice as long each time that it rejects again.
+/// First rest of a worker that rejected a call; each further rejection doubles it.
 const FIRST_REST: Duration = Duration::from_micros(100);
 const MOST_DOUBLINGS: u32 = 7;
-/// Calls of a worker that are remembered: some more than may be outstanding, for those that ended.
+/// Calls that are remembered for each worker: more than may be outstanding, to include calls that ended.
 const REMEMBERED: usize = 256;
-/// A worker that is busy with long calls still has one more waiting, so that it never idles between two.
+/// A worker with long calls has one more waiting, so that it does not idle between two.
 const SMALLEST_DEPTH: usize = 2;
 
 enum Call {
-    /// In the queue, parked at a worker, or sent and kept for another try.
+    /// In the queue, parked at a worker, or sent and kept for a retry.
     Waiting(Box<Pending>),
-    /// Sent to a worker.
+    /// Sent to the worker with this index.
     Sent(usize),
     Ended(Outcome),
-    /// Nobody waits for it any more.
+    /// Its outcome will be dropped.
     Forgotten,
 }
 
@@ -56,7 +56,7 @@ struct Pending {
     rejected: Option<Instant>,
 }
 
-/// What an outstanding message of a worker's is about.
+/// An outstanding message to a worker.
 pub enum InFlight {
     Load(FunctionId),
     Call(Sent),
@@ -66,7 +66,7 @@ pub enum InFlight {
 pub struct Sent {
     pub id: CallId,
     function: FunctionId,
-    /// Kept if it may be tried again and travelled as bytes.
+    /// Kept if the call may be retried and the input is bytes.
     input: Option<Input>,
     options: CallOptions,
     tries: u8,
@@ -82,23 +82,23 @@ enum Loaded {
 struct Worker {
     channel: Option<Channel>,
     in_flight: VecDeque<(u32, InFlight)>,
-    /// The last calls that were sent over its channel, if they are to be remembered.
+    /// The last calls on its channel, if the pool remembers them.
     recent: VecDeque<(u32, CallId)>,
     loaded: HashMap<FunctionId, Loaded>,
-    /// Memory for the outputs of outstanding calls that wanted some, by their numbers.
+    /// Buffers for the outputs of outstanding calls, by sequence number.
     rooms: VecDeque<(u32, Buffer)>,
-    /// Calls that wait until their function is loaded here.
+    /// Calls that wait until this worker has loaded their function.
     parked: VecDeque<CallId>,
     /// Moving average of the time between two completions while busy, in nanoseconds.
     pace_ns: f64,
     last: Option<Instant>,
-    /// What is to be decided while its channel is repaired.
+    /// Calls whose end its repair decides.
     broken: Option<Broken>,
     /// Why it is gone for good.
     gone: Option<CallError>,
-    /// Whether it is, or is about to be, delegated to somebody else.
+    /// Whether the worker is delegated, or set aside for a delegation.
     lent: bool,
-    /// How often in a row it found no core, and up to when it is left alone for that.
+    /// Rejections in a row for want of a core, and the end of the rest that follows.
     rejections: u32,
     rests_until: Option<Instant>,
 }
@@ -111,20 +111,20 @@ pub struct Dispatch {
     calls: HashMap<CallId, Call>,
     queue: VecDeque<CallId>,
     repairs: Vec<Repair>,
-    /// What was delegated, and which workers that are.
+    /// Delegations, and the workers of each.
     lent: Vec<(Delegation, Range<u16>)>,
     notices: Vec<CallId>,
     notify: std::collections::HashSet<CallId>,
-    /// Calls that run for their own sake.
+    /// Calls whose outcomes are dropped.
     discarded: std::collections::HashSet<CallId>,
-    /// Calls to be killed: not to be sent again.
+    /// Calls to be killed, which are not sent again.
     killed: std::collections::HashSet<CallId>,
     next_call: u64,
     ended: usize,
     pending: usize,
-    /// Whether a worker may find no core, and another may have one.
+    /// Whether workers may reject calls for want of a core, and another worker may have a core.
     rejectable: bool,
-    /// When the first of those workers may be tried again that found no core.
+    /// When the first rest of a worker ends.
     next_try: Option<Instant>,
 }
 
@@ -217,9 +217,9 @@ impl Dispatch {
         } else {
             self.calls.insert(id, Call::Waiting(pending));
             self.queue.push_back(id);
-            // The submitter helps: what ended makes room for what waits.
+            // The submitter polls: ended calls make room for queued ones.
             if !self.poll() && self.is_hopeless(&options) {
-                // Nothing will ever come that would have it looked at again.
+                // No completion would ever trigger another attempt.
                 self.feed();
             }
         }
@@ -235,7 +235,7 @@ impl Dispatch {
         depth.clamp(SMALLEST_DEPTH.min(slots), slots)
     }
 
-    /// The worker with least to do that may take the call. One that found no core lately only gets calls that must run.
+    /// The worker with the fewest calls that may take this one. A resting worker gets only calls that must run.
     fn choose(&self, options: &CallOptions, must_run: bool) -> Option<usize> {
         let load = |worker: &Worker| worker.in_flight.len() + worker.parked.len();
         self.workers
@@ -252,7 +252,7 @@ impl Dispatch {
             .map(|(index, _)| index)
     }
 
-    /// Gives a call to a worker: sends it, or parks it until its function is loaded there.
+    /// Gives a call to a worker: sends it, or parks it until the worker has loaded its function.
     fn assign(&mut self, index: usize, id: CallId, pending: Box<Pending>) {
         let worker = &mut self.workers[index];
         if let (Some(wanted), Some(channel)) = (pending.options.incarnation, &worker.channel)
@@ -331,7 +331,7 @@ impl Dispatch {
         }
         let (sent, kept) = match input {
             Input::Buffer(buffer, length) if !inline || place.is_some() => {
-                // A call that may run twice keeps its input; a buffer leaves with its first try.
+                // A call that may be retried keeps its input; the buffer itself goes with the first try.
                 let copy = options
                     .idempotent
                     .then(|| Input::Bytes(buffer.as_slice()[..length].to_vec()));
@@ -412,7 +412,7 @@ impl Dispatch {
         }
     }
 
-    /// Takes in what has come from every worker and sends what waits. Whether anything came.
+    /// Takes in completions from every worker and sends queued calls. Returns whether there were completions.
     pub fn poll(&mut self) -> bool {
         let mut came = false;
         for index in 0..self.workers.len() {
@@ -441,7 +441,7 @@ impl Dispatch {
         came
     }
 
-    /// Whether a worker that found no core may be tried again from now on.
+    /// Ends rests that are over. Returns whether there were any.
     fn end_rests(&mut self) -> bool {
         let Some(next) = self.next_try else { return false };
         let now = Instant::now();
@@ -455,13 +455,13 @@ impl Dispatch {
         true
     }
 
-    /// How long nobody needs to look for what only time brings about.
+    /// Time until the first rest ends.
     pub fn patience(&self) -> Duration {
         self.next_try
             .map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Finds channels whose node died without a word.
+    /// Finds channels whose node died.
     pub fn check_nodes(&mut self) {
         for index in 0..self.workers.len() {
             let Some(channel) = &self.workers[index].channel else {
@@ -473,7 +473,7 @@ impl Dispatch {
         }
     }
 
-    /// Sends queued calls to whoever has room.
+    /// Sends queued calls to workers with room.
     fn feed(&mut self) {
         let mut stuck = VecDeque::new();
         while let Some(id) = self.queue.pop_front() {
@@ -493,7 +493,7 @@ impl Dispatch {
                 }
                 None => {
                     stuck.push_back(id);
-                    // A call for one worker must not hold up those for any.
+                    // A call for one worker must not delay those for any worker.
                     if options.worker.is_none() {
                         break;
                     }
@@ -524,7 +524,7 @@ impl Dispatch {
     }
 }
 
-/// Whether a call that was first rejected then goes to a worker that may not reject it.
+/// Whether a call that was first rejected at this time must no longer be rejected.
 fn must_run(rejected: Option<Instant>) -> bool {
     rejected.is_some_and(|first| first.elapsed() >= REJECTED_AT_MOST)
 }

@@ -6,8 +6,9 @@ use super::*;
 use crate::Delegation;
 
 impl Pool {
-    /// Delegates `workers` of this pool's for `duration` at most. What they have been sent ends first, within `limit`; other calls
-    /// go on meanwhile, on the other workers. Isolated workers of `users` can use the delegation.
+    /// Delegates `workers` workers of this pool for at most `duration`. Waits at most `limit` until their calls have
+    /// ended; other calls go on, on the other workers. Isolated workers of the lease `users` can use the
+    /// delegation.
     pub fn delegate(
         &self,
         workers: u16,
@@ -36,7 +37,7 @@ impl Pool {
         }
     }
 
-    /// Takes back what [`Pool::delegate`] gave. Its workers serve this pool again, as soon as they are free.
+    /// Takes a delegation back. Its workers serve this pool again as soon as they are free.
     pub fn take_back(&self, delegation: &Delegation) -> Result<(), Error> {
         let (lease, range) = {
             let mut state = self.inner.lock();
@@ -51,7 +52,7 @@ impl Pool {
         let taken = lease.take_back(delegation);
         self.take_up(&range);
         match taken {
-            // Its time was over already.
+            // The delegation has expired.
             Err(error) if error.code() == Code::NotFound => Ok(()),
             taken => taken,
         }

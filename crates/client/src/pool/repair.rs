@@ -1,8 +1,7 @@
-//! What happens when a worker's channel breaks: its node is asked what became of the calls, and a new channel is opened.
+//! Repair of a broken channel: asks the node for the fate of its calls, and opens a new channel.
 //!
-//! The second takes as long as a worker takes to start, so both run on a thread of their own, without the pool's lock: the other
-//! workers go on, and nobody waits who has no business with this one. Whoever called hears the verdict before the new channel
-//! is there.
+//! Opening takes as long as a worker takes to start. Therefore a repair has a thread of its own and does not hold the
+//! pool's lock; the other workers go on. Callers receive the verdict before the new channel is open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +19,12 @@ use crate::error::{CallError, Error};
 use crate::lease::Lease;
 use crate::opening::Opening;
 
-/// A worker that was cut off with its node, or taken back, may still be in the middle of a call; its node ends that after 10 s.
+/// How long to wait for a worker that is still in a call, after its node was cut off or a delegation was taken back.
+/// The node ends that call after 10 s.
 const OLD_CALL_LIMIT: Duration = Duration::from_secs(12);
 const OLD_CALL_LOOK: Duration = Duration::from_millis(50);
 
-/// What a broken channel leaves to be decided.
+/// Calls whose end the repair decides.
 pub struct Broken {
     pub error: LinkError,
     pub in_flight: VecDeque<(u32, InFlight)>,
@@ -33,30 +33,29 @@ pub struct Broken {
 }
 
 impl Drop for Broken {
-    /// Nobody waits for a new channel any more, if there is none yet.
+    /// Ends the opening of a new channel, if it is still under way.
     fn drop(&mut self) {
         self.opening.end();
     }
 }
 
-/// The repair of one worker's channel.
 pub struct Repair {
     pub index: usize,
-    /// The broken one; none for a worker that comes back from somebody to whom it was delegated.
+    /// The broken channel; `None` for a worker that returns from a delegation.
     pub channel: Option<Channel>,
     pub lease: Lease,
     pub options: ChannelOptions,
     pub opening: Arc<Opening>,
 }
 
-/// There is no thread to run a repair on, and no waiting for one.
+/// The error when no thread can be started for a repair.
 pub fn impossible(error: &std::io::Error) -> CallError {
     let text = format!("the channel broke, and no thread can be started to open another: {error}");
     CallError::new(Code::OutOfMemory, text)
 }
 
 impl Repair {
-    /// Finds out what became of the old channel, tells it, and opens a new one.
+    /// Asks for the fate of the old channel, passes it to `tell`, and opens a new channel.
     pub fn run(self, tell: impl FnOnce(&Result<Fate, Error>)) -> Result<Channel, CallError> {
         let Self {
             index,
@@ -72,7 +71,7 @@ impl Repair {
             drop(channel);
             tell(&fate);
             if lost.is_err() {
-                // Should the node be back by now: it has not heard that the old channel ended.
+                // The node may be back, and may not have noticed that the old channel ended.
                 lease.inner.close(id).map_err(CallError::from)?;
             } else {
                 patience = Duration::ZERO;
@@ -93,7 +92,7 @@ impl Repair {
     }
 }
 
-/// Why there will be no new channel, if the lease itself has ended.
+/// The error if the lease itself has ended; `None` if a new channel can be opened.
 fn over(end: End) -> Option<CallError> {
     let (code, text) = match end {
         End::Expired => (
@@ -111,7 +110,7 @@ fn over(end: End) -> Option<CallError> {
     Some(CallError::new(code, text))
 }
 
-/// Whether a call ran that was outstanding when its channel broke.
+/// The error of a call that was outstanding when its channel broke.
 pub fn verdict(fate: &Result<Fate, Error>, sequence: u32, error: &LinkError) -> CallError {
     match fate {
         Ok(fate) => verdict_on(fate, sequence),

@@ -1,4 +1,4 @@
-//! What was submitted and not sent yet: in order, long arguments stored before the tasks that have them are sent.
+//! Submitted tasks that are not sent yet, in order. Long arguments are stored before their task is sent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use dayfly_protocol::tasks::{Accepted, TaskInput, TaskOptions, TaskSubmission};
 use super::{Inner, PATIENCE, RETRY, State, Tasks, refused, wait};
 use crate::Error;
 
-/// Most tasks, and most bytes of arguments, in one request.
+/// Bounds of one request: tasks, and bytes of arguments.
 const MOST_AT_ONCE: usize = 10_000;
 const MOST_BYTES: usize = 16 << 20;
-/// Long arguments that are stored at the same time.
+/// Threads that store long arguments.
 const STORED_AT_ONCE: usize = 6;
-/// Tasks that may be submitted and not sent: whoever submits more waits.
+/// Most unsent tasks; submitting more blocks.
 const MOST_UNSENT: usize = 200_000;
-/// And bytes of their arguments, unless a single one has more.
+/// Most bytes of unsent arguments; a single task may exceed this.
 const MOST_UNSENT_BYTES: usize = 256 << 20;
 
-/// Where the arguments of a task go.
+/// How the arguments of a task travel.
 enum Way {
-    /// With the task.
+    /// In the task's request.
     Along,
-    /// Into the content store, before it.
+    /// Into the content store, before the task is sent.
     Apart,
-    /// They are there.
+    /// They are in the content store.
     Stored(Content),
-    /// They cannot be there.
+    /// They cannot be stored.
     Refused(Error),
 }
 
@@ -40,10 +40,10 @@ struct Unsent {
     function: FunctionId,
     options: Arc<TaskOptions>,
     arguments: Blob,
-    /// Tasks whose answers it gets.
+    /// Tasks whose results are inputs of this one.
     after: Vec<TaskId>,
     way: Way,
-    /// Whether they were stored, and gone when their task came.
+    /// Whether they were stored before and were missing when the manager received the task.
     again: bool,
 }
 
@@ -53,15 +53,14 @@ impl Unsent {
     }
 }
 
-/// Tasks that are not sent yet.
 #[derive(Default)]
 pub struct Outbox {
-    /// Their ids follow each other.
+    /// Their ids are consecutive.
     unsent: VecDeque<Unsent>,
     bytes: usize,
-    /// How many left so far.
+    /// Tasks that left the queue so far.
     sent: u64,
-    /// Whose arguments nobody has begun to store.
+    /// Tasks with arguments that no thread stores yet.
     to_store: VecDeque<TaskId>,
 }
 
@@ -70,18 +69,18 @@ impl Outbox {
         self.unsent.is_empty()
     }
 
-    /// How many tasks left so far, accepted or refused.
+    /// Tasks that left the queue so far, accepted or refused.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether a task with so many bytes of arguments has to wait.
+    /// Whether a task with `more` bytes of arguments has to wait.
     pub fn is_full(&self, more: usize) -> bool {
         let too_long = self.bytes + more > MOST_UNSENT_BYTES && !self.is_empty();
         self.unsent.len() >= MOST_UNSENT || too_long
     }
 
-    /// One more. Whether its arguments are to be stored first.
+    /// Appends a task. Returns whether its arguments have to be stored first.
     pub fn push(
         &mut self,
         id: TaskId,
@@ -118,7 +117,8 @@ impl Outbox {
         self.get(task).is_some()
     }
 
-    /// The first ones that are ready, as many as one request can have, or the end of the first.
+    /// The leading ready tasks as one request within its bounds, or the refusal of the first one. `None` if the first
+    /// is not ready.
     fn next(&self, tag: &str, endpoint: Option<&String>) -> Option<Result<TaskSubmission, (TaskId, Error)>> {
         let first = self.unsent.front().filter(|unsent| unsent.is_ready())?;
         if let Way::Refused(error) = &first.way {
@@ -155,7 +155,7 @@ impl Outbox {
         }))
     }
 
-    /// The first ones are sent, or never will be.
+    /// Removes the first `count` tasks, which were sent or refused.
     fn remove(&mut self, count: usize) {
         self.sent += count as u64;
         self.bytes -= self
@@ -165,7 +165,7 @@ impl Outbox {
             .sum::<usize>();
     }
 
-    /// What the first ones have in the content store may be gone: it is stored again, once. Whether any was.
+    /// Marks contents of the first `count` tasks to be stored again, once for each. Returns whether there were any.
     fn store_again(&mut self, count: usize) -> bool {
         let mut any = false;
         for unsent in self.unsent.iter_mut().take(count) {
@@ -190,7 +190,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Sends what was submitted, until all is closed.
+    /// Sends submitted tasks until the session is closed.
     pub(super) fn send(&self) {
         loop {
             let mut state = self.state();
@@ -234,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Stores long arguments, until all is closed.
+    /// Stores long arguments until the session is closed.
     fn store(&self) {
         loop {
             let mut state = self.state();
@@ -259,7 +259,8 @@ impl Inner {
         }
     }
 
-    /// Asks until there is an answer: the same tasks again are the same, and so are the same bytes.
+    /// Repeats a request until it succeeds, fails for good, or `limit` is over. Sending tasks or bytes twice has no
+    /// effect.
     pub(super) fn patiently<T>(&self, limit: Duration, ask: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
         let since = Instant::now();
         loop {

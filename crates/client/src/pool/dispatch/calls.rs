@@ -1,4 +1,4 @@
-//! What a pool's users ask of their calls, and say about them.
+//! Queries and settings of single calls.
 
 use dayfly_protocol::node_api::Printer;
 
@@ -23,7 +23,7 @@ impl Dispatch {
         }
     }
 
-    /// How many calls ended since this was asked last.
+    /// Returns how many calls ended since the last call of this function.
     pub fn take_ended(&mut self) -> usize {
         std::mem::take(&mut self.ended)
     }
@@ -104,7 +104,7 @@ impl Dispatch {
         let worker = &self.workers[*index];
         self.killed.insert(call);
         if worker.broken.is_some() {
-            // Its worker has ended already; what became of the call is being asked.
+            // Its worker has ended already, and a repair asks for the call's fate.
             return Ok(());
         }
         let sequence = worker.in_flight.iter().find_map(|(sequence, message)| match message {
@@ -177,7 +177,7 @@ impl Dispatch {
         self.pending
     }
 
-    /// What to sleep on; none if there is something to poll for.
+    /// Returns what to sleep on; `None` if a channel has something to poll.
     pub fn prepare_sleep(&mut self) -> Option<Vec<Sleeper>> {
         let mut sleepers = Vec::with_capacity(self.workers.len());
         for worker in &mut self.workers {
@@ -197,7 +197,7 @@ impl Dispatch {
             .min_by_key(|(_, load, _)| *load);
         match worker {
             Some((index, _, channel)) => Ok((channel.allocator(), WorkerIndex(index as u16))),
-            // Whoever takes it then copies it, which is better than to wait.
+            // The worker then copies the buffer, which is better than waiting.
             None if self.is_repairing() => Ok((
                 Allocator::heap(self.options.channel.geometry.bulk_bytes),
                 WorkerIndex(0),

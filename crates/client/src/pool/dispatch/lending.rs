@@ -1,11 +1,11 @@
-//! Workers that are delegated to somebody else for a while.
+//! Workers that are delegated for a while.
 
 use std::ops::Range;
 
 use super::*;
 use crate::Delegation;
 
-/// Why no worker takes a call.
+/// The error when delegation leaves no worker for a call.
 pub(super) fn delegated(worker: Option<WorkerIndex>) -> CallError {
     let text = match worker {
         Some(worker) => format!("worker {} is delegated; take it back first", worker.0),
@@ -28,7 +28,7 @@ impl Dispatch {
         Some(self.lent.swap_remove(found).1)
     }
 
-    /// Sets `count` neighbours aside, the last ones that are here. They get no more calls.
+    /// Sets `count` adjacent workers aside, from the end of the list. They get no more calls. Returns their indices.
     pub fn set_aside(&mut self, count: u16) -> Result<Range<u16>, Error> {
         let is_here = |worker: &Worker| !worker.lent && worker.gone.is_none();
         let count = usize::from(count);
@@ -49,12 +49,12 @@ impl Dispatch {
         for worker in &mut self.workers[start..start + count] {
             worker.lent = true;
         }
-        // What waits for one of these alone is hopeless now.
+        // Calls for one of these workers only must end now.
         self.feed();
         Ok(start as u16..(start + count) as u16)
     }
 
-    /// Whether nothing runs on these any more.
+    /// Whether these workers have no outstanding calls.
     pub fn is_idle(&self, workers: &Range<u16>) -> bool {
         let mut range = workers.clone();
         range.all(|index| {
@@ -73,7 +73,7 @@ impl Dispatch {
         }
     }
 
-    /// Takes workers that were set aside up again: each gets a channel as if its last one had broken.
+    /// Takes workers back that were set aside. Each gets a channel through a repair.
     pub fn take_up(&mut self, workers: &Range<u16>) {
         for index in workers.clone() {
             let index = usize::from(index);

@@ -1,4 +1,4 @@
-//! What comes of calls: answers, rejections, and the ends of workers.
+//! The ends of calls: outputs, rejections, and deaths of workers.
 
 use super::*;
 
@@ -36,7 +36,7 @@ impl Dispatch {
         let outcome = if status == Status::Ok as u16 {
             Ok(match (in_room, room) {
                 (Some(length), Some((_, mut buffer))) => {
-                    // Longer than its room it cannot be: the link checked that.
+                    // The link checked that the output fits its buffer.
                     buffer.resize(length);
                     Output::Large(Received::Own(buffer))
                 }
@@ -64,7 +64,7 @@ impl Dispatch {
         }
     }
 
-    /// A worker found no core for a call, which goes to another one.
+    /// A worker found no core for a call: tries the call on another worker.
     fn on_rejected(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         let Some(channel) = &mut worker.channel else { return };
@@ -82,7 +82,7 @@ impl Dispatch {
                 }
                 sent.rejected.get_or_insert(now);
                 match must_run(sent.rejected) {
-                    // It is no try: nothing was lost by it.
+                    // Does not count as a try: nothing was executed.
                     false => self.again(sent, error),
                     true => self.retry(sent, error),
                 }
@@ -120,7 +120,7 @@ impl Dispatch {
         }
     }
 
-    /// Puts a call that was sent back into the queue, unless nobody waits for it.
+    /// Puts a sent call back into the queue, unless its outcome is not wanted.
     fn again(&mut self, sent: Sent, error: CallError) {
         let Sent {
             id,
@@ -151,7 +151,7 @@ impl Dispatch {
         self.queue.push_front(id);
     }
 
-    /// A channel broke. Its calls wait for the verdict of a [`Repair`], which the pool runs.
+    /// Marks a channel as broken. Its calls wait for the verdict of a [`Repair`], which the pool runs.
     pub(super) fn on_broken(&mut self, index: usize, error: LinkError) {
         let worker = &mut self.workers[index];
         let Some(channel) = worker.channel.take() else { return };
@@ -173,14 +173,14 @@ impl Dispatch {
         });
     }
 
-    /// Repairs to be run, each once.
+    /// Takes the repairs that are to be run.
     pub fn take_repairs(&mut self) -> Vec<Repair> {
         std::mem::take(&mut self.repairs)
     }
 
-    /// It is known what became of a broken channel: ends what ran, and sends on what did not.
+    /// Applies the fate of a broken channel: ends the calls that ran, and requeues those that did not.
     pub fn on_fate(&mut self, index: usize, fate: &Result<Fate, Error>) {
-        // None when all was disconnected meanwhile.
+        // `None` after a disconnect.
         let Some(broken) = &mut self.workers[index].broken else {
             return;
         };
@@ -211,18 +211,18 @@ impl Dispatch {
         self.feed();
     }
 
-    /// A repair is done: takes the worker back.
+    /// Takes the worker back with its new channel, or marks it as gone.
     pub fn on_repaired(&mut self, index: usize, opened: Result<Channel, CallError>) {
         let worker = &mut self.workers[index];
-        // A new channel is of no use when all was disconnected meanwhile.
+        // The new channel is unused after a disconnect.
         if worker.broken.take().is_none() {
             return;
         }
         match opened {
-            // Delegated meanwhile: it closes, and whoever has the worker now finds it free.
+            // Delegated meanwhile: dropping the channel frees the worker for the delegation's holder.
             Ok(_) if worker.lent => {}
             Ok(channel) => {
-                // It counts anew.
+                // Sequence numbers begin again.
                 worker.recent.clear();
                 worker.channel = Some(channel);
             }
@@ -231,12 +231,12 @@ impl Dispatch {
         self.feed();
     }
 
-    /// Whether some worker is being repaired.
+    /// Whether any worker is being repaired.
     pub fn is_repairing(&self) -> bool {
         self.workers.iter().any(|worker| worker.broken.is_some())
     }
 
-    /// Whether there is no channel to hear anything from until a repair is done.
+    /// Whether no worker has a channel and at least one is being repaired.
     pub fn waits_for_repair(&self) -> bool {
         self.workers.iter().all(|worker| worker.channel.is_none()) && self.is_repairing()
     }

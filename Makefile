@@ -29,7 +29,7 @@ fmt: ## format everything
 env: ## print where cargo builds for this checkout: eval "$(make -s env)"
 	@bash -c '. scripts/environment.sh; echo "export CARGO_TARGET_DIR=$$CARGO_TARGET_DIR"'
 
-generate: ## rewrite the generated files (C header, OpenAPI, licences)
+generate: ## rewrite the generated files (figures, C header, OpenAPI, licences)
 	@scripts/generate
 
 test-rust: ## the Rust tests alone
